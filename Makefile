@@ -1,0 +1,45 @@
+# Needs Python 3.11 or later, make and a C compiler. Everything else goes into .venv, beside this file.
+PYTHON ?= python3
+# Test processes at a time. Each holds a copy of torch: a number per core is more than most machines want.
+JOBS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help tune test lint typecheck clean
+
+help:
+	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
+	@echo "make test       lint, type check and all tests (those that need a GPU skip without one)"
+	@echo "make lint       ruff: rules and format"
+	@echo "make typecheck  mypy"
+	@echo "make clean      remove caches and build outputs; $(VENV) and remembered results stay"
+	@echo "Variables: PYTHON=$(PYTHON) (creates $(VENV)), JOBS=$(JOBS) (test processes at a time)"
+
+# setuptools comes first and is used without build isolation, so that the build is pinned like the rest.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	    $(PYTHON) -c 'import sys; sys.exit("tritile needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)' \
+	    && $(PYTHON) -m venv --clear $(VENV); }
+	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
+	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[cli,test,lint]"
+	@touch $@
+
+tune: $(INSTALLED)
+	$(PY) tuning/autotune.py --quick
+
+test: lint typecheck
+	$(PY) -m pytest -n $(JOBS)
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+typecheck: $(INSTALLED)
+	$(PY) -m mypy
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find tritile tests tuning -name __pycache__ -type d -prune -exec rm -rf {} +

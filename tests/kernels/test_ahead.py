@@ -1,0 +1,136 @@
+"""Kernels compiled ahead of time, for GPUs that are not here: they compile, fit, and use the tensor cores."""
+
+import os
+
+import pytest
+
+from tritile import ahead, model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import TuningError
+from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.space import illegal, shared_bytes
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
+SLACK = 8192  # bytes: barriers, and a layout conversion of a small tile
+SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
+RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
+TURN = TransposeProblem(1, 4096, 4096, 2)
+ODD_TURN = TransposeProblem(2, 1001, 1003, 16)
+
+
+def tile(m, n, k, warps, stages):
+    return Config.of(
+        family="tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages
+    )
+
+
+def turned(m, n, warps):
+    return Config.of(family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=1, num_warps=warps, num_stages=1)
+
+
+MATMULS = [
+    (SQUARE, tile(128, 128, 32, 8, 3)),
+    (SQUARE, tile(64, 128, 64, 4, 2)),
+    (RAGGED, tile(32, 64, 32, 4, 3)),
+]
+TRANSPOSES = [(TURN, turned(64, 64, 4)), (ODD_TURN, turned(16, 32, 4))]
+CASES = [
+    pytest.param(name, problem, config, id=f"{name}-{problem.label}-{config}".replace(" ", "_"))
+    for name in NAMES
+    for problem, config in (*MATMULS, *TRANSPOSES)
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "config"), CASES)
+def test_compiles_and_fits(name, problem, config):
+    device = target_device(name)
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    taken = ahead.resources(kernel)
+    assert kernel.metadata.target == device.target
+    assert 0 < taken.registers <= 512
+    assert taken.excess(device) is None
+    if isinstance(problem, MatmulProblem):
+        assert shared_bytes(config, problem, device) <= taken.shared + SLACK
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("problem", [SQUARE, TURN], ids=lambda problem: problem.op)
+def test_the_models_pick_compiles_without_spills(name, problem):
+    device = target_device(name)
+    taken = ahead.compile_resources(problem, model.pick(problem, device), device)
+    assert (taken.spills, taken.excess(device)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instruction"),
+    [
+        ("sm_80", "ptx", "mma.sync"),
+        ("sm_80", "ptx", "cp.async"),
+        ("nvidia-h200", "ptx", "wgmma"),
+        ("nvidia-h200", "ptx", "cp.async"),
+        ("sm_100", "ptx", "tcgen05"),
+        ("gfx942", "amdgcn", "v_mfma"),
+    ],
+)
+def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
+    kernel = ahead.compiled_for(SQUARE, tile(128, 128, 32, 8, 3), target_device(name))
+    assert instruction in kernel.asm[text]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"])
+def test_every_dtype_compiles_for_hopper(dtype):
+    out = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
+    problem = MatmulProblem(1, 513, 256, 320, dtype, out, precision="ieee")
+    device = target_device("nvidia-h200")
+    taken = ahead.compile_resources(problem, tile(32, 32, 32, 4, 2), device)
+    assert taken.excess(device) is None
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
+def test_every_precision_compiles_for_hopper(precision):
+    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision)
+    kernel = ahead.compiled_for(problem, tile(64, 64, 32, 4, 3), target_device("nvidia-h200"))
+    assert "wgmma" in kernel.asm["ptx"] or "mma.sync" in kernel.asm["ptx"]
+    assert "tf32" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("align", "wide"), [(16, True), (2, False)])
+def test_alignment_decides_the_width_of_loads(align, wide):
+    problem = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16", a_align=align, b_align=align)
+    kernel = ahead.compiled_for(problem, tile(64, 64, 32, 4, 3), target_device("nvidia-h200"))
+    sixteen = "cp.async.cg.shared.global [ %" in kernel.asm["ptx"] and ", 0x10" in kernel.asm["ptx"]
+    assert sixteen == wide
+
+
+def test_a_row_of_a_multiple_of_8_still_loads_16_bytes():
+    problem = MatmulProblem(1, 1000, 1000, 1000, "float16", "float16")
+    assert problem.operands[0].strides[1] % 16 == 8
+    kernel = ahead.compiled_for(problem, tile(64, 64, 32, 4, 3), target_device("nvidia-h200"))
+    assert ", 0x10" in kernel.asm["ptx"]
+
+
+def test_a_refusal_is_one_short_error():
+    problem = MatmulProblem(1, 64, 64, 64, "float8_e4m3fn", "bfloat16")
+    with pytest.raises(TuningError, match="does not compile for NVIDIA A100") as caught:
+        ahead.compiled_for(problem, tile(32, 32, 32, 4, 2), target_device("sm_80"))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_the_driver_is_put_back():
+    from triton.runtime.driver import driver
+
+    before = driver._active
+    ahead.compiled_for(TURN, turned(64, 64, 4), target_device("sm_80"))
+    with pytest.raises(TuningError):
+        ahead.compiled_for(
+            MatmulProblem(1, 64, 64, 64, "float8_e5m2", "bfloat16", precision="ieee"),
+            Config.of(family="tile", BLOCK_M=3, BLOCK_N=16, BLOCK_K=32, GROUP_M=1),
+            target_device("sm_90"),
+        )
+    assert driver._active is before

@@ -1,0 +1,275 @@
+"""tritile.matmul on host tensors: every shape, layout and dtype, through Triton's interpreter."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tritile
+from tests.reference import (
+    DEFAULT_OUT,
+    FLOATS,
+    FP8,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    assert_product,
+    bytes_of,
+    frame,
+    guard_intact,
+    placed,
+    poison_empty,
+    values,
+)
+from tritile import launch
+from tritile.device import TARGETS
+from tritile.ops import matmul as matmul_op
+from tritile.space import illegal
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
+]
+HALF = (torch.float16, torch.bfloat16, torch.float32)
+OUT_DTYPES = [(dtype, out) for dtype in (*HALF, *FP8) for out in HALF] + [
+    (torch.float64, torch.float64),
+    (torch.int8, torch.int32),
+]
+SHAPES = [
+    ((5,), (5,)),
+    ((5,), (5, 7)),
+    ((3, 5), (5,)),
+    ((3, 5), (5, 7)),
+    ((2, 3, 5), (5,)),
+    ((5,), (2, 5, 7)),
+    ((2, 3, 5), (5, 7)),
+    ((3, 5), (2, 5, 7)),
+    ((2, 3, 5), (2, 5, 7)),
+    ((1, 3, 5), (2, 5, 7)),
+    ((2, 3, 5), (1, 5, 7)),
+    ((2, 1, 3, 5), (4, 5, 7)),
+    ((2, 1, 3, 5), (1, 4, 5, 7)),
+    ((3, 1, 2, 1, 1, 5), (4, 1, 3, 5, 2)),
+    ((2, 3, 4, 5), (5,)),
+    ((1,), (1,)),
+    ((1, 1, 1), (1, 1)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("size", [(17, 13, 29), (1, 1, 1), (64, 32, 48), (7, 1, 100)], ids=str)
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=name)
+def test_dtypes(dtype, size):
+    m, n, k = size
+    a, b = values((m, k), dtype), values((k, n), dtype, 1)
+    got = tritile.matmul(a, b)
+    assert got.dtype == DEFAULT_OUT.get(dtype, dtype)
+    assert got.is_contiguous()
+    assert_product(got, a, b)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), OUT_DTYPES, ids=name)
+def test_out_dtype(dtype, out_dtype):
+    a, b = values((19, 37), dtype), values((37, 11), dtype, 1)
+    got = tritile.matmul(a, b, out_dtype=out_dtype)
+    assert got.dtype == out_dtype
+    assert_product(got, a, b)
+    out = torch.full((19, 11), 7).to(out_dtype)
+    assert tritile.matmul(a, b, out=out) is out
+    assert torch.equal(bytes_of(out), bytes_of(got))  # out alone decides the dtype as well
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32", None])
+def test_precisions(precision):
+    a, b = values((33, 70), torch.float32), values((70, 21), torch.float32, 1)
+    assert_product(tritile.matmul(a, b, precision=precision), a, b)
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
+def test_shapes(a_shape, b_shape):
+    a, b = values(a_shape, torch.float32), values(b_shape, torch.float32, 1)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=name)
+@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 3, 17), repeat=3)))
+def test_zero_one_and_odd_sizes(m, n, k, dtype):
+    a, b = values((m, k), dtype), values((k, n), dtype, 1)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((0, 3, 5), (5, 7)), ((0, 3, 5), (0, 5, 7)), ((0, 1, 3, 5), (4, 5, 7)), ((2, 3, 0), (0, 7)), ((0,), (0,))],
+    ids=str,
+)
+def test_empty_batch_and_empty_sum(a_shape, b_shape):
+    a, b = values(a_shape, torch.float32), values(b_shape, torch.float32, 1)
+    got = tritile.matmul(a, b)
+    assert torch.equal(got, torch.matmul(a, b))
+    out = torch.full_like(got, math.nan)
+    assert torch.equal(tritile.matmul(a, b, out=out), torch.matmul(a, b))
+
+
+# Every layout but "row" has NaN between or just outside the values, K tails included.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name)
+@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
+def test_layouts(a_layout, b_layout, dtype):
+    a, b = values((13, 35), dtype), values((35, 18), dtype, 1)
+    assert_product(tritile.matmul(placed(a, a_layout), placed(b, b_layout)), a, b)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batched_layouts(layout):
+    a, b = values((2, 3, 9, 17), torch.float32), values((3, 17, 6), torch.float32, 1)
+    assert_product(tritile.matmul(placed(a, layout), placed(b, layout)), a, b)
+    swapped = placed(a, layout).transpose(0, 1).contiguous().transpose(0, 1)
+    assert_product(tritile.matmul(swapped, placed(b, "row")), a, b)
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((1, 9), (9, 4)), ((6, 1), (9, 4)), ((1, 1), (1, 4)), ((6, 9), (1, 4)), ((6, 9), (9, 1)), ((1, 6, 9), (9, 4))],
+    ids=str,
+)
+def test_expanded_operands(a_shape, b_shape):
+    a = values(a_shape, torch.float32).expand(*[3] * (len(a_shape) - 2), 6, 9)
+    b = values(b_shape, torch.float32, 1).expand(9, 4)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+def test_overlapping_input_windows():
+    windows = values((40,), torch.float32).unfold(0, 8, 1)  # each row begins one element after the last
+    b = values((8, 5), torch.float32, 1)
+    assert_product(tritile.matmul(windows, b), windows, b)
+
+
+def test_both_operands_one_tensor():
+    a = values((23, 23), torch.float32)
+    assert_product(tritile.matmul(a, a.mT), a, a.mT)
+    assert_product(tritile.matmul(a, a), a, a)
+
+
+def test_lazily_negated_input():
+    a = torch.complex(values((6, 7), torch.float32), values((6, 7), torch.float32, 1)).conj().imag
+    b = values((7, 5), torch.float32, 2)
+    assert a.is_neg()
+    assert_product(tritile.matmul(a, b), a.resolve_neg(), b)
+    assert_product(tritile.matmul(b.mT, a.mT), b.mT, a.mT.resolve_neg())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name)
+def test_out_is_filled_and_nothing_around_it(dtype, layout):
+    a, b = values((2, 13, 35), dtype), values((35, 19), dtype, 1)
+    buffer, out = frame((2, 13, 19), DEFAULT_OUT.get(dtype, dtype), layout)
+    assert tritile.matmul(a, b, out=out) is out
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), [((5,), (5,)), ((5,), (3, 5, 7)), ((2, 3, 5), (5,))], ids=str)
+def test_strided_out_of_vectors(a_shape, b_shape):
+    a, b = values(a_shape, torch.float32), values(b_shape, torch.float32, 1)
+    buffer, view = frame((1, *torch.matmul(a, b).shape, 1), torch.float32, "sparse")
+    out = view[0, ..., 0]
+    assert_product(tritile.matmul(a, b, out=out), a, b)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name)
+@pytest.mark.parametrize("where", [(0, 0), (12, 34), (5, 16)], ids=str)
+def test_nan_and_inf_spread_as_in_torch(dtype, where, value):
+    a, b = values((13, 35), dtype), values((35, 9), dtype, 1)
+    a[where] = value
+    b[where[1], 2] = 0.0  # inf * 0 is NaN
+    expected = torch.matmul(a.double(), b.double())
+    got = tritile.matmul(a, b).double()
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.isinf(), expected.isinf())
+    assert torch.equal(got[got.isinf()], expected[expected.isinf()])
+    rest = [row for row in range(13) if row != where[0]]
+    assert got[rest].isfinite().all()
+
+
+def test_results_too_large_become_inf():
+    a = torch.full((3, 17), 200.0, dtype=torch.float16)
+    got = tritile.matmul(a, -a.mT)
+    assert torch.equal(got, torch.full((3, 3), -math.inf, dtype=torch.float16))
+    assert torch.equal(tritile.matmul(a, a.mT, out_dtype=torch.float32), torch.full((3, 3), 680000.0))
+
+
+def test_batches_fold_into_rows_where_memory_allows():
+    a, b = values((4, 6, 8), torch.float32), values((8, 5), torch.float32, 1)
+    folded = tritile.plan(tritile.matmul, a, b).problem
+    assert (folded.batch, folded.m) == (1, 24)
+    apart = placed(a, "sliced")  # a gap between matrices: stepping the batch is not stepping rows
+    assert tritile.plan(tritile.matmul, apart, b).problem.batch == 4
+    rows = a[:, :1]  # one row each: steps of the batch become the row stride
+    assert tritile.plan(tritile.matmul, rows, b).problem.m == 4
+    for case in (a, apart, rows):
+        assert_product(tritile.matmul(case, b), case, b)
+
+
+@pytest.mark.parametrize("layout", ["row", "sliced", "sparse"])
+def test_folding_asks_out_as_well(layout):
+    a, b = values((4, 6, 8), torch.float32), values((8, 5), torch.float32, 1)
+    buffer, out = frame((4, 6, 5), torch.float32, layout)
+    assert_product(tritile.matmul(a, b, out=out), a, b)
+    assert guard_intact(buffer, out)
+
+
+BLOCKS = [(16, 16, 16, 1), (16, 64, 32, 8), (32, 16, 128, 8), (64, 64, 256, 1), (16, 16, 512, 8), (256, 32, 64, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize("k", [100, 512, 600])
+def test_every_legal_config_gives_the_answer(blocks, k, dtype):
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")
+    config = tritile.Config.of(
+        num_warps=16, num_stages=1, family="tile", **dict(zip(names, blocks, strict=True))
+    )
+    a, b = placed(values((37, k), dtype), "sliced"), placed(values((k, 41), dtype, 1), "column_sliced")
+    out = torch.empty(37, 41, dtype=dtype)
+    call = matmul_op.described(a, b, out, "ieee")
+    if illegal(config, call.problem, TARGETS["sm_90"]) is not None:
+        pytest.skip("not a legal config")
+    launch.run_interpreted(call, config)
+    assert_product(out, a, b)
+
+
+@st.composite
+def products(draw):
+    size = st.integers(0, 40)
+    m, n, k = draw(size), draw(size), draw(size)
+    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    a_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
+    b_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
+    b_batch = b_batch[draw(st.integers(0, len(batch))) :]
+    dtype = draw(st.sampled_from(MATMUL_DTYPES))
+    layouts = draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 3))
+    return (*a_batch, m, k), (*b_batch, k, n), dtype, layouts
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(products(), st.integers(0, 2**16))
+def test_any_product(product, seed):
+    a_shape, b_shape, dtype, (a_layout, b_layout, out_layout) = product
+    a, b = values(a_shape, dtype, seed), values(b_shape, dtype, seed + 1)
+    shape = torch.matmul(a.float(), b.float()).shape
+    buffer, out = frame(tuple(shape), DEFAULT_OUT.get(dtype, dtype), out_layout)
+    tritile.matmul(placed(a, a_layout), placed(b, b_layout), out=out)
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)

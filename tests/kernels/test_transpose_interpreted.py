@@ -1,0 +1,218 @@
+"""tritile.transpose on host tensors: every dtype, shape and layout, bit for bit, through the interpreter."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tritile
+from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, placed, poison_empty, values
+from tritile import launch
+from tritile.device import TARGETS
+from tritile.ops import transpose as transpose_op
+from tritile.space import illegal
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+]
+NAMES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
+    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu complex32 complex64 complex128"
+).split()
+DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def bits(shape, dtype, seed=0):
+    """Random bits as bytes, a last dimension longer than the tensor they are, and as that tensor."""
+    size = torch.zeros((), dtype=dtype).element_size()
+    generator = torch.Generator().manual_seed(seed)
+    most = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, most, (*shape, size), dtype=torch.uint8, generator=generator)
+    return raw, raw.view(dtype).squeeze(-1)
+
+
+def same_bits(got, raw):
+    return torch.equal(bytes_of(got), raw.contiguous().reshape(-1))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (37, 53), (64, 16), (1, 19), (23, 1)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_every_dtype_bit_for_bit(dtype, shape):
+    raw, x = bits(shape, dtype)
+    got = tritile.transpose(x)
+    assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
+    assert same_bits(got, raw.transpose(0, 1))
+
+
+@pytest.mark.parametrize(("dim0", "dim1"), list(itertools.product(range(-4, 4), repeat=2)))
+def test_every_pair_of_dimensions(dim0, dim1):
+    x = values((3, 5, 2, 7), torch.float32)
+    got = tritile.transpose(x, dim0, dim1)
+    assert got.is_contiguous()
+    assert torch.equal(got, x.transpose(dim0, dim1))
+
+
+@pytest.mark.parametrize("ndim", [2, 3, 5, 6])
+def test_default_dimensions_are_the_last_two(ndim):
+    x = values((2, 1, 3, 2, 5, 4)[-ndim:], torch.int8)
+    assert torch.equal(tritile.transpose(x), x.mT)
+
+
+def test_a_scalar_and_a_vector_are_copied():
+    scalar, vector = torch.tensor(3.5), values((7,), torch.float32)
+    for got, x in ((tritile.transpose(scalar), scalar), (tritile.transpose(vector, 0, -1), vector)):
+        assert torch.equal(got, x)
+        assert got.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3), (0, 0), (3, 4, 0, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex128], ids=name)
+def test_nothing_to_copy(shape, dtype):
+    x = torch.zeros(shape, dtype=dtype)
+    got = tritile.transpose(x, 0, -1)
+    assert (got.shape, got.dtype) == (x.transpose(0, -1).shape, dtype)
+    out = torch.zeros(got.shape, dtype=dtype)
+    assert tritile.transpose(x, 0, -1, out=out) is out
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_that_are_not_contiguous(layout, dtype):
+    x = values((2, 19, 33), torch.float32).to(dtype)
+    assert torch.equal(bytes_of(tritile.transpose(placed(x, layout))), bytes_of(x.mT))
+    assert torch.equal(bytes_of(tritile.transpose(placed(x, layout), 0, 2)), bytes_of(x.transpose(0, 2)))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_permuted_inputs(order):
+    x = values((6, 17, 9), torch.float16).permute(order)
+    for dims in ((0, 1), (0, 2), (1, 2)):
+        assert torch.equal(tritile.transpose(x, *dims), x.transpose(*dims))
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.complex64, torch.complex128], ids=name)
+def test_storage_offsets(offset, dtype):
+    raw, flat = bits((offset + 11 * 13,), dtype)
+    x = flat[offset:].view(11, 13)
+    assert same_bits(tritile.transpose(x), raw[offset:].view(11, 13, -1).transpose(0, 1))
+
+
+def test_expanded_and_overlapping_inputs():
+    row = values((1, 9), torch.float32).expand(5, 9)
+    column = values((6, 1, 1), torch.float32).expand(6, 5, 4)
+    windows = values((30,), torch.float32).unfold(0, 8, 1)
+    for x in (row, column, windows, row[0].expand(3, 4, 9)):
+        assert torch.equal(tritile.transpose(x), x.mT)
+
+
+def conjugated(raw, dtype):
+    """The sign bit of each imaginary part turned over, by hand."""
+    raw = raw.clone()
+    raw[..., -1] ^= 128
+    return raw
+
+
+def negated(raw, dtype):
+    raw = conjugated(raw, dtype)
+    raw[..., SIGN_BYTES[dtype] - 1] ^= 128
+    return raw
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=name)
+def test_lazy_conjugation_and_negation(dtype):
+    raw, x = bits((13, 21), dtype)
+    cases = {
+        "conj": (x.conj(), conjugated(raw, dtype)),
+        "neg": (torch._neg_view(x), negated(raw, dtype)),
+        "both": (torch._neg_view(x.conj()), negated(conjugated(raw, dtype), dtype)),
+        "twice": (x.conj().conj(), raw),
+    }
+    for label, (lazy, expected) in cases.items():
+        got = tritile.transpose(lazy)
+        assert not got.is_conj(), label
+        assert not got.is_neg(), label
+        assert same_bits(got, expected.transpose(0, 1)), label
+        assert same_bits(tritile.transpose(lazy.mT), expected), label
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=name)
+def test_the_imaginary_part_of_a_conjugate(dtype):
+    _, x = bits((13, 21), dtype)
+    imaginary = x.conj().imag  # lazily negated, and strided: every second number in memory
+    assert imaginary.is_neg()
+    expected = torch.view_as_real(x)[..., 1].contiguous()
+    expected.view(torch.uint8).view(13, 21, -1)[..., -1] ^= 128
+    assert torch.equal(bytes_of(tritile.transpose(imaginary)), bytes_of(expected.mT))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex128], ids=name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_is_filled_and_nothing_around_it(layout, dtype):
+    raw, x = bits((2, 19, 33), dtype)
+    buffer, out = frame((2, 33, 19), dtype, layout)
+    assert tritile.transpose(x, out=out) is out
+    assert same_bits(out, raw.transpose(1, 2))
+    assert guard_intact(buffer, out)
+
+
+def test_out_and_input_may_interleave():
+    buffer = values((9, 24), torch.float32)
+    before = buffer.clone()
+    tritile.transpose(buffer[:, :9], out=buffer[:, 10:19])
+    assert torch.equal(buffer[:, 10:19], before[:, :9].mT)
+    buffer[:, 10:19] = before[:, 10:19]
+    assert torch.equal(buffer, before)
+
+
+BLOCKS = [(1, 512, 1), (512, 1, 8), (16, 32, 1), (32, 16, 32), (4, 256, 8), (64, 64, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128], ids=name)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+def test_every_legal_config_gives_the_answer(blocks, dtype):
+    names = ("BLOCK_M", "BLOCK_N", "GROUP_M")
+    config = tritile.Config.of(
+        num_warps=4, num_stages=1, family="tile", **dict(zip(names, blocks, strict=True))
+    )
+    raw, x = bits((3, 37, 41), dtype)
+    out = torch.empty(3, 41, 37, dtype=dtype)
+    call = transpose_op.described(x, out, [0, 2, 1])
+    assert illegal(config, call.problem, TARGETS["sm_90"]) is None
+    launch.run_interpreted(call, config)
+    assert same_bits(out, raw.transpose(1, 2))
+
+
+@st.composite
+def transpositions(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 12), min_size=2, max_size=5)))
+    dims = draw(st.tuples(*[st.integers(-len(shape), len(shape) - 1)] * 2))
+    return shape, dims, draw(st.sampled_from(DTYPES)), draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 2))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(transpositions(), st.integers(0, 2**16))
+def test_any_transposition(case, seed):
+    shape, dims, dtype, (x_layout, out_layout) = case
+    raw, x = bits(shape, dtype, seed)
+    dim0, dim1 = (dim % len(shape) for dim in dims)
+    expected = raw.transpose(dim0, dim1)
+    assert same_bits(tritile.transpose(placed(x, x_layout), *dims), expected)
+    buffer, out = frame(tuple(expected.shape[:-1]), dtype, out_layout)
+    tritile.transpose(placed(x, x_layout), *dims, out=out)
+    assert same_bits(out, expected)
+    assert guard_intact(buffer, out)

@@ -1,0 +1,144 @@
+"""What the answer should be, how far from it rounding may end, and tensors laid out in awkward ways.
+
+The bound of `assert_product`, for each element of a product over K:
+
+    u_out * |ref|  +  (growth(K) * eps_acc + input error) * (|a| @ |b|)  +  half the smallest step of out
+
+The first part is the one rounding to the output's type. Sums of K products in arithmetic of step
+eps_acc err by a random walk, sqrt(K) * eps_acc / 2 of |a| @ |b|, times a factor of 8, which no walk of
+these tests leaves by chance. Tensor cores truncate instead, which is a drift: one step for each
+instruction, which takes at least 8 of K. A term left out, or one too many, moves an element by about
+(|a| @ |b|) / K, well above the bound for every K below 2,000.
+"""
+
+import math
+
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+MATMUL_DTYPES = (*FLOATS, torch.int8, *FP8)
+LAYOUTS = ("row", "column", "sliced", "column_sliced", "strided", "sparse", "offset")
+DEFAULT_OUT = {torch.int8: torch.int32} | dict.fromkeys(FP8, torch.bfloat16)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor, for comparisons that tell -0.0 from 0.0 and one NaN from another."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """Memory full of NaN (of -1 for integers), which nothing right is made of."""
+    size = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
+    return torch.full((size,), 255, dtype=torch.uint8, device=device).view(dtype).view(shape)
+
+
+def poison_empty(monkeypatch) -> None:
+    """Let torch.empty give poisoned memory, so that an element never written shows."""
+    original = torch.empty
+
+    def empty(*args, **kwargs) -> torch.Tensor:
+        tensor = original(*args, **kwargs)
+        if tensor.numel() and tensor.is_contiguous() and tensor.device.type != "meta":
+            tensor.reshape(-1).view(torch.uint8).fill_(255)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    """Random numbers of both signs: normal ones, or every int8."""
+    generator = torch.Generator(device).manual_seed(seed)
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, shape, dtype=dtype, device=device, generator=generator)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.randn(shape, dtype=wide, device=device, generator=generator).to(dtype)
+
+
+def frame(
+    shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A poisoned buffer, and a view of this shape in it, laid out as `layout` says."""
+    *batch, rows, columns = shape
+    if layout.startswith("column"):
+        rest = layout.removeprefix("column_") if "_" in layout else "row"
+        buffer, view = frame((*batch, columns, rows), dtype, rest, device)
+        return buffer, view.mT
+    if layout == "offset":
+        buffer = poisoned((1 + math.prod(shape) + 3,), dtype, device)
+        return buffer, buffer[1 : 1 + math.prod(shape)].view(shape)
+    if layout == "sliced":
+        buffer = poisoned((*batch, rows + 3, columns + 5), dtype, device)
+        return buffer, buffer[..., 1 : rows + 1, 2 : columns + 2]
+    if layout == "strided":
+        buffer = poisoned((*batch, rows, 2 * columns + 1), dtype, device)
+        return buffer, buffer[..., 1::2][..., :columns]
+    if layout == "sparse":
+        buffer = poisoned((*batch, 2 * rows, 3 * columns), dtype, device)
+        return buffer, buffer[..., ::2, ::3]
+    buffer = poisoned(shape, dtype, device)
+    return buffer, buffer
+
+
+def placed(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values, laid out in memory whose other elements are poison."""
+    _, view = frame(tuple(tensor.shape), tensor.dtype, layout, str(tensor.device))
+    return view.copy_(tensor)
+
+
+def guard_intact(buffer: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether all of the buffer outside of the view is still poison. Overwrites the view."""
+    size = view.element_size()
+    words = torch.view_as_real(view) if size == 16 else view
+    words.view((torch.int8, torch.int16, torch.int32, torch.int64)[min(size, 8).bit_length() - 1]).fill_(-1)
+    return bool((bytes_of(buffer) == 255).all())
+
+
+def product64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product in float64, of integers exact."""
+    return torch.matmul(a.double(), b.double())
+
+
+def tolerance(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, precision: str, tensor_cores: bool
+) -> torch.Tensor:
+    """The bound at the head of this file, for each element."""
+    k = max(1, a.shape[-1])
+    eps_acc = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
+    growth = 4 * math.sqrt(k)
+    inputs = 0.0
+    if tensor_cores:
+        products = 3 if precision == "tf32x3" else 1
+        growth = products * (growth + k / 8)
+        # tf32 keeps 10 of 23 bits of each factor; x3 what the second ten bits leave, and no low times low
+        inputs = {"tf32": 2 * 2.0**-10, "tf32x3": 3 * 2.0**-20}.get(precision, 0.0)
+        # fp8 sums keep 13 bits for at most 256 of K, in instructions of 32
+        inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
+    facts = torch.finfo(out_dtype)
+    magnitude = product64(a.abs() if a.dtype not in FP8 else a.float().abs(), b.float().abs().to(b.dtype))
+    step = facts.smallest_normal * facts.eps
+    return facts.eps / 2 * product64(a, b).abs() + (growth * eps_acc + inputs) * magnitude + step
+
+
+def assert_product(
+    got: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    precision: str = "ieee",
+    *,
+    tensor_cores: bool | None = None,
+) -> None:
+    """The product of two finite tensors, within its bound; exactly for integers."""
+    expected = product64(a, b)
+    assert got.shape == expected.shape
+    if a.dtype == torch.int8:
+        assert torch.equal(got.double(), expected)
+        return
+    on_cores = got.is_cuda if tensor_cores is None else tensor_cores
+    bound = tolerance(a, b, got.dtype, precision, on_cores)
+    error = (got.double() - expected).abs()
+    bad = ~(error <= bound)  # so that NaN is bad too
+    assert not bad.any(), (
+        f"{int(bad.sum())} of {bad.numel()} elements off, the worst {float((error / bound).nan_to_num(1e9).max()):.3g} "
+        f"times its bound; the first at {bad.nonzero()[0].tolist()}"
+    )

@@ -1,0 +1,228 @@
+"""Results: what a line holds, that files survive being cut off, and what they sum up to."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import warnings
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.report.console import print_results, print_summary
+from tritile.report.environment import environment
+from tritile.report.results import (
+    Measurement,
+    Result,
+    append,
+    case_of,
+    latest,
+    markdown_summary,
+    read,
+    result,
+    summary,
+)
+from tritile.tune.suites import parse_shape
+
+ENV = {
+    "gpu": "GPU", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
+    "time": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+CONFIG = Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=8)
+
+
+def measured(tritile_us: float, torch_us: float, **changes: object) -> Measurement:
+    rest: dict = {
+        "inductor_us": None, "spread": 0.01, "error": 1e-3, "torch_error": 2e-3, "copy_gbps": None,
+        "config": CONFIG, "plan_source": "exact",
+    }  # fmt: skip
+    return Measurement(tritile_us, torch_us, **(rest | changes))
+
+
+def product(text: str, ratio: float, dtype: str = "bfloat16", layout: str = "NN", **env: str) -> Result:
+    case = parse_shape(text, dtype=dtype, layout=layout, suite="square")
+    return result(case, measured(100.0, 100.0 * ratio), ENV | env)
+
+
+def transposed(ratio: float = 1.5, copy_gbps: float | None = 2500.0) -> Result:
+    case = parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
+    return result(case, measured(8.0, 8.0 * ratio, copy_gbps=copy_gbps, error=0.0, torch_error=0.0), ENV)
+
+
+def printed(lines: list[Result], show: object = print_results, **options: object) -> str:
+    console = Console(file=StringIO(), width=250, **options)
+    show(lines, console)
+    return console.file.getvalue()
+
+
+def test_matmul_line() -> None:
+    line = result(parse_shape("8x1000x500x200", layout="NT"), measured(10.0, 20.0, inductor_us=5.0), ENV)
+    assert (line["op"], line["suite"], line["dtype"], line["layout"]) == ("matmul", "given", "bfloat16", "NT")
+    assert (line["batch"], line["m"], line["n"], line["k"]) == (8, 1000, 500, 200)
+    assert (line["ratio_torch"], line["ratio_inductor"]) == (2.0, 0.5)
+    assert line["tflops"] == 160.0  # 2 * 8 * 1000 * 500 * 200 operations in 10 us
+    assert Config.from_dict(line["config"]) == CONFIG
+    assert not {"shape", "dims", "gbps", "copy_gbps"} & set(line)
+
+
+def test_permute_line_counts_bytes_read_and_written() -> None:
+    line = transposed()
+    assert (line["shape"], line["dims"]) == ([1000, 2000], [1, 0])
+    assert line["gbps"] == 2000.0  # 2 * 8 MB in 8 us
+    assert line["copy_gbps"] == 2500.0
+    assert line["layout"] is line["precision"] is line["inductor_us"] is line["ratio_inductor"] is None
+    assert not {"m", "n", "k", "batch", "tflops"} & set(line)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inductor_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1}, {"error": math.nan},
+        {"torch_error": math.inf}, {"spread": None}, {"plan_source": ""}, {"config": {}},
+    ],
+)  # fmt: skip
+def test_measurement_refuses(changes: dict) -> None:
+    with pytest.raises(InvalidValueError):
+        measured(1.0, 1.0, **changes)
+
+
+@pytest.mark.parametrize("times", [(0.0, 1.0), (1.0, math.nan), (None, 1.0), (1.0, True)])
+def test_measurement_refuses_times(times: tuple) -> None:
+    with pytest.raises(InvalidValueError):
+        measured(*times)
+
+
+def test_lines_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "gpu" / "square.jsonl"
+    lines = [product("64x64x64", 1.25), transposed(), transposed(copy_gbps=None)]
+    append(path, lines[:1])
+    append(path, [])
+    append(path, lines[1:])
+    assert len(path.read_text().splitlines()) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(path) == lines
+    assert case_of(lines[1]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
+
+
+def test_a_truncated_last_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "square.jsonl"
+    lines = [product(f"{size}x64x64", 1.25) for size in (64, 128, 256)]
+    append(path, lines[:2])
+    path.write_bytes(path.read_bytes()[:-40])
+    append(path, lines[2:])
+    with pytest.warns(StoreWarning, match="1 of .* lines skipped; line 2") as caught:
+        assert read(path) == [lines[0], lines[2]]
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"op": "conv"}, {"op": ["matmul"]}, {"m": 0}, {"m": "64"}, {"m": True}, {"dtype": "half"},
+        {"layout": None}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None}, {"tritile_us": 10**400},
+        {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
+        {"plan_source": 7}, {"spread": "?"},
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) -> None:
+    path = tmp_path / "square.jsonl"
+    good = product("64x64x64", 1.25)
+    path.write_text(json.dumps(good | changes) + "\n" + json.dumps(good) + "\n")
+    with pytest.warns(StoreWarning):
+        assert read(path) == [good]
+    with pytest.raises(InvalidValueError):
+        append(path, [good | changes])
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b'{"op": "matmul"}'])
+def test_garbage_is_skipped(tmp_path: Path, garbage: bytes) -> None:
+    path = tmp_path / "square.jsonl"
+    path.write_bytes(garbage + b"\n\n")
+    with pytest.warns(StoreWarning):
+        assert read(path) == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"square\.jsonl"):
+        read(tmp_path / "square.jsonl")
+
+
+def test_latest_keeps_the_last_of_each_case_and_gpu() -> None:
+    first, again = product("64x64x64", 0.5), product("64x64x64", 2.0)
+    other, elsewhere = product("128x64x64", 1.0), product("64x64x64", 3.0, gpu="Other")
+    assert latest([first, other, again, elsewhere]) == [again, other, elsewhere]
+
+
+def test_summary() -> None:
+    lines = [
+        product("64x64x64", 0.1),
+        product("64x64x64", 0.5),
+        product("128x64x32", 4.0),
+        product("256x64x64", 4.0),
+    ]
+    rows = summary([*lines, product("64x64x64", 1.5, layout="NT"), transposed(1.25)])
+    assert [(row.suite, row.dtype, row.layout, row.count) for row in rows] == [
+        ("square", "bfloat16", "NN", 3),
+        ("square", "bfloat16", "NT", 1),
+        ("transpose", "float32", "", 1),
+    ]
+    assert rows[0].geomean == pytest.approx(2.0)  # the cube root of 0.5 * 4 * 4
+    assert (rows[0].worst, rows[0].worst_label, rows[0].behind) == (0.5, "64x64x64", 1)
+    assert (rows[2].geomean, rows[2].worst_label, rows[2].behind) == (pytest.approx(1.25), "1000x2000", 0)
+
+
+def test_markdown_summary() -> None:
+    text = markdown_summary([product("64x64x64", 0.5), product("128x64x32", 8.0), transposed(1.25)])
+    assert "**GPU**, torch 2.11.0, triton 3.6.0" in text
+    assert "| square | bfloat16 | NN | 2 | 2.00 | 1 | 0.50 | 64x64x64 |" in text
+    assert "| transpose | float32 |  | 1 | 1.25 | 0 | 1.25 | 1000x2000 |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    assert markdown_summary([]) == ""
+
+
+def test_print_results() -> None:
+    text = printed([product("64x64x64", 0.5), transposed()])
+    assert re.search(r"square: 64x64x64 bfloat16 NN .* 100\.0 .* 50\.0 .* 0\.500 .* TFLOP/s", text)
+    assert re.search(r"transpose: 1000x2000 float32 .* 2000 GB/s \(80% of copy\)", text)
+    assert "BLOCK_M=64 BLOCK_N=64 num_warps=8" in text
+    assert "no results" in printed([])
+
+
+def test_ratios_below_one_are_highlighted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    colors = {"force_terminal": True, "color_system": "standard"}
+    behind, ahead = (printed([product("64x64x64", ratio)], **colors) for ratio in (0.5, 2.0))
+    assert re.search(r"\x1b\[1;31m *0\.500", behind)
+    assert "\x1b[1;31m" not in ahead
+
+
+def test_words_from_files_are_not_markup() -> None:
+    line = product("64x64x64", 0.5) | {"suite": "a[/b]"}
+    assert "a[/b]" in printed([line])
+    assert "a[/b]" in printed([line], print_summary)
+
+
+def test_print_summary() -> None:
+    text = printed([product("64x64x64", 0.5), product("128x64x32", 8.0)], print_summary)
+    assert re.search(r"square .* bfloat16 .* NN .* 2 .* 2\.000 .* 1 .* 0\.500 .* 64x64x64", text)
+
+
+def test_environment() -> None:
+    env = environment(target_device("nvidia-h200"))
+    assert env["gpu"] == "NVIDIA H200"
+    assert env["tritile"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", env["time"])
+    assert set(env) == set(ENV)
+
+
+def test_rich_is_needed_only_to_print() -> None:
+    code = "import sys; sys.modules['rich'] = None; import tritile.report.results"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,812 @@
+"""The store: what is remembered comes back, and nothing that befalls the file breaks a call."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sqlite3
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritile import store as store_module
+from tritile.config import Config
+from tritile.device import TARGETS, Device
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_key
+from tritile.store import Store, Trial
+
+DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
+KERNEL = "0123456789abcdef"
+PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
+FORK = multiprocessing.get_context("fork")
+forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def config(number: int = 0) -> Config:
+    return Config.of(BLOCK_M=64, BLOCK_N=16 * (number + 1), num_warps=4)
+
+
+def trial(us: float | None = 10.0, number: int = 0, **changes: Any) -> Trial:
+    return replace(Trial(PROBLEM, config(number), us, measured_utc="2026-01-02T03:04:05+00:00"), **changes)
+
+
+def beside(store: Store) -> list[str]:
+    return sorted(path.name for path in store.path.parent.iterdir() if "set-aside" in path.name)
+
+
+def raw(store: Store) -> sqlite3.Connection:
+    return sqlite3.connect(store.path, isolation_level=None)
+
+
+def filled(directory: Path, count: int, device: Device = DEVICE) -> Store:
+    """A store with so many trials, written in one transaction."""
+    store = Store(device, directory)
+    store.add(KERNEL, trial())
+    with contextlib.closing(raw(store)) as connection:
+        connection.execute("BEGIN")
+        for number in range(1, count):
+            row = store_module._row(trial(10.0 + number, number))
+            connection.execute(store_module._ADD_TRIAL, (*row, *store._environment(KERNEL)))
+        connection.execute("COMMIT")
+    return store
+
+
+@contextlib.contextmanager
+def one_warning(match: str) -> Iterator[None]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    texts = [str(w.message) for w in caught if issubclass(w.category, StoreWarning)]
+    assert len(texts) == 1, texts
+    assert match in texts[0]
+
+
+@pytest.fixture(autouse=True)
+def _no_silent_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StoreWarning)
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(DEVICE, tmp_path / "cache")
+    yield made
+    made.close()
+
+
+# --- What is remembered ---
+
+
+def test_nothing_is_opened_or_created_by_looking(store: Store) -> None:
+    assert store.best(KERNEL, PROBLEM) is None
+    assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == list(store.everything()) == []
+    assert not store.path.parent.exists()
+
+
+def test_directory_defaults_to_the_cache(tmp_path: Path) -> None:
+    assert Store(DEVICE).path == tmp_path / "nvidia-h200.sqlite3"
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        TransposeProblem(3, 1, 7, 2, x_align=2),
+        KernelProblem("mine", (("n", 5), ("x", None), ("s", "é\ud800"), ("f", 0.5)), (("x", "float16"),)),
+    ],
+)
+def test_round_trip(tmp_path: Path, problem: Any) -> None:
+    full = Trial(problem, config(), 12.5, 0.01, 128, 0, 49152, 1e-3, None, "2026-01-02T03:04:05Z")
+    failed = Trial(problem, config(1), None, failure="out of resources: é")
+    Store(DEVICE, tmp_path).add(KERNEL, full)
+    Store(DEVICE, tmp_path).add(KERNEL, failed)
+    again = Store(DEVICE, tmp_path)
+    assert again.trials(KERNEL, problem) == [full, failed]
+    assert again.best(KERNEL, problem) == full
+    assert again.bests(KERNEL, problem.op) == [full]
+    environment = {f.name: getattr(DEVICE, f.name) for f in fields(DEVICE) if "_g" not in f.name}
+    assert list(again.everything()) == [(environment | {"kernel": KERNEL}, t) for t in (full, failed)]
+
+
+def test_everything_spans_batches(tmp_path: Path) -> None:
+    store = filled(tmp_path, 2 * store_module._BATCH + 3)
+    seen = [found.us for _, found in store.everything()]
+    assert seen == [10.0 + number for number in range(2 * store_module._BATCH + 3)]
+
+
+def test_the_same_again_replaces(store: Store) -> None:
+    store.add(KERNEL, trial(10.0, registers=99))
+    store.add(KERNEL, trial(None, failure="wrong answer"))
+    assert store.trials(KERNEL, PROBLEM) == [trial(None, failure="wrong answer")]
+    assert store.best(KERNEL, PROBLEM) is None
+    store.add(KERNEL, trial(20.0))
+    assert store.trials(KERNEL, PROBLEM) == [trial(20.0)]
+    with contextlib.closing(raw(store)) as connection:
+        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM environments").fetchone() == (1,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+OTHER = {
+    "name": "nvidia h200", "backend": "hip", "arch": "90", "processors": 131, "l2_bytes": 1,
+    "shared_memory": 1, "triton": "3.6.1", "compiler": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_every_field_of_the_environment_counts(store: Store, field: str) -> None:
+    store.add(KERNEL, trial())
+    changed = Store(replace(DEVICE, **{field: OTHER[field]}), store.path.parent)
+    assert changed.path == store.path
+    assert changed.best(KERNEL, PROBLEM) is None
+    assert changed.trials(KERNEL, PROBLEM) == changed.bests(KERNEL, "matmul") == []
+    changed.add(KERNEL, trial(5.0))
+    assert changed.best(KERNEL, PROBLEM) == trial(5.0)
+    assert store.best(KERNEL, PROBLEM) == trial()
+
+
+def test_kernel_problem_and_op_count(store: Store) -> None:
+    store.add(KERNEL, trial())
+    assert store.best("another", PROBLEM) is None
+    assert store.bests("another", "matmul") == store.bests(KERNEL, "transpose") == []
+    for field in ("m", "a_align"):
+        assert store.best(KERNEL, replace(PROBLEM, **{field: 8})) is None
+    assert store.best(KERNEL, replace(PROBLEM, b_layout="column")) is None
+
+
+def test_what_does_not_change_a_config_s_worth_does_not_count(store: Store) -> None:
+    store.add(KERNEL, trial())
+    slower = Store(replace(DEVICE, clock_ghz=1.0, memory_gbps=1.0), store.path.parent)
+    assert slower.best(KERNEL, PROBLEM) == trial()
+
+
+def test_bests_gives_one_of_each_problem(store: Store) -> None:
+    tall = replace(PROBLEM, m=9999)
+    for us, number in ((3.0, 0), (2.0, 1), (4.0, 2)):
+        store.add(KERNEL, trial(us, number))
+        store.add(KERNEL, trial(10 * us, number, problem=tall))
+    store.add(KERNEL, trial(None, 3, failure="no"))
+    assert sorted(t.us for t in store.bests(KERNEL, "matmul") if t.us) == [2.0, 20.0]
+
+
+@pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])
+def test_a_time_that_is_none_is_a_failure(store: Store, us: float) -> None:
+    store.add(KERNEL, trial(us, 0))
+    assert store.best(KERNEL, PROBLEM) is None
+    store.add(KERNEL, trial(7.0, 1))
+    store.add(KERNEL, trial(1.0, 2, failure="wrong answer"))
+    assert store.best(KERNEL, PROBLEM) == trial(7.0, 1)
+    assert store.bests(KERNEL, "matmul") == [trial(7.0, 1)]
+    assert store.trials(KERNEL, PROBLEM)[0].us is None
+    assert "measured" in str(store.trials(KERNEL, PROBLEM)[0].failure)
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_an_answer_that_is_no_number_is_a_failure(store: Store, error: float) -> None:
+    store.add(KERNEL, trial(error=error))
+    assert store.best(KERNEL, PROBLEM) is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"registers": 2**70}, {"measured_utc": "soon"}, {"us": None}, {"spills": -1}]
+)
+def test_what_cannot_be_remembered_is_dropped_with_one_warning(store: Store, changes: Any) -> None:
+    with one_warning("cannot be remembered"):
+        store.add(KERNEL, trial(**changes))
+        store.add(KERNEL, trial(**changes))
+    store.add(KERNEL, trial())
+    assert store.trials(KERNEL, PROBLEM) == [trial()]
+
+
+def test_a_failure_becomes_one_short_line(store: Store) -> None:
+    store.add(KERNEL, trial(None, failure="ptxas\x00 failed:\n\tout of\ud800é " + "x" * 10**6))
+    text = store.trials(KERNEL, PROBLEM)[0].failure or ""
+    assert text.startswith("ptxas failed: out of é xxx")
+    assert len(text) <= 2000
+
+
+def test_close_and_go_on(store: Store) -> None:
+    store.add(KERNEL, trial())
+    store.close()
+    store.close()
+    assert store.best(KERNEL, PROBLEM) == trial()
+
+
+# --- Files that are damaged, or not ours ---
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(random.Random(0).randbytes(20000))
+
+
+def short_garbage(path: Path) -> None:
+    path.write_bytes(b"not a store")
+
+
+def truncated(path: Path) -> None:
+    filled(path.parent, 200).close()
+    os.truncate(path, path.stat().st_size // 2 + 100)
+
+
+def headless(path: Path) -> None:
+    filled(path.parent, 50).close()
+    path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
+
+
+def foreign(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE trials (id INTEGER PRIMARY KEY)")
+
+
+def future_format(path: Path) -> None:
+    filled(path.parent, 3).close()
+    data = bytearray(path.read_bytes())
+    data[44:48] = (99).to_bytes(4, "big")  # SQLite's own schema format number
+    path.write_bytes(data)
+
+
+def triggered(path: Path) -> None:
+    filled(path.parent, 3).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+    (path / "kept").write_text("x")
+
+
+DAMAGE = [garbage, short_garbage, truncated, headless, foreign, future_format, triggered, directory]
+
+
+@pytest.mark.parametrize("first", ["best", "trials", "bests", "everything", "add"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_or_foreign_file_is_set_aside(
+    tmp_path: Path, damage: Callable[[Path], None], first: str
+) -> None:
+    store = Store(DEVICE, tmp_path)
+    damage(store.path)
+    before = None if store.path.is_dir() else store.path.read_bytes()
+    uses = {
+        "best": lambda: store.best(KERNEL, PROBLEM) is None,
+        "trials": lambda: store.trials(KERNEL, PROBLEM) == [],
+        "bests": lambda: store.bests(KERNEL, "matmul") == [],
+        "everything": lambda: list(store.everything()) == [],
+        "add": lambda: store.add(KERNEL, trial()) is None,
+    }
+    with one_warning("set-aside"):
+        assert uses[first]()
+        assert store.path.is_file()
+        store.add(KERNEL, trial())
+        assert store.trials(KERNEL, PROBLEM) == [trial()]
+    (name,) = beside(store)
+    assert name.startswith("nvidia-h200.sqlite3.set-aside-2")
+    assert name.endswith(f"-{os.getpid()}")
+    assert before is None or (tmp_path / name).read_bytes() == before
+    assert Store(DEVICE, tmp_path).best(KERNEL, PROBLEM) == trial()
+
+
+def test_empty_file_is_a_new_store(store: Store) -> None:
+    store.path.parent.mkdir()
+    store.path.touch()
+    assert store.best(KERNEL, PROBLEM) is None
+    store.add(KERNEL, trial())
+    assert store.best(KERNEL, PROBLEM) == trial()
+    assert beside(store) == []
+
+
+def test_a_page_damaged_in_the_middle_of_an_open_store(tmp_path: Path) -> None:
+    store = filled(tmp_path, 3000)
+    assert store.best(KERNEL, PROBLEM) == trial()
+    size = store.path.stat().st_size
+    assert size > 100 * 4096
+    with store.path.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"\xff" * (size - 4 * 4096))
+    with contextlib.closing(raw(store)) as connection:  # a changed file, for the open connection's cache
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("PRAGMA user_version = 0")
+        connection.execute("PRAGMA user_version = 1")
+    with one_warning("malformed"):
+        found = store.trials(KERNEL, PROBLEM)
+        assert found == []
+        store.add(KERNEL, trial(3.0))
+        assert store.best(KERNEL, PROBLEM) == trial(3.0)
+    assert len(beside(store)) == 1
+
+
+def test_an_add_that_meets_damage_is_not_lost(tmp_path: Path) -> None:
+    store = filled(tmp_path, 3000)
+    store.close()
+    size = store.path.stat().st_size
+    with store.path.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"\xff" * (size - 4 * 4096))
+    with one_warning("set-aside"):
+        store.add(KERNEL, trial(3.0))
+    assert store.trials(KERNEL, PROBLEM) == [trial(3.0)]
+
+
+def test_a_journal_goes_aside_with_its_file(store: Store) -> None:
+    store.path.mkdir(parents=True)
+    journal = store.path.with_name(store.path.name + "-journal")
+    journal.write_bytes(b"left by a killed process")
+    with one_warning("set-aside"):
+        store.add(KERNEL, trial())
+    assert not journal.exists()
+    assert [name.endswith("-journal") for name in beside(store)] == [False, True]
+    assert store.best(KERNEL, PROBLEM) == trial()
+
+
+def test_an_open_store_follows_a_file_set_aside_by_another(tmp_path: Path) -> None:
+    store = filled(tmp_path, 3)
+    assert store.best(KERNEL, PROBLEM) == trial()
+    store.path.rename(tmp_path / "moved")
+    store.add(KERNEL, trial(5.0, 1))
+    assert store.trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
+    assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
+    store.path.rename(tmp_path / "moved too")
+    assert store.trials(KERNEL, PROBLEM) == []
+
+
+def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.path.parent.mkdir()
+    garbage(store.path)
+    lock = store_module.FileLock
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(store_module, "FileLock", lock)
+        with one_warning("set-aside"):
+            Store(DEVICE, store.path.parent).add(KERNEL, trial())
+        return lock(*arguments, **options)
+
+    monkeypatch.setattr(store_module, "FileLock", overtaken)
+    assert store.best(KERNEL, PROBLEM) == trial()  # and warns not: the other did
+    assert len(beside(store)) == 1
+
+
+def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.path.parent.mkdir()
+    store.path.touch()
+    connect = sqlite3.connect
+
+    class Overtaken(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            if sql.startswith("SELECT sql"):
+                other = connect(store.path, 0, isolation_level=None)
+                with contextlib.suppress(sqlite3.OperationalError):  # locked, where all is well
+                    store_module._create(other)
+                other.close()
+            return super().execute(sql, *arguments)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Overtaken, **k))
+    assert store.best(KERNEL, PROBLEM) is None
+    assert beside(store) == []
+
+
+def test_a_rename_amid_an_add_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path, 3)
+    put = store_module._put
+
+    def renamed_meanwhile(*arguments: Any) -> None:
+        put(*arguments)
+        if not (tmp_path / "moved").exists():
+            store.path.rename(tmp_path / "moved")
+
+    monkeypatch.setattr(store_module, "_put", renamed_meanwhile)
+    store.add(KERNEL, trial(5.0, 1))
+    assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
+
+
+def test_a_newer_version_is_left_alone(store: Store) -> None:
+    store.add(KERNEL, trial())
+    store.close()
+    with contextlib.closing(raw(store)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+        connection.execute("ALTER TABLE trials ADD COLUMN more TEXT")
+    before = store.path.read_bytes()
+    with one_warning("newer"):
+        store.add(KERNEL, trial(1.0))
+        assert store.best(KERNEL, PROBLEM) is None
+        assert store.bests(KERNEL, "matmul") == list(store.everything()) == []
+    assert store.path.read_bytes() == before
+    assert beside(store) == []
+
+
+# --- Disks that are full, read-only or slow ---
+
+
+def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    store = Store(DEVICE, tmp_path / "cache")
+    with one_warning("nothing more is remembered"):
+        store.add(KERNEL, trial())
+        store.add(KERNEL, trial())
+        assert store.best(KERNEL, PROBLEM) is None
+    assert (tmp_path / "cache").read_text() == "a file"
+
+
+class Failing(sqlite3.Connection):
+    """A connection on which statements that begin with one word fail, once it is armed."""
+
+    word, error = "", "database or disk is full"
+
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        if Failing.word and sql.startswith(Failing.word):
+            raise sqlite3.OperationalError(Failing.error)
+        return super().execute(sql, *arguments)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
+    """Makes every statement that begins with `word` fail, as a full or read-only disk does."""
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Failing, **k))
+    monkeypatch.setattr(Failing, "word", "")
+    return Failing
+
+
+@pytest.mark.parametrize("word", ["BEGIN IMMEDIATE", "INSERT INTO trials", "COMMIT", "CREATE", "PRAGMA user"])
+@pytest.mark.parametrize("error", ["database or disk is full", "disk I/O error", "database is locked"])
+def test_a_failing_disk_drops_adds_and_reads_go_on(
+    store: Store, failing: type[Failing], monkeypatch: pytest.MonkeyPatch, word: str, error: str
+) -> None:
+    store.add(KERNEL, trial())
+    if word in ("CREATE", "PRAGMA user"):
+        store = Store(DEVICE, store.path.parent / "fresh")
+    monkeypatch.setattr(failing, "error", error)
+    failing.word = word
+    with one_warning(error):
+        for number in range(3):
+            store.add(KERNEL, trial(1.0, number + 1))
+    failing.word = ""
+    kept = [trial()] if store.path.parent.name == "cache" else []
+    assert store.trials(KERNEL, PROBLEM) == kept
+    assert Store(DEVICE, store.path.parent).trials(KERNEL, PROBLEM) == kept
+    assert beside(store) == []
+
+
+def test_a_disk_that_cannot_be_read(store: Store, failing: type[Failing]) -> None:
+    store.add(KERNEL, trial())
+    failing.word = "SELECT"
+    with one_warning("nothing more is remembered"):
+        assert store.best(KERNEL, PROBLEM) is None
+        assert (
+            store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == list(store.everything()) == []
+        )
+        store.add(KERNEL, trial(1.0))
+
+
+def test_a_read_only_file_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add(KERNEL, trial())
+    store.close()
+    connect = sqlite3.connect
+
+    def read_only(path: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        return connect(f"{Path(path).as_uri()}?mode=ro", *arguments, **(options | {"uri": True}))
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with one_warning("readonly"):
+        assert store.best(KERNEL, PROBLEM) == trial()
+        store.add(KERNEL, trial(1.0, 1))
+        store.add(KERNEL, trial(1.0, 1))
+        assert store.trials(KERNEL, PROBLEM) == [trial()]
+
+
+def test_damage_that_cannot_be_set_aside(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.path.parent.mkdir()
+    garbage(store.path)
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with one_warning("setting it aside failed"):
+        assert store.best(KERNEL, PROBLEM) is None
+        store.add(KERNEL, trial())
+        assert store.best(KERNEL, PROBLEM) is None
+
+
+def test_a_store_locked_for_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add(KERNEL, trial())
+    store.close()
+    monkeypatch.setattr(store_module, "BUSY_S", 0.1)
+    with contextlib.closing(raw(store)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with one_warning("locked"):
+            store.add(KERNEL, trial(1.0, 1))
+            started = time.monotonic()
+            store.add(KERNEL, trial(1.0, 2))
+            assert time.monotonic() - started < 0.1
+            assert store.best(KERNEL, PROBLEM) == trial()
+
+
+# --- Rows that nobody of ours wrote ---
+
+CANARY = "canary"
+EVIL = f"__import__('os').system('touch {CANARY}')"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {CANARY}",)
+
+
+NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, 2**62, float("inf"), -float("inf"), "x" * 200_000]
+PROBLEM_TEXTS = [
+    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "9" * 5000, "null",
+    json.dumps({"op": ["matmul"]}), problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "NaN"),
+    problem_key(PROBLEM).replace("257", "1" + "0" * 4000), "x" * 200_000, b"\xff\xfe", b"\xed\xa0\x80",
+]  # fmt: skip
+CONFIG_TEXTS = [
+    EVIL, pickle.dumps(Bomb()), "[" * 50_000, "{}", "1e999", config(5).key + " ",
+    config(5).key.replace('"num_warps":4', '"num_warps":-4'),
+    config(5).key.replace('"num_warps":4', '"num_warps":"4"'),
+    config(5).key.replace('"num_warps":4', '"num_warps":true'),
+    config(5).key.replace('"num_warps":4', f'"num_warps":{"4" * 4200}'),
+    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
+    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":1e999'),
+    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":Infinity'),
+    config(5).key.replace('"BLOCK_M":64', '"x;import os":64'),
+]  # fmt: skip
+BAD = [
+    *(("config", value) for value in CONFIG_TEXTS),
+    *((name, value) for name in ("us", "spread", "registers", "error") for value in NUMBERS),
+    ("us", 0), ("us", None), ("registers", 1.5), ("op", "transpose"),
+    ("failure", pickle.dumps(Bomb())), ("failure", "x" * 200_000),
+    ("measured_utc", EVIL), ("measured_utc", b"2026"), ("measured_utc", "x" * 200_000),
+]  # fmt: skip
+
+
+def plant(store: Store, column: str, value: Any) -> None:
+    """Spoils one column of the fast trial of config 5, behind the store's back."""
+    store.add(KERNEL, trial(10.0))
+    store.add(KERNEL, trial(0.001, 5))
+    store.close()
+    with contextlib.closing(raw(store)) as connection:
+        if isinstance(value, bytes) and not value.startswith(b"\x80"):
+            connection.execute(f"UPDATE trials SET {column} = CAST(? AS TEXT) WHERE us < 1", (value,))
+            return
+        connection.execute(f"UPDATE trials SET {column} = ? WHERE us < 1", (value,))
+
+
+@pytest.mark.parametrize(("column", "value"), BAD)
+def test_a_bad_row_is_skipped_and_hides_no_good_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, column: str, value: Any
+) -> None:
+    if column in ("spread", "error") and value == 2**62:
+        value = float("inf")
+    monkeypatch.chdir(store.path.parent.parent)
+    plant(store, column, value)
+    with one_warning("not valid"):
+        assert store.trials(KERNEL, PROBLEM) == [trial(10.0)]
+        assert [found for _, found in store.everything()] == [trial(10.0)]
+        assert store.best(KERNEL, PROBLEM) == trial(10.0)
+        assert store.bests(KERNEL, "matmul") == [trial(10.0)]
+    assert not Path(CANARY).exists()
+    assert beside(store) == []
+
+
+@pytest.mark.parametrize("value", PROBLEM_TEXTS)
+def test_a_bad_problem_is_skipped(store: Store, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.chdir(store.path.parent.parent)
+    plant(store, "problem", value)
+    with one_warning("not valid"):
+        assert [found for _, found in store.everything()] == [trial(10.0)]
+        assert store.bests(KERNEL, "matmul") == [trial(10.0)]
+        assert store.best(KERNEL, PROBLEM) == trial(10.0)
+    assert not Path(CANARY).exists()
+
+
+@pytest.mark.parametrize(
+    "setting", ["processors = 'many'", "arch = x'80'", "triton = x'ff'", "l2_bytes = -1"]
+)
+def test_a_bad_environment_is_skipped(store: Store, setting: str) -> None:
+    store.add(KERNEL, trial(10.0))
+    store.add("other", trial(1.0))
+    with contextlib.closing(raw(store)) as connection:
+        connection.execute(f"UPDATE environments SET {setting} WHERE kernel = 'other'")
+    with one_warning("not valid"):
+        assert [found for _, found in store.everything()] == [trial(10.0)]
+
+
+def test_a_bad_row_is_replaced_by_a_good_one(store: Store) -> None:
+    plant(store, "us", "soon")
+    store.add(KERNEL, trial(1.0, 5))
+    assert store.best(KERNEL, PROBLEM) == trial(1.0, 5)
+    assert len(store.trials(KERNEL, PROBLEM)) == 2
+
+
+# --- Merging ---
+
+
+def test_merge_takes_what_is_new_or_newer(tmp_path: Path) -> None:
+    ours, theirs = Store(DEVICE, tmp_path / "a"), Store(DEVICE, tmp_path / "b")
+    early, late = "2026-01-02T06:00:00+05:00", "2026-01-02T05:00:00+00:00"  # late by four hours
+    ours.add(KERNEL, trial(1.0, 0, measured_utc=late))
+    ours.add(KERNEL, trial(1.0, 1, measured_utc=early))
+    for number in range(3):
+        theirs.add(KERNEL, trial(2.0, number, measured_utc=late if number else early))
+    theirs.add("other", trial(3.0))
+    before = theirs.path.read_bytes()
+    assert ours.merge(theirs.path) == 3
+    assert [t.us for t in ours.trials(KERNEL, PROBLEM)] == [1.0, 2.0, 2.0]
+    assert ours.best("other", PROBLEM) == trial(3.0)
+    assert ours.merge(theirs.path) == ours.merge(ours.path) == 0
+    assert theirs.path.read_bytes() == before
+
+
+def test_merge_keeps_the_environment_of_the_other(tmp_path: Path) -> None:
+    newer = replace(DEVICE, triton="3.7.0")
+    theirs = Store(newer, tmp_path / "b")
+    theirs.add(KERNEL, trial())
+    ours = Store(DEVICE, tmp_path / "a")
+    assert ours.merge(theirs.path) == 1
+    assert ours.best(KERNEL, PROBLEM) is None
+    assert Store(newer, tmp_path / "a").best(KERNEL, PROBLEM) == trial()
+
+
+def test_merge_skips_bad_rows_and_replaces_ours(tmp_path: Path) -> None:
+    ours, theirs = Store(DEVICE, tmp_path / "a"), filled(tmp_path / "b", 600)
+    plant(ours, "us", "soon")
+    plant(theirs, "spread", EVIL)  # of config 5 as well, which is so good on neither side
+    with one_warning("not valid"):
+        assert ours.merge(theirs.path) == 598  # the first is there already
+    theirs.add(KERNEL, trial(4.0, 5))
+    assert ours.merge(theirs.path) == 1
+    assert ours.best(KERNEL, PROBLEM) == trial(4.0, 5)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.touch(), lambda path: None])
+def test_merge_refuses_what_is_no_store(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    (tmp_path / "b").mkdir()
+    other = tmp_path / "b" / "nvidia-h200.sqlite3"
+    damage(other)
+    store = Store(DEVICE, tmp_path / "a")
+    with pytest.raises(InvalidValueError):
+        store.merge(other)
+    assert list(store.everything()) == []
+    assert len(list(other.parent.glob("*set-aside*"))) == 0
+
+
+def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path: Path) -> None:
+    other = Store(TARGETS["sm_90"], tmp_path / "b")
+    other.add(KERNEL, trial())
+    store = Store(DEVICE, tmp_path / "a")
+    with pytest.raises(InvalidValueError, match="H100"):
+        store.merge(other.path)
+    other.close()
+    with contextlib.closing(raw(other)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(InvalidValueError, match="newer"):
+        store.merge(other.path)
+
+
+# --- Many at once ---
+
+
+def work(directory: Path, report: Path, start: int, count: int) -> None:
+    """What a child does: add trials, and note each one that is added."""
+    store = Store(DEVICE, directory)
+    with report.open("ab", buffering=0) as done:
+        for number in range(start, start + count):
+            store.add(KERNEL, trial(1.0 + number, number))
+            done.write(b"%d\n" % number)
+
+
+def reported(report: Path) -> list[int]:
+    return [int(line) for line in report.read_text().split()] if report.exists() else []
+
+
+@forks
+def test_eight_processes_of_which_two_are_killed(tmp_path: Path) -> None:
+    reports = [tmp_path / f"report{index}" for index in range(8)]
+    counts = [10**6, 10**6] + [25] * 6
+    children = [
+        FORK.Process(target=work, args=(tmp_path, reports[index], 10_000 * index, counts[index]))
+        for index in range(8)
+    ]
+    for child in children:
+        child.start()
+    deadline = time.monotonic() + 60
+    for index in range(2):
+        while len(reported(reports[index])) < 4 * (index + 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(children[index].pid or 0, signal.SIGKILL)
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [-signal.SIGKILL] * 2 + [0] * 6
+    finished = [[*reported(report)] for report in reports]
+    assert [len(numbers) for numbers in finished[2:]] == [25] * 6
+    store = Store(DEVICE, tmp_path)
+    found = store.trials(KERNEL, PROBLEM)
+    expected = {trial(1.0 + number, number) for numbers in finished for number in numbers}
+    assert expected <= set(found)
+    assert len(set(found)) == len(found) <= len(expected) + 2  # a killed one added, but did not say so
+    with contextlib.closing(raw(store)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert beside(store) == []
+
+
+@forks
+def test_four_processes_find_the_same_damage(tmp_path: Path) -> None:
+    garbage(Store(DEVICE, tmp_path).path)
+    barrier = FORK.Barrier(4)
+
+    def meet(index: int) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            barrier.wait()
+            work(tmp_path, tmp_path / f"report{index}", 100 * index, 5)
+        (tmp_path / f"warned{index}").write_text("\n".join(str(w.message) for w in caught))
+
+    children = [FORK.Process(target=meet, args=(index,)) for index in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * 4
+    store = Store(DEVICE, tmp_path)
+    assert len(beside(store)) == 1
+    told = "".join((tmp_path / f"warned{index}").read_text() for index in range(4))
+    assert told.count("set-aside") == 1
+    assert len(store.trials(KERNEL, PROBLEM)) == 20
+
+
+@forks
+def test_a_child_does_not_use_the_parent_s_connection(store: Store) -> None:
+    store.add(KERNEL, trial())
+    mine = [opened.connection for opened in store._connections.values()]
+    assert len(mine) == 1
+
+    def child() -> None:
+        assert store._connections == {}
+        store.add(KERNEL, trial(2.0, 1))
+        theirs = [opened.connection for opened in store._connections.values()]
+        assert len(theirs) == 1
+        assert theirs[0] is not mine[0]
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert [opened.connection for opened in store._connections.values()] == mine
+    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(2.0, 1)]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_threads(tmp_path: Path, shared: bool) -> None:
+    stores = [Store(DEVICE, tmp_path)] * 2 if shared else [Store(DEVICE, tmp_path) for _ in range(2)]
+    barrier = threading.Barrier(2)
+    read: list[int] = []
+
+    def add(index: int) -> None:
+        barrier.wait()
+        for number in range(15):
+            stores[index].add(KERNEL, trial(1.0 + number, 100 * index + number))
+            read.append(len(stores[index].trials(KERNEL, PROBLEM)))
+
+    threads = [threading.Thread(target=add, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(read) == 30
+    assert len(stores[0].trials(KERNEL, PROBLEM)) == 30
+    assert not shared or len(stores[0]._connections) == 3

@@ -1,0 +1,207 @@
+"""Suites: what they hold, the problems they pose, and what bad files are told."""
+
+from pathlib import Path
+
+import pytest
+
+from tritile.errors import InvalidValueError
+from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.tune.suites import Case, find, load, parse_shape
+
+SUITES = Path(__file__).parents[2] / "tuning" / "suites"
+COUNTS = {"square": 66, "ragged": 48, "llm": 128, "deep": 10, "batched": 10, "transpose": 40, "quick": 8}
+GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
+
+
+def matmul(case: Case) -> MatmulProblem:
+    assert isinstance(case.problem, MatmulProblem)
+    return case.problem
+
+
+def transpose(case: Case) -> TransposeProblem:
+    assert isinstance(case.problem, TransposeProblem)
+    return case.problem
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_suites_hold_what_they_promise(name: str, count: int) -> None:
+    cases = find([name], SUITES)
+    assert len(cases) == len(set(cases)) == count
+    assert {case.suite for case in cases} == {name}
+    assert {case.op for case in cases} <= {"matmul", "permute"}
+
+
+def test_every_suite_file_is_counted() -> None:
+    assert {path.stem for path in SUITES.glob("*.toml")} == set(COUNTS)
+
+
+def test_cross_product_of_m_and_nk() -> None:
+    cases = find(["llm"], SUITES)
+    sizes = {(case.m, case.n, case.k) for case in cases}
+    assert len(sizes) == 64
+    assert (1, 128256, 4096) in sizes
+    assert (8192, 4096, 14336) in sizes
+    assert {case.layout for case in cases} == {"NN", "NT"}
+    assert {case.dtype for case in cases} == {"bfloat16"}
+
+
+def test_batches_and_shapes_keep_their_order() -> None:
+    first = find(["batched"], SUITES)[0]
+    assert (first.batch, first.m, first.n, first.k) == (32, 128, 128, 64)
+    permutes = find(["transpose"], SUITES)
+    assert {case.dims for case in permutes if len(case.shape) == 2} == {(1, 0)}
+    assert {(case.shape, case.dims) for case in permutes if len(case.shape) == 3} == {
+        ((64, 1023, 1025), (0, 2, 1))
+    }
+    assert {transpose(case).itemsize for case in permutes} == {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "layout", "aligns"),
+    [
+        ("4096x4096x4096", "bfloat16", "NN", (16, 16, 16)),
+        ("4096x4096x4090", "bfloat16", "NN", (4, 16, 16)),  # k = 4090 is the stride of a's rows
+        ("4096x4096x4090", "bfloat16", "NT", (4, 4, 16)),  # and of b's, if b lies as n x k
+        ("4096x4096x4090", "bfloat16", "TN", (16, 16, 16)),  # but not if a lies as k x m
+        ("1001x1003x1007", "float32", "NN", (4, 4, 4)),
+        ("1001x1004x1006", "float16", "TT", (2, 4, 8)),
+        ("3000x5001x7002", "float64", "NN", (16, 8, 8)),
+        ("7x3x5", "int8", "NN", (1, 1, 4)),  # out is int32
+        ("8x6x10", "float8_e4m3fn", "NT", (2, 2, 4)),  # out is bfloat16
+    ],
+)
+def test_alignment_of_matrices(text: str, dtype: str, layout: str, aligns: tuple[int, int, int]) -> None:
+    problem = matmul(parse_shape(text, dtype=dtype, layout=layout))
+    assert (problem.a_align, problem.b_align, problem.out_align) == aligns
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("text", ["127x4097x4095", "5x130x66x36", "4096x4096x4090", "3x1024x24x8"])
+def test_problem_has_the_strides_of_contiguous_tensors(text: str, layout: str) -> None:
+    case = parse_shape(text, dtype="float16", layout=layout)
+    problem = matmul(case)
+    a, b, out = problem.operands
+    assert a.strides[1:] == ((case.k, 1) if layout[0] == "N" else (1, case.m))
+    assert b.strides[1:] == ((case.n, 1) if layout[1] == "N" else (1, case.k))
+    assert out.strides[1:] == (case.n, 1)
+    assert (problem.batch, problem.m, problem.n, problem.k) == (case.batch, case.m, case.n, case.k)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "aligns"),
+    [
+        ("8192x8192", "uint8", (16, 16)),
+        ("8191x8193", "uint8", (1, 1)),
+        ("100x1026", "bfloat16", (4, 8)),  # x's rows are n apart, out's are m apart
+        ("64x1023x1025", "float64", (8, 8)),
+        ("8191x8193", "complex128", (16, 16)),
+    ],
+)
+def test_alignment_of_transposes(text: str, dtype: str, aligns: tuple[int, int]) -> None:
+    problem = transpose(parse_shape(text, op="permute", dtype=dtype))
+    assert (problem.x_align, problem.out_align) == aligns
+    assert (problem.x_layout, problem.out_layout) == ("row", "column")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), [("int8", "int32"), ("float8_e5m2", "bfloat16"), ("float64", "float64")]
+)
+def test_out_dtype(dtype: str, out: str) -> None:
+    assert matmul(parse_shape("16x16x16", dtype=dtype)).out_dtype == out
+
+
+def test_parse_shape() -> None:
+    given = parse_shape("8x1024X512x128", dtype="float32", layout="NT", precision="tf32", suite="mine")
+    assert given == Case("mine", "matmul", "float32", "NT", 8, 1024, 512, 128, "tf32")
+    assert parse_shape("2x3x5", op="permute") == Case(
+        "given", "permute", "bfloat16", shape=(2, 3, 5), dims=(0, 2, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "op"),
+    [
+        ("4096", "matmul"), ("4096x4096", "matmul"), ("1x2x3x4x5", "matmul"), ("0x4x4", "matmul"),
+        ("-1x4x4", "matmul"), ("4x4x", "matmul"), ("4 x4x4", "matmul"), ("4x4x" + "9" * 5000, "matmul"),
+        ("4", "permute"), ("2x3x4x5", "permute"), ("0x3", "permute"), ("4x4x4", "conv"),
+    ],
+)  # fmt: skip
+def test_parse_shape_refuses(text: str, op: str) -> None:
+    with pytest.raises(InvalidValueError):
+        parse_shape(text, op=op)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cases = [", "mine.toml"),
+        ('title = "x"\n' + GOOD + "squares = [8]", "unknown keys title"),
+        ("description = 3\n" + GOOD + "squares = [8]", "description"),
+        ('description = "none"', "cases"),
+        ("cases = [1]", "cases"),
+        (GOOD, "sizes"),
+        (GOOD + "squares = [8]\nm = [8]", "sizes"),
+        (GOOD + "m = [8]", "sizes"),
+        (GOOD + "shapes = [[8, 8]]", "sizes"),
+        (GOOD + "squares = []", "squares"),
+        (GOOD + "squares = [8.0]", "squares"),
+        (GOOD + "squares = [true]", "squares"),
+        (GOOD + "squares = [0]", "1 and more"),
+        (GOOD + "squares = [8, 8]", "twice"),
+        (GOOD + "mnk = [[8, 8]]", "3 whole numbers"),
+        (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
+        (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
+        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 only"),
+        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
+        (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
+        (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),
+        (GOOD.replace("NN", "AB") + "squares = [8]", "layout"),
+        (GOOD.replace("matmul", "permute") + "shapes = [[8, 8]]", "unknown keys layouts"),
+        ('[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[8]]', "2 or 3 whole numbers"),
+        ('[[cases]]\nop = "permute"\ndtypes = ["uint3"]\nshapes = [[8, 8]]', "dtype"),
+    ],
+)
+def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InvalidValueError, match=told) as caught:
+        load(write(tmp_path, text))
+    assert "mine.toml" in str(caught.value)
+
+
+def test_unreadable_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'description = "\xe9"')
+    for name in ("missing.toml", "latin.toml"):
+        with pytest.raises(InvalidValueError, match=name):
+            load(tmp_path / name)
+
+
+def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
+    both = find(["deep", "square", "deep"], SUITES)
+    assert list(dict.fromkeys(case.suite for case in both)) == ["deep", "square"]
+    assert len(both) == COUNTS["deep"] + COUNTS["square"]
+    with pytest.raises(InvalidValueError, match="batched"):  # says which there are
+        find(["../suites/deep"], SUITES)
+    with pytest.raises(InvalidValueError, match="none"):
+        find(["deep"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"op": "matmul", "dtype": "float16", "m": 8, "n": 8},
+        {"op": "matmul", "dtype": "float16", "m": 8, "n": 8, "k": 8.0},
+        {"op": "matmul", "dtype": "float16", "m": 8, "n": 8, "k": 8, "dims": (1, 0)},
+        {"op": "matmul", "dtype": None, "m": 8, "n": 8, "k": 8},
+        {"op": "permute", "dtype": "float16", "shape": (8, 8), "dims": (0, 1)},
+        {"op": "permute", "dtype": "float16", "shape": (8, 8), "dims": (1, 0), "m": 8},
+        {"op": "permute", "dtype": "float16", "shape": [8, 8], "dims": (1, 0)},
+    ],
+)
+def test_case_refuses_what_does_not_fit(fields: dict) -> None:
+    with pytest.raises(InvalidValueError):
+        Case(suite="mine", **fields)

@@ -1,0 +1,241 @@
+"""Tables: what is exported comes back, the same table gives the same bytes, and bad entries do no harm."""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tritile import table as table_module
+from tritile.config import Config
+from tritile.device import TARGETS
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_to_dict
+from tritile.store import Store, Trial
+from tritile.table import Entry, Table, from_store, read, shipped, write
+
+DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
+PROBLEMS = (
+    KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),)),
+    MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16"),
+    MatmulProblem(1, 257, 4096, 65, "bfloat16", "bfloat16"),
+    TransposeProblem(3, 1, 7, 2),
+)
+CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
+ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
+TABLE = Table(DEVICE.to_dict(), True, {"matmul": "0123", "transpose": "4567"}, ENTRIES)
+
+
+@pytest.fixture(autouse=True)
+def _no_silent_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StoreWarning)
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A stand-in for the folder of shipped tables."""
+    monkeypatch.setattr(table_module, "_folder", lambda: tmp_path)
+    table_module._shipped.cache_clear()
+    yield tmp_path
+    table_module._shipped.cache_clear()
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    write(TABLE, tmp_path / "new" / "nvidia-h200.json")
+    again = read(tmp_path / "new" / "nvidia-h200.json")
+    assert again == TABLE
+    for entry in ENTRIES:
+        assert again.find(entry.problem) == entry
+    assert again.find(replace(PROBLEMS[1], m=258)) is None
+    assert again.find(replace(PROBLEMS[1], b_layout="column")) is None
+
+
+@pytest.mark.parametrize("entries", [(), (Entry(PROBLEMS[0], CONFIG, None),)])
+def test_empty_and_predicted_tables(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    table = replace(TABLE, measured=False, entries=entries)
+    write(table, tmp_path / "t.json")
+    assert read(tmp_path / "t.json") == table
+
+
+def test_the_order_of_entries_and_names_does_not_show(tmp_path: Path) -> None:
+    backwards = {name: TABLE.device[name] for name in reversed(TABLE.device)}
+    write(TABLE, tmp_path / "a.json")
+    write(Table(backwards, True, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), tmp_path / "b.json")
+    write(read(tmp_path / "a.json"), tmp_path / "c.json")
+    text = (tmp_path / "a.json").read_bytes()
+    assert text == (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
+    assert text.endswith(b"\n]\n}\n")
+
+
+def test_one_entry_changes_one_line(tmp_path: Path) -> None:
+    write(TABLE, tmp_path / "a.json")
+    write(
+        replace(TABLE, entries=(*ENTRIES[:2], replace(ENTRIES[2], us=9.0), ENTRIES[3])), tmp_path / "b.json"
+    )
+    lines = [(tmp_path / name).read_text().splitlines() for name in ("a.json", "b.json")]
+    assert sum(a != b for a, b in zip(*lines, strict=True)) == 1
+    assert sum('"problem"' in line for line in lines[0]) == len(ENTRIES)
+
+
+def entry(**changes: Any) -> Any:
+    return {"problem": problem_to_dict(PROBLEMS[1]), "config": CONFIG.to_dict(), "us": 2.0} | changes
+
+
+EVIL = "__import__('os').system('touch canary')"
+BAD = [
+    None, [], EVIL, {}, entry(more=1), entry(us="2"), entry(us=True), entry(us=-1), entry(us=0),
+    entry(us=1e300), entry(us=float("nan")), entry(us=float("inf")), entry(us=10**400),
+    entry(problem=EVIL), entry(problem={}),
+    entry(problem=problem_to_dict(PROBLEMS[1]) | {"m": "257"}),
+    entry(problem=problem_to_dict(PROBLEMS[1]) | {"m": 2**70}),
+    entry(problem=problem_to_dict(PROBLEMS[1]) | {"dtype": ["bfloat16"]}),
+    entry(problem=problem_to_dict(PROBLEMS[0]) | {"dtypes": [["x", {}]]}),
+    entry(problem=problem_to_dict(PROBLEMS[0]) | {"key": [["x", float("nan")]]}),
+    entry(config=EVIL), entry(config=CONFIG.to_dict() | {"num_warps": -4}),
+    entry(config=CONFIG.to_dict() | {"num_warps": "4"}), entry(config=CONFIG.to_dict() | {"pre_hook": EVIL}),
+    entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": float("inf")}}),
+    entry(config=CONFIG.to_dict() | {"kwargs": {"x;import os": 1}}),
+    entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": [[[[1]]]]}}),
+]  # fmt: skip
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    facts = {"device": TABLE.device, "measured": True, "kernels": TABLE.kernels, "entries": [entry()]}
+    return {"format": 1} | facts | changes
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_entry_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(document(entries=[bad, entry(), bad])))
+    with pytest.warns(StoreWarning, match="skipped 2 of 3 entries") as caught:
+        table = read(path)
+    assert len(caught) == 1
+    assert table.entries == (Entry(PROBLEMS[1], CONFIG, 2.0),)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_of_two_entries_for_one_problem_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(document(entries=[entry(), entry(us=1.0)])))
+    with pytest.warns(StoreWarning, match="a second entry"):
+        table = read(tmp_path / "t.json")
+    assert [found.us for found in table.entries] == [2.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", EVIL, "[" * 100_000, '{"a":' * 100_000, "9" * 5000,
+        *(json.dumps({k: v for k, v in document().items() if k != name}) for name in document()),
+        *(json.dumps(document(format=value)) for value in (0, 2, "1", True, None, [1])),
+        *(json.dumps(document(device=value)) for value in (None, [], {}, {"name": 1}, {"name": "", "": []})),
+        *(json.dumps(document(device={"name": "x", "clock": value})) for value in (float("nan"), None, {})),
+        *(json.dumps(document(measured=value)) for value in (1, None, "true")),
+        *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul": 1})),
+        *(json.dumps(document(entries=value)) for value in (None, {}, "x")),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(InvalidValueError, match=r"t\.json"):
+        read(tmp_path / "t.json")
+
+
+def test_bytes_that_are_no_text_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "t.json", tmp_path, tmp_path / "missing.json"):
+        with pytest.raises(InvalidValueError):
+            read(path)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_interrupted_write_leaves_the_old_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "t.json"
+    write(TABLE, path)
+
+    def interrupt(*_: Any) -> None:
+        assert len(list(tmp_path.iterdir())) == 2  # the new text lies beside the old
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(replace(TABLE, entries=()), path)
+    assert read(path) == TABLE
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"entries": (Entry(PROBLEMS[0], CONFIG, float("nan")),)},
+        {"entries": (Entry(PROBLEMS[0], CONFIG, -1.0),)},
+        {"entries": (ENTRIES[0], ENTRIES[0])},
+        {"device": {"name": "x", "clock": float("inf")}},
+        {"device": {}},
+        {"kernels": {"matmul": 1}},
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: Any) -> None:
+    path = tmp_path / "t.json"
+    write(TABLE, path)
+    with pytest.raises(InvalidValueError):
+        write(replace(TABLE, **changes), path)
+    assert read(path) == TABLE
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
+    store = Store(DEVICE, tmp_path)
+    slow = Config.of(BLOCK_M=16)
+    for problem in PROBLEMS[1:]:
+        store.add(TABLE.kernels[problem.op], Trial(problem, slow, 5.0))
+        store.add(TABLE.kernels[problem.op], Trial(problem, CONFIG, 2.0))
+        store.add("older", Trial(problem, slow, 1.0))
+    store.add("0123", Trial(PROBLEMS[0], CONFIG, 1.0))
+    made = from_store(store, DEVICE, TABLE.kernels)
+    assert made == replace(TABLE, entries=tuple(Entry(p, CONFIG, 2.0) for p in PROBLEMS[1:]))
+    write(made, tmp_path / "t.json")
+    assert read(tmp_path / "t.json") == made
+
+
+def test_shipped_is_read_once(folder: Path) -> None:
+    write(TABLE, folder / "nvidia-h200.json")
+    found = shipped(DEVICE)
+    assert found == TABLE
+    (folder / "nvidia-h200.json").unlink()
+    assert shipped(replace(DEVICE, triton="9")) is found
+
+
+def test_no_table_for_another_name(folder: Path) -> None:
+    write(TABLE, folder / "nvidia-h200.json")
+    write(TABLE, folder / "nvidia-b200.json")
+    same_file = replace(DEVICE, name="nvidia h200")
+    assert same_file.slug == DEVICE.slug
+    assert shipped(same_file) is None
+    assert shipped(TARGETS["sm_100"]) is None  # its file is there, but of another GPU
+    assert shipped(TARGETS["gfx942"]) is None
+
+
+def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder: Path) -> None:
+    (folder / "nvidia-h200.json").write_text("{")
+    with pytest.warns(StoreWarning, match="shipped") as caught:
+        found = shipped(DEVICE)
+    assert found is None
+    assert len(caught) == 1
+    assert shipped(DEVICE) is None  # a second StoreWarning would be an error here
+
+
+def test_the_tables_in_the_package_are_whole() -> None:
+    table_module._shipped.cache_clear()
+    for device in TARGETS.values():
+        table = shipped(device)  # a StoreWarning is an error here
+        assert table is None or table.device["name"] == device.name

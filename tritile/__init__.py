@@ -1,0 +1,41 @@
+"""tritile: matrix products and transpositions in Triton, at the hardware's speed for any size.
+
+    import tritile
+    c = tritile.matmul(a, b)       # as torch.matmul
+    t = tritile.transpose(x)       # as x.mT.contiguous()
+
+and `tritile.autotune`, which remembers, where `triton.autotune` stood.
+"""
+
+from tritile import errors
+from tritile.autotuner import autotune
+from tritile.config import Config
+from tritile.device import Device, target_device
+from tritile.errors import TritileError
+from tritile.ladder import Plan
+from tritile.ops.matmul import matmul
+from tritile.ops.plan import forget, plan
+from tritile.ops.transpose import transpose
+from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
+from tritile.settings import current_mode, mode
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "Device",
+    "KernelProblem",
+    "MatmulProblem",
+    "Plan",
+    "TransposeProblem",
+    "TritileError",
+    "autotune",
+    "current_mode",
+    "errors",
+    "forget",
+    "matmul",
+    "mode",
+    "plan",
+    "target_device",
+    "transpose",
+]

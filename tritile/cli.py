@@ -1,0 +1,291 @@
+"""The command line: tritile tune, bench, show, export, merge, doctor."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as RichTable
+
+from tritile import device as devices
+from tritile import ladder, launch, table
+from tritile.device import Device
+from tritile.errors import InvalidValueError, TritileError, brief
+from tritile.report import bench as benchmark
+from tritile.report import console as printing
+from tritile.report import doctor as diagnosis
+from tritile.report import results as results_file
+from tritile.report.environment import environment
+from tritile.settings import cache_dir
+from tritile.store import store_of
+from tritile.tune import suites, tuner
+from tritile.tune.worker import CompilePool
+
+SUITES = Path(__file__).parents[1] / "tuning" / "suites"
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
+Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
+Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
+Op = Annotated[str, typer.Option(help="Of explicit shapes: matmul or permute (rows x columns).")]
+Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
+Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"A GPU that need not be here: {', '.join(devices.TARGETS)}. Predicts and compiles."),
+]
+
+
+def _cases(
+    shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str
+) -> list[suites.Case]:
+    given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
+    wanted = names or ([] if given else ["quick"])
+    return given + suites.find(wanted, folder)
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}", justify="left"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks to stop after the problem in hand; a second one stops at once. Nothing is lost."""
+    stopping = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+        console.print("stopping after this problem; Ctrl-C again to stop now")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: not stopping
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tune_here(cases: list[suites.Case], device: Device, budget: float | None, force: bool, jobs: int) -> int:
+    problems = list(dict.fromkeys(case.problem for case in cases))
+    todo = [problem for problem in problems if force or not tuner.is_tuned(problem, device)]
+    console.print(
+        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
+    )
+    failed = 0
+    with _interruptible() as keep_on, CompilePool(jobs or None) as pool, _progress() as bar:
+        task = bar.add_task("tuning", total=len(todo))
+        for done in tuner.tune(todo, device, pool, budget, force, keep_on):
+            failed += done.best is None
+            bar.update(task, advance=1, description=done.problem.label)
+            if done.best is None:
+                bar.console.print(f"[red]{done.problem.label}: {done.failure}")
+            elif not console.is_terminal:
+                console.print(
+                    f"{done.problem.label}: {done.best.us:.1f} us, {done.best.config} "
+                    f"({done.trials} configs, {done.seconds:.1f} s)",
+                    highlight=False,
+                )
+    left = sum(not tuner.is_tuned(problem, device) for problem in todo)
+    if left > failed:
+        console.print(f"{left - failed} problems are left: the same command goes on with them")
+    console.print(f"remembered in {store_of(device).path}")
+    return failed
+
+
+def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int) -> int:
+    problems = list(dict.fromkeys(case.problem for case in cases))
+    console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
+    entries, failed = [], 0
+    with CompilePool(jobs or None) as pool, _progress() as bar:
+        task = bar.add_task("predicting", total=len(problems))
+        for problem in problems:
+            config, refused = tuner.predict(problem, device, pool)
+            bar.update(task, advance=1, description=problem.label)
+            failed += config is None
+            note = f" after {len(refused)} refused" if refused else ""
+            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", highlight=False)
+            for reason in refused[:2]:
+                console.print(f"  refused {reason}", highlight=False, style="dim")
+            if config is not None:
+                entries.append(table.Entry(problem, config, None))
+    kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
+    table.write(table.Table(device.to_dict(), False, kernels, tuple(entries)), output)
+    console.print(f"{len(entries)} predicted configs written to {output}")
+    return failed
+
+
+@app.command()
+def tune(
+    shapes: Shapes = None,
+    suite: Suite = None,
+    suites_dir: Directory = SUITES,
+    op: Op = "matmul",
+    dtype: Dtype = "bfloat16",
+    layout: Layout = "NN",
+    budget: Annotated[float | None, typer.Option(help="Seconds to spend at the most.")] = None,
+    force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
+    target: Target = None,
+    output: Annotated[Path | None, typer.Option(help="With --target: the table to write.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: one a core, 16 at most.")] = 0,
+) -> None:
+    """Measure configs for problems on this GPU and remember the best; or predict them for a --target."""
+    cases = _cases(shapes, suite, suites_dir, op, dtype, layout)
+    if target is not None:
+        device = devices.target_device(target)
+        failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs)
+    else:
+        here = devices.current_gpu()
+        if here is None:
+            raise InvalidValueError(
+                f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
+            )
+        failed = _tune_here(cases, here, budget, force, jobs)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    shapes: Shapes = None,
+    suite: Suite = None,
+    suites_dir: Directory = SUITES,
+    op: Op = "matmul",
+    dtype: Dtype = "bfloat16",
+    layout: Layout = "NN",
+    results: Annotated[
+        Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
+) -> None:
+    """Time tritile against torch, side by side, with the configs that calls would use."""
+    here = devices.current_gpu()
+    if here is None:
+        raise InvalidValueError("there is no GPU here to measure")
+    cases, lines, env = _cases(shapes, suite, suites_dir, op, dtype, layout), [], environment(here)
+    failed = 0
+    with _progress() as bar:
+        task = bar.add_task("measuring", total=len(cases))
+        for case in cases:
+            try:
+                lines.append(results_file.result(case, benchmark.measured(case), env))
+                if results is not None:
+                    results_file.append(results / f"{case.suite}.jsonl", lines[-1:])
+            except (TritileError, torch.cuda.OutOfMemoryError) as error:
+                failed += 1
+                bar.console.print(f"[red]{case.problem.label}: {brief(error)}")
+                torch.cuda.empty_cache()
+            bar.update(task, advance=1, description=case.problem.label)
+    if not quiet:
+        printing.print_results(lines, console)
+    printing.print_summary(lines, console)
+    for name, ours, theirs in benchmark.host_costs():
+        console.print(f"host cost of {name}: tritile {ours:.1f} us, torch {theirs:.1f} us")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    target: Target = None,
+    trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
+) -> None:
+    """What is remembered of this GPU (or of --target): the best config of each problem."""
+    device = _device(target)
+    grid = RichTable("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
+    best: dict[str, tuple[float, tuple[str, ...]]] = {}
+    for index, (_, trial) in enumerate(store_of(device).everything()):
+        numbers = (trial.spread, trial.registers, trial.spills, trial.shared, trial.error)
+        shown = ("" if v is None else f"{v:.2g}" if isinstance(v, float) else str(v) for v in numbers)
+        us = f"{trial.us:.1f}" if trial.us else (trial.failure or "")
+        row = (trial.problem.label, us, *shown, str(trial.config), trial.measured_utc)
+        name, time = trial.problem.label + ("" if not trials else str(index)), trial.us or float("inf")
+        if name not in best or time < best[name][0]:
+            best[name] = (time, row)
+    for _, row in best.values():
+        grid.add_row(*row)
+    console.print(grid)
+    console.print(f"{len(best)} rows from {store_of(device).path}")
+
+
+def _device(target: str | None) -> Device:
+    device = devices.target_device(target) if target else devices.current_gpu()
+    if device is None:
+        raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")
+    return device
+
+
+@app.command()
+def export(
+    output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
+    target: Target = None,
+) -> None:
+    """Write the best remembered configs of this GPU as a table that can be shipped."""
+    device = _device(target)
+    kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
+    made = table.from_store(store_of(device), device, kernels)
+    path = output or Path(f"{device.slug}.json")
+    table.write(made, path)
+    console.print(f"{len(made.entries)} entries written to {path}")
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Stores of the same GPU model, from other machines.")],
+    target: Target = None,
+) -> None:
+    """Add the trials of other stores to this one; where both have one, the newer stays."""
+    store = store_of(_device(target))
+    for path in files:
+        console.print(f"{path}: {store.merge(path)} trials added to {store.path}")
+    ladder.forget()
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, GPU, driver, cache, whether a kernel runs, and what to do about what is missing."""
+    findings = diagnosis.examine(cache_dir())
+    grid = RichTable("what", "found", "to do", show_lines=False)
+    for finding in findings:
+        mark = "" if finding.good else "[red]"
+        grid.add_row(finding.name, mark + finding.found, finding.advice)
+    console.print(grid)
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on standard error, and exit status 2."""
+    try:
+        app()
+    except TritileError as error:
+        print(f"tritile: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Config: one way to run a kernel, as a frozen value."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import triton
+
+from tritile.errors import InvalidValueError
+
+_FORM: Final = (
+    "a config is {kwargs: {NAME: int, bool, float or str}, num_warps, num_stages, num_ctas, maxnreg}"
+)
+_MAX_TEXT: Final = 64
+_MAX_INT: Final = 2**31
+_MAX_KWARGS: Final = 64
+
+
+def _checked_kwarg(name: Any, value: Any) -> None:
+    if not (isinstance(name, str) and name.isidentifier() and len(name) <= _MAX_TEXT):
+        raise InvalidValueError(f"config parameter {name!r} is not a name; {_FORM}")
+    if isinstance(value, str):
+        good = len(value) <= _MAX_TEXT and value.isprintable()
+    elif isinstance(value, int):
+        good = abs(value) < _MAX_INT
+    else:
+        good = isinstance(value, float) and math.isfinite(value)
+    if not good:
+        raise InvalidValueError(f"config parameter {name} = {value!r} is out of range; {_FORM}")
+
+
+def _checked_count(name: str, value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidValueError(f"{name} = {value!r}: wanted a whole number from {low} to {high}")
+    return value
+
+
+@dataclass(frozen=True)
+class Config:
+    """Values of a kernel's tunable parameters, and how Triton is to compile it.
+
+    `family` names the kernel among those that solve one kind of problem: "tile" ("" where there is
+    only one, as in a user's own). `kwargs` holds (name, value) pairs in order of name, so that equal
+    configs compare equal.
+    Raises InvalidValueError for anything that could not have been a config: values read from a
+    store or a table pass through here like any other input.
+    """
+
+    kwargs: tuple[tuple[str, int | bool | float | str], ...] = field(default=())
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kwargs, tuple) or len(self.kwargs) > _MAX_KWARGS:
+            raise InvalidValueError(f"config parameters {self.kwargs!r}; {_FORM}")
+        for name, value in self.kwargs:
+            _checked_kwarg(name, value)
+        if [name for name, _ in self.kwargs] != sorted({name for name, _ in self.kwargs}):
+            raise InvalidValueError("config parameters must be sorted by name, each once")
+        warps = _checked_count("num_warps", self.num_warps, 1, 64)
+        if warps & (warps - 1):
+            raise InvalidValueError(f"num_warps = {warps}: wanted a power of two")
+        _checked_count("num_stages", self.num_stages, 0, 64)
+        _checked_count("num_ctas", self.num_ctas, 1, 16)
+        if self.maxnreg is not None:
+            _checked_count("maxnreg", self.maxnreg, 8, 512)
+        if not isinstance(self.family, str) or not (self.family == "" or self.family.isidentifier()):
+            raise InvalidValueError(f"family = {self.family!r}: wanted a kernel family's name")
+
+    @classmethod
+    def of(
+        cls,
+        num_warps: int = 4,
+        num_stages: int = 3,
+        family: str = "",
+        **kwargs: int | bool | float | str,
+    ) -> "Config":
+        """The config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
+        return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, family=family)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of one parameter. Raises KeyError where there is none of that name."""
+        return dict(self.kwargs)[name]
+
+    def __str__(self) -> str:
+        blocks = [f"{name}={value}" for name, value in self.kwargs]
+        extra = [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
+        extra += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
+        return " ".join(
+            [
+                *[self.family] * bool(self.family),
+                *blocks,
+                f"num_warps={self.num_warps}",
+                f"num_stages={self.num_stages}",
+                *extra,
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary that JSON holds and `from_dict` reads back."""
+        return {
+            "kwargs": dict(self.kwargs),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "num_ctas": self.num_ctas,
+            "maxnreg": self.maxnreg,
+            "family": self.family,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Config":
+        """The config that `to_dict` wrote. Raises InvalidValueError for anything else."""
+        known = {"kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "family"}
+        if not isinstance(data, Mapping) or set(data) - known or not isinstance(data.get("kwargs"), Mapping):
+            raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
+        if not all(isinstance(name, str) for name in data["kwargs"]):
+            raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
+        return cls(tuple(sorted(data["kwargs"].items())), **{k: v for k, v in data.items() if k != "kwargs"})
+
+    @property
+    def key(self) -> str:
+        """The config as one line of JSON, the same for equal configs."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+
+    def to_triton(self) -> triton.Config:
+        """The same as a `triton.Config`."""
+        return triton.Config(
+            dict(self.kwargs), self.num_warps, self.num_stages, self.num_ctas, maxnreg=self.maxnreg
+        )
+
+    @classmethod
+    def from_triton(cls, config: triton.Config) -> "Config":
+        """The same from a `triton.Config`. Raises InvalidValueError if a value is not plain data."""
+        return cls(
+            tuple(sorted(config.kwargs.items())),
+            config.num_warps,
+            config.num_stages,
+            config.num_ctas,
+            config.maxnreg,
+        )

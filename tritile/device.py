@@ -1,0 +1,126 @@
+"""Device: the facts of one GPU, as a frozen value. The only module that asks the hardware."""
+
+import functools
+import subprocess
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tritile.errors import DeviceError, InvalidValueError
+
+
+@dataclass(frozen=True)
+class Device:
+    """What planning and tuning need to know of a GPU.
+
+    `arch` is the compute capability times ten as Triton counts it (90) or AMD's name ("gfx942").
+    `shared_memory` is what one block may opt in to, in bytes; `clock_ghz` and `memory_gbps` are the
+    maker's peak figures. `triton` and `compiler` are versions: both change what a config is worth.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    processors: int
+    l2_bytes: int
+    shared_memory: int
+    clock_ghz: float
+    memory_gbps: float
+    triton: str = triton.__version__
+    compiler: str = ""
+
+    @property
+    def slug(self) -> str:
+        """The name of this GPU in file names: nvidia-h200."""
+        return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-") or "gpu"
+
+    @property
+    def nvidia(self) -> int:
+        """The compute capability times ten; 0 on a GPU that is not NVIDIA's."""
+        return self.arch if self.backend == "cuda" and isinstance(self.arch, int) else 0
+
+    @property
+    def warp_size(self) -> int:
+        """Threads of a warp."""
+        return 64 if str(self.arch).startswith("gfx9") else 32
+
+    @property
+    def target(self) -> GPUTarget:
+        """The same as Triton's compiler names it."""
+        return GPUTarget(self.backend, self.arch, self.warp_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary that JSON holds."""
+        return asdict(self)
+
+
+def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: float, gbps: float) -> Device:
+    backend = "cuda" if isinstance(arch, int) else "hip"
+    return Device(name, backend, arch, sms, l2 << 20, shared, clock, gbps)
+
+
+# Peak figures as the makers' datasheets give them; shared memory as Triton's backends report it.
+TARGETS: Final = {
+    "nvidia-h200": _target("NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
+    "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
+    "sm_90": _target("NVIDIA H100 80GB HBM3", 90, 132, 50, 232448, 1.98, 3350),
+    "sm_100": _target("NVIDIA B200", 100, 148, 126, 232448, 1.96, 8000),
+    "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
+}
+
+# Host tensors run in Triton's interpreter: no GPU, and nothing a time of it would be good for.
+INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
+
+
+@functools.cache
+def compiler_version(backend: str, arch: int | str) -> str:
+    """The version of the assembler that Triton calls for this target, "" where none can be asked."""
+    if backend != "cuda" or not isinstance(arch, int):
+        return ""
+    tool = triton.knobs.nvidia.ptxas_blackwell if arch >= 100 else triton.knobs.nvidia.ptxas
+    try:
+        text = subprocess.run([tool.path, "--version"], capture_output=True, timeout=30, check=True).stdout
+    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError):
+        return ""
+    release = [line for line in text.decode(errors="replace").splitlines() if "release" in line]
+    return release[0].rsplit(",", 1)[-1].strip() if release else ""
+
+
+def target_device(name: str) -> Device:
+    """The device that `--target name` stands for. Raises InvalidValueError for an unknown name."""
+    if name not in TARGETS:
+        raise InvalidValueError(f"unknown target {name!r}: wanted one of {', '.join(TARGETS)}")
+    facts = asdict(TARGETS[name])
+    facts["compiler"] = compiler_version(facts["backend"], facts["arch"])
+    return Device(**facts)
+
+
+@functools.cache
+def gpu(index: int) -> Device:
+    """The facts of CUDA or ROCm device `index`. Raises DeviceError where there is no such GPU."""
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise DeviceError(f"there is no GPU {index} here: {torch.cuda.device_count()} seen")
+    facts = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip is not None
+    arch: int | str = facts.gcnArchName.split(":")[0] if hip else facts.major * 10 + facts.minor
+    memory_mhz = getattr(facts, "memory_clock_rate", 0) / 1e3
+    bus_bytes = getattr(facts, "memory_bus_width", 0) / 8
+    return Device(
+        name=facts.name,
+        backend="hip" if hip else "cuda",
+        arch=arch,
+        processors=facts.multi_processor_count,
+        l2_bytes=facts.L2_cache_size,
+        shared_memory=getattr(facts, "shared_memory_per_block_optin", 0) or 65536,
+        clock_ghz=(getattr(facts, "clock_rate", 0) or 1.5e6) / 1e6,
+        memory_gbps=2e-3 * memory_mhz * bus_bytes or 1000.0,
+        compiler=compiler_version("hip" if hip else "cuda", arch),
+    )
+
+
+def current_gpu() -> Device | None:
+    """The facts of the current GPU, or None on a machine without one."""
+    return gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None

@@ -1,0 +1,59 @@
+"""What can go wrong, one class each. Every error tritile raises on purpose is a `TritileError`."""
+
+
+class TritileError(Exception):
+    """Base of every error that tritile raises on purpose."""
+
+
+class ShapeError(TritileError, ValueError):
+    """Shapes, dimensions or strides that do not fit the operation."""
+
+
+class DtypeError(TritileError, TypeError):
+    """A dtype, or a combination of dtypes, that the operation does not take."""
+
+
+class DeviceError(TritileError, ValueError):
+    """Tensors on different devices, or on a kind of device that tritile does not run on."""
+
+
+class UnsupportedError(TritileError, RuntimeError):
+    """Something valid in itself that this GPU, or this version of tritile, does not offer."""
+
+
+class OverlapError(TritileError, ValueError):
+    """An output whose memory overlaps an input's, or its own."""
+
+
+class GradientError(TritileError, RuntimeError):
+    """A tensor that requires a gradient, where none is offered."""
+
+
+class NotTunedError(TritileError, LookupError):
+    """Mode `strict` met a problem for which nothing measured is remembered."""
+
+
+class InvalidValueError(TritileError, ValueError):
+    """A setting, a config, a problem or an entry of a file that is not what it must be."""
+
+
+class TuningError(TritileError, RuntimeError):
+    """No config of a space compiled, ran and gave the right answer."""
+
+
+class StoreWarning(UserWarning):
+    """Remembered results could not be read or written; calls go on without them."""
+
+
+class UntunedWarning(UserWarning):
+    """A kernel runs with a config that nothing measured supports."""
+
+
+class InterpreterWarning(UserWarning):
+    """Kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
+
+
+def brief(error: BaseException) -> str:
+    """The kind of an error and the first line that says something, short enough to keep."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:200]

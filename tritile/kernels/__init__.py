@@ -1,0 +1,1 @@
+"""Bare kernels: jitted code and nothing else."""

@@ -1,0 +1,118 @@
+"""Matrix product kernels."""
+
+import triton
+import triton.language as tl
+
+from tritile.kernels.tiles import batch_index, batch_offset, grouped_tile, multiple
+
+
+@triton.jit
+def accumulate(
+    acc, a_ptrs, b_ptrs, row_mask, column_mask, start, stop, K, stride_ak, stride_bk,
+    MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """acc + A[:, start:stop] @ B[start:stop, :], for pointers that stand at column and row `start`."""
+    ks = tl.arange(0, BLOCK_K)
+    for k in range(start, stop, BLOCK_K):
+        in_k = ks < K - k
+        if MASK_M and MASK_K:
+            a = tl.load(a_ptrs, mask=row_mask & in_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+        elif MASK_M:
+            a = tl.load(a_ptrs, mask=row_mask, other=0.0)
+        elif MASK_K:
+            a = tl.load(a_ptrs, mask=in_k[None, :], other=0.0)
+        else:
+            a = tl.load(a_ptrs)
+        if MASK_N and MASK_K:
+            b = tl.load(b_ptrs, mask=in_k[:, None] & column_mask, other=0.0)  # [BLOCK_K, BLOCK_N]
+        elif MASK_N:
+            b = tl.load(b_ptrs, mask=column_mask, other=0.0)
+        elif MASK_K:
+            b = tl.load(b_ptrs, mask=in_k[:, None], other=0.0)
+        else:
+            b = tl.load(b_ptrs)
+        if a.dtype.is_fp8():
+            # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    return acc
+
+
+@triton.jit
+def matmul_tile(
+    a_ptr, b_ptr, out_ptr,
+    M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_om, stride_on,
+    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides,
+    ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
+    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
+    MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, CHUNK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
+
+    Loads past an edge are masked and read as zero, stores past an edge are masked away; MASK_* say
+    which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
+    batch strides of an operand (see `multiple`).
+    WIDE: offsets need 64 bits. CHUNK_K: sum each CHUNK_K of K apart, then add the sums, which keeps
+    the rounding error of a long sum down; 0 for one running sum.
+    """
+    tl.static_assert(CHUNK_K % BLOCK_K == 0, "CHUNK_K must be whole blocks of K")
+    matrix = batch_index()
+    if matrix >= batch:
+        return
+    M = multiple(M, ALIGN_M)
+    N = multiple(N, ALIGN_N)
+    K = multiple(K, ALIGN_K)
+    stride_am = multiple(stride_am, ALIGN_A[0])
+    stride_ak = multiple(stride_ak, ALIGN_A[1])
+    stride_bk = multiple(stride_bk, ALIGN_B[0])
+    stride_bn = multiple(stride_bn, ALIGN_B[1])
+    stride_om = multiple(stride_om, ALIGN_OUT[0])
+    stride_on = multiple(stride_on, ALIGN_OUT[1])
+    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    if WIDE:
+        row = row.to(tl.int64)
+        column = column.to(tl.int64)
+        stride_ak = tl.cast(stride_ak, tl.int64)
+        stride_bk = tl.cast(stride_bk, tl.int64)
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    ks = tl.arange(0, BLOCK_K)  # [BLOCK_K]
+    row_mask = rows[:, None] < M
+    column_mask = columns[None, :] < N
+
+    a_ptr += batch_offset(matrix, batch_shape, a_batch_strides, ALIGN_A[2])
+    b_ptr += batch_offset(matrix, batch_shape, b_batch_strides, ALIGN_B[2])
+    out_ptr += batch_offset(matrix, batch_shape, out_batch_strides, ALIGN_OUT[2])
+    a_ptrs = a_ptr + (rows[:, None] * stride_am + ks[None, :] * stride_ak)  # [BLOCK_M, BLOCK_K]
+    b_ptrs = b_ptr + (ks[:, None] * stride_bk + columns[None, :] * stride_bn)  # [BLOCK_K, BLOCK_N]
+    out_ptrs = out_ptr + (rows[:, None] * stride_om + columns[None, :] * stride_on)
+
+    if out_ptr.dtype.element_ty == tl.float64:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+    elif out_ptr.dtype.element_ty == tl.int32:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if CHUNK_K == 0:
+        acc = accumulate(
+            acc, a_ptrs, b_ptrs, row_mask, column_mask, 0, K, K, stride_ak, stride_bk,
+            MASK_M, MASK_N, MASK_K, PRECISION, BLOCK_K,
+        )  # fmt: skip
+    else:
+        for start in range(0, K, CHUNK_K):
+            part = tl.zeros_like(acc)
+            acc += accumulate(
+                part, a_ptrs, b_ptrs, row_mask, column_mask,
+                start, min(start + CHUNK_K, K), K, stride_ak, stride_bk,
+                MASK_M, MASK_N, MASK_K, PRECISION, BLOCK_K,
+            )  # fmt: skip
+            a_ptrs += CHUNK_K * stride_ak
+            b_ptrs += CHUNK_K * stride_bk
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & column_mask)

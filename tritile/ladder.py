@@ -1,0 +1,165 @@
+"""The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
+
+import math
+from dataclasses import dataclass, replace
+
+from tritile import model, table
+from tritile.config import Config
+from tritile.device import INTERPRETER, Device
+from tritile.errors import NotTunedError
+from tritile.launch import KERNELS
+from tritile.problem import MatmulProblem, TransposeProblem, problem_key
+from tritile.settings import current_mode
+from tritile.space import TILE, illegal
+from tritile.store import Trial, store_of
+
+SOURCES = ("exact", "table", "near", "model", "forced", "interpreter")
+_NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
+
+Tiled = MatmulProblem | TransposeProblem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would run for a problem, and why.
+
+    `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "near" (a
+    tuned neighbour's config), "model" (predicted), "forced" (given), "interpreter" (host tensors).
+    `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
+    source has none.
+    """
+
+    problem: Tiled
+    config: Config
+    source: str
+    device: Device
+    us: float | None = None
+    why: str = ""
+
+    def __repr__(self) -> str:
+        time = "" if self.us is None else f", {self.us:.1f} us"
+        lines = (
+            f"Plan for {self.problem.label} on {self.device.name}",
+            f"  config  {self.config}",
+            f"  source  {self.source}{time}: {self.why}",
+        )
+        return "\n".join(lines)
+
+
+_memo: dict[tuple[Tiled, Device, str], Plan] = {}
+
+
+def forget() -> None:
+    """Drop every plan made so far in this process: after new measurements, plans may change."""
+    _memo.clear()
+
+
+def _class(problem: Tiled) -> str:
+    """The problem without its sizes: neighbours differ in sizes alone."""
+    sizes = {"batch": 1, "m": 1, "n": 1} | ({"k": 1} if isinstance(problem, MatmulProblem) else {})
+    return problem_key(replace(problem, **sizes))  # type: ignore[arg-type]
+
+
+def _doublings(a: Tiled, b: Tiled) -> float:
+    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
+
+
+def trials(problem: Tiled, device: Device) -> list[Trial]:
+    """Everything measured for this problem on this device, over all kernel families."""
+    kernels = KERNELS[problem.op].values()
+    return [trial for kernel in kernels for trial in store_of(device).trials(kernel.digest, problem)]
+
+
+def _measured(problem: Tiled, device: Device) -> Plan | None:
+    good = [
+        trial
+        for trial in trials(problem, device)
+        if trial.us is not None and trial.failure is None and illegal(trial.config, problem, device) is None
+    ]
+    if not good:
+        return None
+    best = min(good, key=lambda trial: (trial.us, trial.config.key))
+    why = f"the fastest of {len(good)} measured on this GPU"
+    return Plan(problem, best.config, "exact", device, best.us, why)
+
+
+def _tabled(problem: Tiled, device: Device) -> Plan | None:
+    shipped = table.shipped(device)
+    entry = shipped.find(problem) if shipped is not None else None
+    if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
+        return None
+    how = "measured" if shipped.measured else "predicted and compiled, not measured,"
+    return Plan(problem, entry.config, "table", device, entry.us, f"{how} for this GPU in tritile's table")
+
+
+def _near(problem: Tiled, device: Device) -> Plan | None:
+    """The config of the nearest tuned problem of the same class, if near enough and legal here."""
+    kernels = KERNELS[problem.op].values()
+    known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
+    shipped = table.shipped(device)
+    known_pairs = [(trial.problem, trial.config) for trial in known]
+    if shipped is not None and shipped.measured:
+        known_pairs += [(entry.problem, entry.config) for entry in shipped.entries]
+    found, wanted = [], _class(problem)
+    for other, config in known_pairs:
+        if isinstance(other, MatmulProblem | TransposeProblem) and _class(other) == wanted:
+            distance = _doublings(problem, other)
+            if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
+                found.append((distance, config.key, other, config))
+    if not found:
+        return None
+    distance, _, other, config = min(found, key=lambda item: item[:2])
+    why = f"measured for {other.label}, {distance:.2f} doublings of size away"
+    return Plan(problem, config, "near", device, None, why)
+
+
+def predicted(problem: Tiled, device: Device) -> Plan:
+    """What the model picks."""
+    config = model.pick(problem, device)
+    us = model.predict_us(config, problem, device)
+    return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
+
+
+def interpreted(problem: Tiled) -> Plan:
+    """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
+
+    def block(size: int, most: int) -> int:
+        return max(16, min(most, 1 << (size - 1).bit_length()))
+
+    blocks = {"BLOCK_M": block(problem.m, 128), "BLOCK_N": block(problem.n, 128), "GROUP_M": 8}
+    if isinstance(problem, MatmulProblem):
+        blocks["BLOCK_K"] = block(problem.k, 128)
+    config = Config.of(family=TILE, **blocks)
+    return Plan(problem, config, "interpreter", INTERPRETER, None, "tensors in host memory are interpreted")
+
+
+def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    """The first rung that holds; None where mode "tune" is to measure."""
+    known = None if mode == "off" else _measured(problem, device) or _tabled(problem, device)
+    if mode == "strict":
+        shipped = table.shipped(device)
+        if known is None or (known.source == "table" and not (shipped and shipped.measured)):
+            raise NotTunedError(
+                f"mode is strict and nothing measured is remembered for {problem.label} on {device.name}: "
+                "run `tritile tune` for it, or use mode cached"
+            )
+    if known is not None and not (mode == "tune" and known.source == "table"):
+        return known
+    if mode == "tune":
+        return None
+    return (None if mode == "off" else _near(problem, device)) or predicted(problem, device)
+
+
+def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:
+    """The plan for a problem by the mode given, else the one in force.
+
+    None only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode
+    "strict" for a problem of which nothing measured is remembered.
+    """
+    key = (problem, device, mode or current_mode())
+    plan = _memo.get(key)
+    if plan is None:
+        plan = _climb(problem, device, key[2])
+        if plan is not None:
+            _memo[key] = plan
+    return plan

@@ -1,0 +1,1 @@
+"""The operations: arguments checked, output allocated, kernel launched."""

@@ -1,0 +1,117 @@
+"""Checks of arguments that every operation shares. Each raises before anything is launched."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError
+
+_MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test before memory is called overlapping
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype's name without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensor: Any) -> str:
+    """A tensor in an error message: dtype, shape, device."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"{type(tensor).__name__} {str(tensor)[:60]!r}"
+    return f"{name_of(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def check_tensor(op: str, name: str, tensor: Any) -> None:
+    """A dense tensor in host or GPU memory that needs no gradient."""
+    if not isinstance(tensor, torch.Tensor):
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
+    if tensor.device.type not in ("cuda", "cpu"):
+        raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda or cpu")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise GradientError(
+            f"{op}: {name} requires a gradient, and {op} offers none yet: "
+            f"call it under torch.no_grad(), or with {name}.detach()"
+        )
+
+
+def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
+    """All tensors of a call on one device."""
+    if first.device != other.device:
+        raise DeviceError(f"{op}: {name} is on {other.device}: wanted {first.device}, as the first operand")
+
+
+def _interval(tensor: torch.Tensor) -> tuple[int, int]:
+    span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (span + 1) * tensor.element_size()
+
+
+class _Memory:
+    """A tensor's memory to numpy's exact overlap test, which computes with addresses and reads nothing."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+        }
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors share a byte. Interleaved but disjoint views (two columns of one) do not.
+
+    Exact, by numpy.shares_memory, unless that takes over 100,000 steps: then taken to overlap.
+    """
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
+        return False
+    (a_start, a_end), (b_start, b_end) = _interval(a), _interval(b)
+    if a_end <= b_start or b_end <= a_start:
+        return False
+    work: Any = _MAX_OVERLAP_WORK
+    try:
+        return bool(np.shares_memory(np.asarray(_Memory(a)), np.asarray(_Memory(b)), work))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices of a tensor may be one element: a stride within the reach of smaller ones."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    steps = sorted((step, size) for step, size in pairs if size > 1)
+    reach = 0
+    for step, size in steps:
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
+
+
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor) -> None:
+    """An output of just this shape and dtype, on the inputs' device, that shares no memory with them."""
+    check_tensor(op, "out", out)
+    check_same_device(op, inputs[0], "out", out)
+    if out.dtype != dtype:
+        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}")
+    if tuple(out.shape) != tuple(shape):
+        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
+    if out.is_conj() or out.is_neg():
+        raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
+    if out.numel() and overlaps_itself(out):
+        raise OverlapError(
+            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
+        )
+    check_no_overlap(op, out, *inputs)
+
+
+def check_no_overlap(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """An output that shares no memory with any input."""
+    for position, tensor in enumerate(inputs):
+        if overlap(out, tensor):
+            raise OverlapError(f"{op}: out overlaps the memory of input {position}: wanted memory of its own")

@@ -1,0 +1,265 @@
+"""`tritile.matmul`: `torch.matmul` for any size, stride and layout."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.launch import Launch
+from tritile.ops.checks import (
+    check_no_overlap,
+    check_out,
+    check_same_device,
+    check_tensor,
+    name_of,
+)
+from tritile.ops.run import interpret, prepared
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
+from tritile.settings import current_mode
+from tritile.views import MatmulCall, View, merged
+
+_HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
+_OUT_DTYPES: Final = {
+    torch.float16: _HALF,
+    torch.bfloat16: _HALF,
+    torch.float32: (torch.float32, torch.float16, torch.bfloat16),
+    torch.float64: (torch.float64,),
+    torch.int8: (torch.int32,),
+    torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
+    torch.float8_e5m2: (torch.bfloat16, torch.float16, torch.float32),
+}  # the first of each is the default, except that 16-bit types keep their own
+_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
+
+
+class _Prepared(NamedTuple):
+    launch: Launch
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_memo: dict[tuple[Any, ...], _Prepared] = {}
+
+
+def forget() -> None:
+    """Drop the prepared launches of this process, so that new measurements count."""
+    _memo.clear()
+
+
+def default_precision() -> str:
+    """The precision of fp32 products that torch's own setting asks for: "ieee" or "tf32"."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def _check_dtypes(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    if a.dtype != b.dtype:
+        raise DtypeError(f"matmul: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+    if a.dtype not in _OUT_DTYPES:
+        raise DtypeError(f"matmul: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
+    allowed = _OUT_DTYPES[a.dtype]
+    if out_dtype is None:
+        return a.dtype if a.dtype in allowed else allowed[0]
+    if out_dtype not in allowed:
+        wanted = ", ".join(map(name_of, allowed))
+        raise DtypeError(f"matmul: out_dtype of {name_of(a.dtype)} is {out_dtype}: wanted {wanted}")
+    return out_dtype
+
+
+def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
+    if precision is not None and precision not in PRECISIONS:
+        raise InvalidValueError(f"matmul: precision is {precision!r}: wanted one of {', '.join(PRECISIONS)}")
+    if dtype != torch.float32:
+        if precision is not None:
+            raise InvalidValueError(f"matmul: precision is for float32 operands, not {name_of(dtype)}")
+        return "ieee"
+    return precision or default_precision()
+
+
+def _check_gpu(a: torch.Tensor) -> None:
+    if a.device.type != "cuda" or torch.version.hip is not None:
+        return
+    major, minor = torch.cuda.get_device_capability(a.device)
+    name = name_of(a.dtype)
+    needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
+    if (major, minor) < needed:
+        raise UnsupportedError(
+            f"matmul: {name} needs compute capability {needed[0]}.{needed[1]}, and "
+            f"{torch.cuda.get_device_name(a.device)} has {major}.{minor}"
+        )
+
+
+def _result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape torch.matmul gives. Raises ShapeError where it gives none."""
+    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    if a.ndim == 0 or b.ndim == 0:
+        raise ShapeError(f"matmul: {shapes}: wanted at least one dimension each")
+    inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
+    if a.shape[-1] != inner:
+        raise ShapeError(f"matmul: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {inner}")
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError as error:
+        raise ShapeError(f"matmul: {shapes}: batch dimensions do not broadcast") from error
+    rows = a.shape[-2:-1] if a.ndim > 1 else ()
+    columns = b.shape[-1:] if b.ndim > 1 else ()
+    return (*batch, *rows, *columns)
+
+
+def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor's batch dimensions, broadcast to `batch`: 0 where it is stretched."""
+    missing = len(batch) - (tensor.ndim - 2)
+    own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
+    return (*[0] * missing, *own)
+
+
+def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
+    rows, columns = tensor.shape[-2:]
+    row_stride, column_stride = tensor.stride()[-2:]
+    strides = (row_stride, column_stride)
+    return View(tensor, (rows, columns), strides, batch_strides, tensor.element_size())
+
+
+def _folded(call: MatmulCall) -> MatmulCall:
+    """The same call with a batch dimension folded into M where b is one matrix for all of it.
+
+    Holds where stepping that dimension is stepping M through its whole size, in a and in out.
+    """
+    while call.batch_shape:
+        size, m = call.batch_shape[-1], call.a.shape[0]
+        a, b, out = call.a, call.b, call.out
+        fits = all(view.batch_strides[-1] == m * view.strides[0] for view in (a, out))
+        if b.batch_strides[-1] != 0 or not (fits or m == 1):
+            break
+        step_a = a.strides[0] if m > 1 else a.batch_strides[-1]
+        step_out = out.strides[0] if m > 1 else out.batch_strides[-1]
+        call = MatmulCall(
+            View(a.tensor, (m * size, a.shape[1]), (step_a, a.strides[1]), a.batch_strides[:-1], a.itemsize),
+            View(b.tensor, b.shape, b.strides, b.batch_strides[:-1], b.itemsize),
+            View(
+                out.tensor,
+                (m * size, out.shape[1]),
+                (step_out, out.strides[1]),
+                out.batch_strides[:-1],
+                out.itemsize,
+            ),
+            call.batch_shape[:-1],
+            call.dtype,
+            call.out_dtype,
+            call.precision,
+        )
+    return call
+
+
+def described(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> MatmulCall:
+    """The call of a product whose arguments were checked, out having the shape of the result."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rows = out.unsqueeze(-1) if b.ndim == 1 else out
+    rows = rows.unsqueeze(-2) if a.ndim == 1 else rows
+    a = a.unsqueeze(0) if a.ndim == 1 else a
+    b = b.unsqueeze(1) if b.ndim == 1 else b
+    strides = (_strides(a, batch), _strides(b, batch), tuple(rows.stride()[:-2]))
+    sizes, (a_batch, b_batch, out_batch) = merged(batch, *strides)
+    dtypes = (name_of(a.dtype), name_of(out.dtype))
+    call = MatmulCall(_view(a, a_batch), _view(b, b_batch), _view(rows, out_batch), sizes, *dtypes, precision)
+    return _folded(call)
+
+
+def check(
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None
+) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    for name, tensor in (("a", a), ("b", b)):
+        check_tensor("matmul", name, tensor)
+    check_same_device("matmul", a, "b", b)
+    dtype = _check_dtypes(a, b, out_dtype if out_dtype is not None or out is None else out.dtype)
+    precision = _check_precision(a.dtype, precision)
+    _check_gpu(a)
+    shape = _result_shape(a, b)
+    if out is not None:
+        check_out("matmul", out, shape, dtype, a, b)
+    return shape, dtype, precision
+
+
+def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> torch.Tensor:
+    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
+    widen = a.dtype in _WIDENED or out.dtype in _WIDENED
+    if not widen:
+        interpret(described(a, b, out, precision))
+        return out
+    wide = torch.empty(out.shape, dtype=torch.float32)
+    interpret(described(a.float(), b.float(), wide, "ieee"))
+    return out.copy_(wide)
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """The matrix product of two tensors, with the meaning of `torch.matmul`.
+
+    Args:
+        a: (..., M, K), or (K,).
+        b: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
+            One dtype for both: float16, bfloat16, float32, float64, int8, and on GPUs that have it
+            float8_e4m3fn and float8_e5m2.
+        out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
+        out_dtype: of the result. Default a's own; bfloat16 for fp8; int32 for int8.
+        precision: of float32 products. "ieee" multiplies and adds in fp32; "tf32x3" takes three
+            products on tensor cores, for an error near fp32's; "tf32" takes one, with inputs cut to
+            11 bits. Default: what torch's fp32 matmul setting asks for.
+
+    Sums are kept in float32 (float64 for float64, int32, wrapping, for int8). Tensors in host memory
+    are computed in Triton's interpreter.
+
+    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
+    UnsupportedError for arguments that do not fit, before any launch, and NotTunedError in mode "strict".
+    """
+    key = None
+    if type(a) is torch.Tensor and type(b) is torch.Tensor and a.is_cuda and b.is_cuda:
+        needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+        key = (
+            a.shape, a.stride(), a.dtype, a.device, a.data_ptr() % 16, a.is_neg(),
+            b.shape, b.stride(), b.dtype, b.device, b.data_ptr() % 16, b.is_neg(),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16),
+            out_dtype, precision or default_precision(), current_mode(), needs_grad,
+        )  # fmt: skip
+        hit = _memo.get(key)
+        if hit is not None:
+            if out is None:
+                out = torch.empty(hit.shape, dtype=hit.dtype, device=a.device)
+            else:
+                check_no_overlap("matmul", out, a, b)
+            hit.launch(a, b, out)
+            return out
+    return _first(a, b, out, out_dtype, precision, key)
+
+
+def _first(
+    a: Any,
+    b: Any,
+    out: Any,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    key: tuple[Any, ...] | None,
+) -> torch.Tensor:
+    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
+    shape, dtype, precision = check(a, b, out, out_dtype, precision)
+    plain = key is not None and not (a.is_neg() or b.is_neg())
+    a, b = a.resolve_neg(), b.resolve_neg()
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
+    if out.numel() == 0:
+        return out
+    if a.shape[-1] == 0:
+        return out.zero_()
+    if a.device.type == "cpu":
+        return _on_host(a, b, out, precision)
+    call = described(a, b, out, precision)
+    launch = prepared(call)
+    launch(*call.tensors)
+    if plain and key is not None:
+        _memo[key] = _Prepared(launch, shape, dtype)
+    return out

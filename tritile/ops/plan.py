@@ -1,0 +1,91 @@
+"""`tritile.plan`: what a call would run, and why, without running it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tritile import device as devices
+from tritile import ladder
+from tritile.device import Device
+from tritile.errors import InvalidValueError, ShapeError
+from tritile.ladder import Plan
+from tritile.ops import matmul as matmul_op
+from tritile.ops import transpose as transpose_op
+from tritile.ops.checks import check_out, check_tensor
+from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.views import Call
+
+
+def _matmul_call(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> Call:
+    shape, dtype, precision = matmul_op.check(a, b, out, out_dtype, precision)
+    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    if out.numel() == 0 or a.shape[-1] == 0:
+        raise ShapeError(f"plan: a product of {tuple(a.shape)} and {tuple(b.shape)} launches no kernel")
+    return matmul_op.described(a.resolve_neg(), b.resolve_neg(), out, precision)
+
+
+def _transpose_call(
+    x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
+) -> Call:
+    check_tensor("transpose", "x", x)
+    dims = transpose_op.swapped(x.ndim, dim0, dim1)
+    shape = tuple(x.shape[d] for d in dims)
+    if out is None:
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    else:
+        check_out("transpose", out, shape, x.dtype, x)
+    if out.numel() == 0:
+        raise ShapeError(f"plan: transposing {tuple(x.shape)} launches no kernel")
+    return transpose_op.described(x, out, dims)
+
+
+def plan(
+    what: Callable[..., Any] | MatmulProblem | TransposeProblem,
+    *args: Any,
+    device: Device | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """What would run, with which config, and where that config comes from. Launches nothing.
+
+    Args:
+        what: `tritile.matmul` or `tritile.transpose`, followed by the arguments of the call; or a
+            problem alone.
+        args: the call's positional arguments.
+        device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
+            problem the current GPU.
+        kwargs: the call's keyword arguments.
+
+    Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
+    `what` or where no GPU is known, and NotTunedError in mode "strict".
+    """
+    if isinstance(what, MatmulProblem | TransposeProblem):
+        problem, here = what, devices.current_gpu()
+    elif what in (matmul_op.matmul, transpose_op.transpose):
+        call = (_matmul_call if what is matmul_op.matmul else _transpose_call)(*args, **kwargs)
+        problem, place = call.problem, call.tensors[0].device
+        if place.type == "cpu" and device is None:
+            return ladder.interpreted(problem)
+        here = devices.gpu(place.index) if place.type == "cuda" else None
+    else:
+        raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, tritile.transpose or a problem")
+    device = device or here
+    if device is None:
+        raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
+    found = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
+    assert found is not None  # only mode "tune" gives none
+    return found
+
+
+def forget() -> None:
+    """Drop every plan and prepared launch of this process: the next calls read the store again."""
+    ladder.forget()
+    matmul_op.forget()
+    transpose_op.forget()

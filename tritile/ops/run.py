@@ -1,0 +1,69 @@
+"""From a described call to a launch: what operations share once their arguments are checked."""
+
+import warnings
+
+from tritile import device as devices
+from tritile import ladder, launch, model
+from tritile.autotuner import capturing
+from tritile.config import Config
+from tritile.errors import InterpreterWarning, TuningError, UnsupportedError
+from tritile.space import illegal
+from tritile.views import Call
+
+_SCREENED = 40  # configs that mode "tune" measures of one problem, the likeliest first
+_FALLBACKS = 8  # predictions to try where the planned config does not run
+
+_warned: set[str] = set()
+
+
+def _warn_interpreted() -> None:
+    if "interpreter" not in _warned:
+        _warned.add("interpreter")
+        warnings.warn(
+            "tensors are in host memory: kernels run in Triton's interpreter, thousands of times slower "
+            "than on a GPU; answers are right",
+            InterpreterWarning,
+            stacklevel=5,
+        )
+
+
+def interpret(call: Call) -> None:
+    """Run a call on host tensors in the interpreter."""
+    _warn_interpreted()
+    launch.run_interpreted(call, ladder.interpreted(call.problem).config)
+
+
+def planned(call: Call) -> ladder.Plan:
+    """The plan of a call on a GPU; in mode "tune" the call is measured first if it never was."""
+    problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
+    chosen = ladder.plan_for(problem, device)
+    if chosen is None and capturing():
+        chosen = ladder.plan_for(problem, device, "cached")
+    elif chosen is None:
+        launch.measure(call, model.screened(problem, device, _SCREENED))
+        chosen = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
+    assert chosen is not None
+    return chosen
+
+
+def prepared(call: Call, forced: Config | None = None) -> launch.Launch:
+    """The launch of a call on a GPU, by its plan, or by `forced`, a config to use whatever is planned.
+
+    A planned config that turns out not to compile or load here gives way to the model's next ones.
+    Raises UnsupportedError where `forced` is illegal or nothing runs.
+    """
+    problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
+    if forced is not None:
+        reason = illegal(forced, problem, device)
+        if reason is not None:
+            raise UnsupportedError(f"{forced} may not run {problem.label}: {reason}")
+        return launch.prepare(call, forced)
+    failures = []
+    first = planned(call).config
+    candidates = [first, *(c for c in model.screened(problem, device, _FALLBACKS) if c != first)]
+    for config in candidates:
+        try:
+            return launch.prepare(call, config)
+        except TuningError as error:
+            failures.append(str(error))
+    raise UnsupportedError(f"no config runs {problem.label} on {device.name}: {'; '.join(failures[:3])}")

@@ -1,0 +1,103 @@
+"""Results as tables on the terminal. The only module that needs rich (the extra `cli`)."""
+
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tritile.config import Config
+from tritile.report.results import Result, Summary, dtype_label, latest, sizes_label, summary
+
+_PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
+
+
+def _console(console: Console | None) -> Console:
+    return console or Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+
+
+def _table(title: Text, left: Iterable[str], right: Iterable[str], last: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in last:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _ratio(value: float | None) -> Text:
+    """A ratio of times; below 1 tritile is behind, which is what a reader looks for."""
+    if value is None:
+        return Text("-")
+    return Text(f"{value:.3f}", style="bold red" if value < 1 else "")
+
+
+def _rate(line: Result) -> str:
+    if line["op"] == "matmul":
+        return f"{line['tflops']:.1f} TFLOP/s"
+    copy = line["copy_gbps"]
+    return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")
+
+
+def _title(results: list[Result]) -> Text:
+    """The GPU and the versions of the results."""
+    names = ("gpu", "torch", "triton")
+    found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
+    return Text(f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}")
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    # As Text: words come from files, and a bracket in them must not be read as rich's markup.
+    table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in cells])
+
+
+def _row(line: Result) -> list[str | Text]:
+    words = dtype_label(line["dtype"], line["precision"] or ""), line["layout"] or ""
+    return [
+        f"{line['suite']}: {sizes_label(line)} {' '.join(words)}".rstrip(),
+        f"{line['tritile_us']:.1f}",
+        f"{line['torch_us']:.1f}",
+        _ratio(line["ratio_torch"]),
+        _ratio(line["ratio_inductor"]),
+        f"{line['spread']:.1%}",
+        _rate(line),
+        f"{line['error']:.1e} / {line['torch_error']:.1e}",
+        line["plan_source"],
+        str(Config.from_dict(line["config"])),
+    ]
+
+
+def print_results(results: Iterable[Result], console: Console | None = None) -> None:
+    """Print the last result of each case, one a row; ratios below 1 are highlighted.
+
+    Times are in microseconds, ratios the peer's time by tritile's; the rate of a permute counts bytes
+    read and written. `console` is standard output if it is left out.
+    """
+    lines = latest(results)
+    if not lines:
+        _console(console).print("no results")
+        return
+    right = ("tritile us", "torch us", "torch ratio", "inductor ratio", "spread", "rate", "error / torch's")
+    table = _table(_title(lines), ("problem",), right, ("source", "config"))
+    for line in lines:
+        _add(table, *_row(line))
+    _console(console).print(table)
+
+
+def print_summary(results: Iterable[Result], console: Console | None = None) -> None:
+    """Print counts, geometric means and worst ratios against torch; ratios below 1 are highlighted."""
+    lines = latest(results)
+    rows: list[Summary] = summary(lines)
+    if not rows:
+        _console(console).print("no results")
+        return
+    right = ("problems", "geometric mean", "behind", "worst")
+    table = _table(_title(lines), ("gpu", "suite", "dtype", "layout"), right, ("at",))
+    for row in rows:
+        words = (row.gpu, row.suite, dtype_label(row.dtype, row.precision), row.layout)
+        numbers = (str(row.count), _ratio(row.geomean), str(row.behind), _ratio(row.worst))
+        _add(table, *words, *numbers, row.worst_label)
+    _console(console).print(table)

@@ -1,0 +1,92 @@
+"""What of the machine tritile needs, what was found, and what to do about what is missing."""
+
+import importlib.util
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+import tritile.ops.matmul as matmul_op
+from tritile import device as devices
+from tritile import table
+from tritile.errors import brief
+from tritile.report.environment import environment
+from tritile.store import store_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `advice` is what to do, "" where there is nothing to do."""
+
+    name: str
+    found: str
+    good: bool = True
+    advice: str = ""
+
+
+def _versions() -> list[Finding]:
+    parts = tuple(int(part) for part in triton.__version__.split(".")[:2] if part.isdigit())
+    python = ".".join(map(str, sys.version_info[:3]))
+    found = [
+        Finding("python", python, sys.version_info >= (3, 11), ""),
+        Finding("torch", torch.__version__),
+        Finding(
+            "triton", triton.__version__, parts >= (3, 6), "" if parts >= (3, 6) else "install triton 3.6+"
+        ),
+    ]
+    for name in ("typer", "rich"):
+        there = importlib.util.find_spec(name) is not None
+        advice = "" if there else "pip install 'tritile[cli]'"
+        found.append(Finding(name, "there" if there else "missing", there, advice))
+    return found
+
+
+def _gpu() -> list[Finding]:
+    gpu = devices.current_gpu()
+    if gpu is None:
+        advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
+        return [Finding("GPU", "none that torch can use", True, advice)]
+    shipped = table.shipped(gpu)
+    entries = f"{len(shipped.entries)} entries" if shipped else "none"
+    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} processors, {gpu.shared_memory} B shared memory"
+    return [
+        Finding("GPU", facts),
+        Finding("driver", environment(gpu)["driver"] or "unknown"),
+        Finding("assembler", gpu.compiler or "unknown"),
+        Finding("shipped table", entries, True, "" if shipped else "run tuning/autotune.py once"),
+    ]
+
+
+def _cache(folder: Path) -> Finding:
+    gpu = devices.current_gpu() or devices.INTERPRETER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".tritile-doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        advice = "set TRITILE_CACHE_DIR to a folder that can be written"
+        return Finding("cache", f"{folder}: {brief(error)}", False, advice)
+    count = sum(1 for _ in store_of(gpu).everything())
+    return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
+
+
+def _kernel() -> Finding:
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    a = torch.randn(33, 65, device=place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
+    except Exception as failure:  # whatever stands in the way of a kernel is what is to be shown
+        advice = "a C compiler and the GPU's driver must be there; see the message"
+        return Finding("a kernel", brief(failure), False, advice)
+    return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
+
+
+def examine(cache: Path) -> list[Finding]:
+    """Look at versions, GPU, cache folder, and a kernel that is really run."""
+    return [*_versions(), *_gpu(), _cache(cache), _kernel()]

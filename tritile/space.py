@@ -1,0 +1,166 @@
+"""Which configs exist for a problem, and the one predicate that says whether a config is legal."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from tritile.config import Config
+from tritile.device import Device
+from tritile.problem import FP8_DTYPES, MatmulProblem, TransposeProblem
+
+TILE: Final = "tile"
+_PARAMETERS: Final = {
+    "matmul": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
+    "transpose": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
+}
+_MAX_BLOCK: Final = {"matmul": 256, "transpose": 4096}
+MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
+_REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
+_WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
+MAX_PLAIN_K: Final = 64  # without tensor cores the loop over a block of K is unrolled whole
+PLAIN_FMA_WORDS: Final = 64  # the same where operands too pass through registers
+
+
+def uses_tensor_cores(problem: MatmulProblem) -> bool:
+    """Whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
+    return problem.dtype != "float64" and (problem.dtype != "float32" or problem.precision != "ieee")
+
+
+def accumulator_bytes(problem: MatmulProblem) -> int:
+    """Bytes of one accumulated element."""
+    return 8 if problem.dtype == "float64" else 4
+
+
+def shared_bytes(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> int:
+    """Shared memory that the compiled kernel will ask for, at the least, in bytes.
+
+    A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
+    that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
+    """
+    if isinstance(problem, TransposeProblem):
+        return config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
+    tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    held = device.nvidia >= 90 and uses_tensor_cores(problem) and config["BLOCK_M"] >= 64
+    return tile * max(1, config.num_stages if held else config.num_stages - 1)
+
+
+def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """32-bit registers of each thread that hold the accumulator."""
+    threads = config.num_warps * device.warp_size
+    return config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
+
+
+def loads_per_thread(config: Config, problem: MatmulProblem, device: Device) -> float:
+    """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
+    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
+    return float(loads / (config.num_warps * device.warp_size))
+
+
+def _least_blocks(problem: MatmulProblem) -> dict[str, int]:
+    """The smallest blocks that tl.dot takes."""
+    return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
+
+
+def _illegal_values(config: Config, op: str) -> str | None:
+    names = _PARAMETERS[op]
+    if config.family != TILE:
+        return f"family {config.family!r} is not one of {op}: {TILE}"
+    if tuple(name for name, _ in config.kwargs) != names:
+        return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
+    for name, value in config.kwargs:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
+            return f"{name} = {value!r} is not a power of two"
+        if value > _MAX_BLOCK[op]:
+            return f"{name} = {value} is above {_MAX_BLOCK[op]}"
+    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
+        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
+    return None
+
+
+def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    for name, least in _least_blocks(problem).items():
+        if config[name] < least:
+            return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
+    if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
+        return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
+    words = accumulator_words(config, problem, device)
+    most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
+    if words > most:
+        return f"{words} accumulator registers a thread, of {most}"
+    held = words + _WORDS_PER_LOAD * loads_per_thread(config, problem, device)
+    room = _REGISTER_SHARE * min(255, 65536 // (config.num_warps * device.warp_size))
+    if held > room:
+        return f"{held:.0f} registers a thread for accumulator and loads, of {room:.0f}"
+    if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
+        return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
+    return None
+
+
+def _illegal_transpose(config: Config, problem: TransposeProblem, device: Device) -> str | None:
+    tile = config["BLOCK_M"] * config["BLOCK_N"]
+    threads = config.num_warps * device.warp_size
+    if tile * problem.itemsize > 4 * MAX_REGISTER_WORDS * threads:
+        return f"a tile of {tile} elements is more than {threads} threads hold"
+    if tile < threads:
+        return f"a tile of {tile} elements leaves some of {threads} threads idle"
+    return None
+
+
+def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> str | None:
+    """Why `config` may not run `problem` on `device`, or None where it may.
+
+    This is a statement about values before compiling. What the compiled kernel really takes is
+    checked where it is compiled.
+    """
+    reason = _illegal_values(config, problem.op)
+    if reason is None and isinstance(problem, MatmulProblem):
+        reason = _illegal_matmul(config, problem, device)
+    elif reason is None and isinstance(problem, TransposeProblem):
+        reason = _illegal_transpose(config, problem, device)
+    if reason is not None:
+        return reason
+    shared = shared_bytes(config, problem, device)
+    if shared > device.shared_memory:
+        return f"{shared} bytes of shared memory, of {device.shared_memory}"
+    return None
+
+
+def _matmul_configs() -> Iterator[Config]:
+    blocks = itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
+    for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
+        kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
+        yield Config.of(family=TILE, num_warps=warps, num_stages=stages, **kwargs)
+
+
+def _transpose_configs() -> Iterator[Config]:
+    sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    for m, n, warps, group in itertools.product(sides, sides, (4, 8), (1, 8, 32)):
+        if 512 <= m * n <= 65536:
+            yield Config.of(family=TILE, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+
+
+ALL_CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
+    "matmul": tuple(_matmul_configs()),
+    "transpose": tuple(_transpose_configs()),
+}
+
+
+def _pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
+    """Whether another config of the space does the same or strictly less work."""
+    tiles_m = -(-problem.m // config["BLOCK_M"])
+    if (config["GROUP_M"] > 1) == (tiles_m == 1 or problem.n <= config["BLOCK_N"]):
+        return isinstance(problem, MatmulProblem) or config["GROUP_M"] > 1
+    if isinstance(problem, TransposeProblem):
+        return config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16)
+    if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
+        return True  # copies of under 4 bytes are not asynchronous: more stages hold nothing in flight
+    blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
+    least = _least_blocks(problem)
+    return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)
+
+
+def legal_configs(problem: MatmulProblem | TransposeProblem, device: Device) -> list[Config]:
+    """Every config of the space worth running for this problem on this device; never empty."""
+    legal = [config for config in ALL_CONFIGS[problem.op] if illegal(config, problem, device) is None]
+    return [config for config in legal if not _pointless(config, problem)] or legal

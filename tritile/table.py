@@ -1,0 +1,200 @@
+"""Tables: the best configs of one GPU model as JSON, exported from a store and shipped in the package."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.problem import Problem, problem_key, problem_to_dict
+from tritile.store import MAX_US, Store, number_from, pair_from
+
+FORMAT: Final = 1
+MAX_BYTES: Final = 64 << 20
+_TOP: Final = ("format", "device", "measured", "kernels", "entries")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The best config of one problem; `us` is its median time, None where it was predicted."""
+
+    problem: Problem
+    config: Config
+    us: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The best configs of one GPU model.
+
+    `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
+    op's kernel at export. `measured` is False where configs were predicted and compiled, not timed.
+    """
+
+    device: dict[str, Any]
+    measured: bool
+    kernels: dict[str, str]
+    entries: tuple[Entry, ...]
+
+    def find(self, problem: Problem) -> Entry | None:
+        """The entry of just this problem, None where there is none."""
+        return self._by_problem.get(problem)
+
+    @functools.cached_property
+    def _by_problem(self) -> dict[Problem, Entry]:
+        return {entry.problem: entry for entry in self.entries}
+
+
+def _entry(data: Any) -> Entry:
+    """The entry of a parsed line. Raises InvalidValueError for anything else."""
+    if not isinstance(data, dict) or set(data) != {"problem", "config", "us"}:
+        raise InvalidValueError(f"{str(data)[:80]!r} is no entry: wanted problem, config and us")
+    problem, config = pair_from(data["problem"], data["config"])
+    return Entry(problem, config, number_from(data["us"], math.ulp(0.0), MAX_US))
+
+
+def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
+    """The valid entries; of two for one problem, the first. One StoreWarning counts the others."""
+    good: dict[Problem, Entry] = {}
+    skipped, reason = 0, ""
+    for line in lines:
+        try:
+            entry = _entry(line)
+            if entry.problem in good:
+                raise InvalidValueError(f"a second entry for {entry.problem.label}")
+            good[entry.problem] = entry
+        except InvalidValueError as error:
+            skipped, reason = skipped + 1, reason or str(error)
+    if skipped:
+        text = (
+            f"{name}: skipped {skipped} of {skipped + len(good)} entries that are not valid: {reason[:200]}"
+        )
+        warnings.warn(text, StoreWarning, stacklevel=4)
+    return tuple(good.values())
+
+
+def _is_facts(device: Any) -> bool:
+    """Whether it could be what `Device.to_dict` gives."""
+    if not isinstance(device, dict) or not isinstance(device.get("name"), str):
+        return False
+    return all(
+        isinstance(v, str | int) or (isinstance(v, float) and math.isfinite(v)) for v in device.values()
+    )
+
+
+def _is_digests(kernels: Any) -> bool:
+    return isinstance(kernels, dict) and all(isinstance(digest, str) for digest in kernels.values())
+
+
+def _parsed(raw: bytes, name: str) -> Table:
+    """The table in these bytes of JSON. Raises InvalidValueError if there is none."""
+    try:
+        data = json.loads(raw.decode()) if len(raw) <= MAX_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{name} is no JSON: {error}") from error
+    if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
+        raise InvalidValueError(f"{name} is no table: wanted {', '.join(_TOP)}")
+    if data["format"] != FORMAT or isinstance(data["format"], bool):
+        raise InvalidValueError(f"{name} is of format {str(data['format'])[:80]}: wanted {FORMAT}")
+    if not (
+        _is_facts(data["device"]) and isinstance(data["measured"], bool) and _is_digests(data["kernels"])
+    ):
+        raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
+    return Table(data["device"], data["measured"], data["kernels"], _entries(data["entries"], name))
+
+
+def read(path: Path) -> Table:
+    """The table of a file; single bad entries are skipped with one StoreWarning.
+
+    Raises InvalidValueError where the file cannot be read or holds no table.
+    """
+    return _read(path, str(path))
+
+
+def _read(file: Path | Traversable, name: str) -> Table:
+    try:
+        return _parsed(file.read_bytes(), name)
+    except OSError as error:
+        raise InvalidValueError(f"{name} cannot be read: {error}") from error
+
+
+def _order(entry: Entry) -> tuple[str, tuple[int, ...], str]:
+    return entry.problem.op, entry.problem.sizes, problem_key(entry.problem)
+
+
+def _text(table: Table) -> str:
+    """The table as JSON, an entry a line, in order of problem: alike tables give alike bytes."""
+    dump: Callable[[Any], str] = functools.partial(json.dumps, sort_keys=True, allow_nan=False)
+    lines = [
+        dump({"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us})
+        for entry in sorted(table.entries, key=_order)
+    ]
+    head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
+    fields = [f'"{name}": {dump(value)}' for name, value in head.items()]
+    entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
+    return "{\n" + ",\n".join([*fields, entries]) + "\n}\n"
+
+
+def write(table: Table, path: Path) -> None:
+    """Write the table to a file, whole or not at all.
+
+    Raises InvalidValueError for a table that `read` would not take back whole, and OSError where the
+    file cannot be written.
+    """
+    try:
+        text = _text(table)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", StoreWarning)
+            _parsed(text.encode(), "the table")
+    except (ValueError, TypeError, RecursionError, StoreWarning) as error:
+        raise InvalidValueError(f"{path} is not written: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:
+    """The best trial of each problem that the store holds for these ops and digests of their kernels."""
+    bests = (trial for op, kernel in kernels.items() for trial in store.bests(kernel, op))
+    entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests]
+    return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
+
+
+def _folder() -> Traversable:
+    return resources.files("tritile") / "tables"
+
+
+@functools.cache
+def _shipped(slug: str, name: str) -> Table | None:
+    file = _folder() / f"{slug}.json"
+    if not file.is_file():
+        return None
+    try:
+        table = _read(file, str(file))
+    except InvalidValueError as error:
+        warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
+        return None
+    return table if table.device["name"] == name else None
+
+
+def shipped(device: Device) -> Table | None:
+    """The table that the package ships for this GPU model, None where there is none; read once."""
+    return _shipped(device.slug, device.name)

@@ -1,0 +1,252 @@
+"""Suites: the lists of problems, in TOML files, that are tuned for and measured.
+
+A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
+`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE) and sizes. Sizes of op "matmul" are
+one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
+`nk = [[n, k]]`; those of op "permute" are `shapes = [[rows, columns]]` or `[[batch, rows, columns]]`,
+of which the last two dimensions are exchanged.
+"""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.errors import InvalidValueError
+from tritile.problem import ALIGNMENTS, ITEMSIZE, MatmulProblem, TransposeProblem
+
+OPS: Final = ("matmul", "permute")
+MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
+PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
+    "bool": 1, "uint8": 1, "int16": 2, "int64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+_WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
+_LAYOUT_OF: Final = {"N": "row", "T": "column"}
+_EXCHANGED: Final = {2: (1, 0), 3: (0, 2, 1)}
+_SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # numbers in an item
+_SIZES_WANTED: Final = {
+    "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
+    "permute": ({"shapes"},),
+}
+_OTHER_KEYS: Final = {
+    "matmul": {"op", "dtypes", "layouts", "precisions"},
+    "permute": {"op", "dtypes"},
+}
+
+
+def _alignment(itemsize: int, *strides: int) -> int:
+    """The largest of the alignments, in bytes, that divides every one of these strides, in elements."""
+    return max(a for a in ALIGNMENTS if all(stride * itemsize % a == 0 for stride in strides))
+
+
+def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
+    leading = columns if layout == "row" else rows
+    return _alignment(itemsize, leading, *[rows * columns] * (batch > 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a suite: what is measured, in the words of the result format.
+
+    A "matmul" is `batch` products of m x k by k x n; the letters of its layout are those of a and b: N
+    is stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves
+    dimension `dims[i]` of `shape` to place i. Operands are contiguous.
+    Raises InvalidValueError where a field does not fit its op.
+    """
+
+    suite: str
+    op: str
+    dtype: str
+    layout: str = "NN"
+    batch: int = 1
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    precision: str = "ieee"
+    shape: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
+        self._check(all(isinstance(word, str) for word in words), "words as text")
+        self._check(
+            isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
+        )
+        numbers = (self.batch, self.m, self.n, self.k, *self.shape, *self.dims)
+        self._check(all(type(number) is int for number in numbers), "sizes as whole numbers")
+        self._check(self.op in OPS, f"an op of {', '.join(OPS)}")
+        if self.op == "matmul":
+            self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
+            self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
+            self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
+            self._check(self.precision == "ieee" or self.dtype == "float32", "a precision for float32 only")
+        else:
+            self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
+            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
+            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            exchanged = _EXCHANGED.get(len(self.shape))
+            self._check(self.dims == exchanged, "2 or 3 dimensions with the last two exchanged")
+        _ = self.problem  # checks the sizes
+
+    def _check(self, condition: bool, wanted: str) -> None:
+        if not condition:
+            fields = {name: value for name, value in vars(self).items() if value not in ("", ())}
+            raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
+
+    @property
+    def problem(self) -> MatmulProblem | TransposeProblem:
+        """The problem that contiguous tensors at aligned addresses pose."""
+        return self._matmul() if self.op == "matmul" else self._transpose()
+
+    def _matmul(self) -> MatmulProblem:
+        a_layout, b_layout = (_LAYOUT_OF[letter] for letter in self.layout)
+        size, out_dtype = ITEMSIZE[self.dtype], _WIDER_OUT.get(self.dtype, self.dtype)
+        return MatmulProblem(
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            dtype=self.dtype,
+            out_dtype=out_dtype,
+            a_layout=a_layout,
+            b_layout=b_layout,
+            a_align=_matrix_alignment(size, a_layout, self.batch, self.m, self.k),
+            b_align=_matrix_alignment(size, b_layout, self.batch, self.k, self.n),
+            out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
+            precision=self.precision,
+        )
+
+    def _transpose(self) -> TransposeProblem:
+        batch, m, n = (1, *self.shape)[-3:]
+        size = PERMUTE_ITEMSIZE[self.dtype]
+        return TransposeProblem(
+            batch=batch,
+            m=m,
+            n=n,
+            itemsize=size,
+            x_align=_matrix_alignment(size, "row", batch, m, n),
+            out_align=_matrix_alignment(size, "column", batch, m, n),
+        )
+
+
+def _sized_case(
+    sizes: Sequence[int], suite: str, op: str, dtype: str, layout: str = "NN", precision: str = "ieee"
+) -> Case:
+    """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
+    if op == "permute":
+        shape = tuple(sizes)
+        return Case(suite, op, dtype, shape=shape, dims=_EXCHANGED.get(len(shape), ()))
+    batch, m, n, k = (1, *sizes)[-4:]
+    return Case(suite, op, dtype, layout, batch, m, n, k, precision)
+
+
+def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
+    """The list under `key`, not empty and all of one kind. Raises InvalidValueError otherwise."""
+    value = entry.get(key)
+    if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
+        noun = {str: "words", int: "whole numbers", list: "lists of whole numbers", dict: "entries"}[kind]
+        raise InvalidValueError(f"{key} = {str(value)[:100]}: wanted a list of {noun}, not empty")
+    return value
+
+
+def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
+    count = _SIZE_KEYS[key]
+    if count == 1:
+        return [[size] for size in _listed(entry, key, int)]
+    rows = _listed(entry, key, list)
+    for row in rows:
+        fits = len(row) in _EXCHANGED if key == "shapes" else len(row) == count
+        if not fits or any(type(size) is not int for size in row):
+            raise InvalidValueError(f"{key} has {row!r}: wanted {count or '2 or 3'} whole numbers")
+    return rows
+
+
+def _entry_sizes(entry: dict[str, Any], op: str) -> list[list[int]]:
+    given = set(entry) & set(_SIZE_KEYS)
+    if given not in _SIZES_WANTED[op]:
+        wanted = ", ".join(" with ".join(sorted(keys)) for keys in _SIZES_WANTED[op])
+        raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
+    if "nk" in given:
+        return [[*m, *nk] for nk, m in itertools.product(_rows(entry, "nk"), _rows(entry, "m"))]
+    rows = _rows(entry, given.pop())
+    return [row * 3 for row in rows] if "squares" in entry else rows
+
+
+def _entry_cases(suite: str, entry: Any) -> list[Case]:
+    op = entry.get("op") if isinstance(entry, dict) else None
+    if op not in OPS:
+        raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
+    unknown = set(entry) - _OTHER_KEYS[op] - set(_SIZE_KEYS)
+    if unknown:
+        raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
+    sizes, dtypes = _entry_sizes(entry, op), _listed(entry, "dtypes", str)
+    if op == "permute":
+        return [_sized_case(shape, suite, op, dtype) for dtype in dtypes for shape in sizes]
+    precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
+    ways = itertools.product(dtypes, _listed(entry, "layouts", str), precisions, sizes)
+    return [_sized_case(row, suite, op, dtype, layout, how) for dtype, layout, how, row in ways]
+
+
+def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
+    unknown = set(data) - {"description", "cases"}
+    if unknown:
+        raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
+    if not isinstance(data.get("description", ""), str):
+        raise InvalidValueError("description: wanted a line of text")
+    cases: list[Case] = []
+    for number, entry in enumerate(_listed(data, "cases", dict), start=1):
+        try:
+            cases += _entry_cases(suite, entry)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"entry {number}: {error}") from error
+    twice = [case for case, after in itertools.pairwise(sorted(cases, key=repr)) if case == after]
+    if twice:
+        raise InvalidValueError(f"{twice[0].problem.label} is listed twice")
+    return cases
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a suite's file; the suite is named after the file.
+
+    Raises InvalidValueError, with the file's name and what was wanted, if it cannot be read or holds
+    anything but a suite.
+    """
+    try:
+        return _suite_cases(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:  # ValueError: not TOML, not UTF-8, or not a suite
+        raise InvalidValueError(f"suite {path}: {error}") from error
+
+
+def find(names: Iterable[str], directory: Path) -> list[Case]:
+    """The cases of the suites of these names in a folder, in the order given, each suite once.
+
+    Raises InvalidValueError for a name that is not there, and as `load` does.
+    """
+    known = {path.stem: path for path in sorted(directory.glob("*.toml"))}
+    cases: list[Case] = []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            raise InvalidValueError(f"no suite {name!r} in {directory}: it has {', '.join(known) or 'none'}")
+        cases += load(known[name])
+    return cases
+
+
+def parse_shape(
+    text: str, op: str = "matmul", dtype: str = "bfloat16", layout: str = "NN", precision: str = "ieee",
+    suite: str = "given",
+) -> Case:  # fmt: skip
+    """The case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
+
+    Layout and precision mean nothing to a permute. Raises InvalidValueError if it is not a case.
+    """
+    if op not in OPS:
+        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
+    parts = text.lower().split("x")
+    form, counts = ("MxNxK or BxMxNxK", (3, 4)) if op == "matmul" else ("MxN or BxMxN", (2, 3))
+    if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
+        raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
+    return _sized_case([int(part) for part in parts], suite, op, dtype, layout, precision)

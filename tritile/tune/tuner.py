@@ -1,0 +1,215 @@
+"""Tuning: problems -> screened, checked and re-ranked configs -> store.
+
+Each trial is stored as soon as it is measured, so that a tuner stopped at any moment goes on where it
+was. The next problems compile in other processes while the GPU measures.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Future, TimeoutError
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import torch
+
+from tritile import ladder, launch
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import TuningError, brief
+from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.store import Trial, store_of
+from tritile.tune import measure, search
+from tritile.tune.worker import COMPILE_LIMIT_S, CompilePool, Refusals
+
+Tiled = MatmulProblem | TransposeProblem
+OPENING = 24  # configs screened before any neighbour of the best
+REFINED = 8  # neighbours screened in each round
+ROUNDS = 2
+FINALISTS = 3
+_LOOKAHEAD = 6  # problems whose configs compile while another is measured
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning one problem came to: the best trial, how many were measured, seconds taken, or why none."""
+
+    problem: Tiled
+    best: Trial | None
+    trials: int
+    seconds: float
+    failure: str | None = None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def is_tuned(problem: Tiled, device: Device) -> bool:
+    """Whether a winner was measured and its answer checked, for the present kernels and versions."""
+    return any(t.error is not None and t.failure is None for t in ladder.trials(problem, device))
+
+
+class _Session:
+    """One problem being tuned: its operands, and what was measured so far."""
+
+    def __init__(self, problem: Tiled, device: Device) -> None:
+        self.problem, self.device = problem, device
+        self.calls = measure.copies_of(problem, device)
+        self.graphs: dict[Config, measure.Graph] = {}
+        self.runs: dict[Config, measure.Run] = {}
+        self.trials: dict[Config, Trial] = {}
+
+    def _keep(self, trial: Trial) -> None:
+        self.trials[trial.config] = trial
+        kernel = launch.KERNELS[self.problem.op][trial.config.family]
+        store_of(self.device).add(kernel.digest, trial)
+
+    def screen(self, configs: Sequence[Config], compiles: Sequence[Future[Refusals]]) -> None:
+        """Measure each config quickly, once its compile is done; refusals are remembered too."""
+        refused = _refusals(compiles)
+        for config in configs:
+            if config in refused:
+                self._keep(Trial(self.problem, config, None, failure=refused[config], measured_utc=_now()))
+            elif config not in self.trials:
+                self._screen(config)
+
+    def _screen(self, config: Config) -> None:
+        try:
+            prepared = launch.prepare(self.calls[0], config)
+            kernel, run = prepared.kernel, measure.run_of(prepared)
+            graph = measure.Graph(run, self.calls)
+            timing = measure.screen_us(graph)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # one config's failure, of whatever kind, is not the others'
+            self._keep(Trial(self.problem, config, None, failure=brief(error), measured_utc=_now()))
+            return
+        self.graphs[config], self.runs[config] = graph, run
+        taken = (kernel.n_regs, kernel.n_spills, kernel.metadata.shared)
+        self._keep(Trial(self.problem, config, timing.us, timing.spread, *taken, measured_utc=_now()))
+        self._drop_slow()
+
+    def _drop_slow(self) -> None:
+        for config in self.ranked()[8:]:  # graphs hold memory: keep those that may be finalists
+            self.graphs.pop(config, None)
+
+    def ranked(self) -> list[Config]:
+        """The configs that work, fastest first."""
+        good = [(t.us, config.key, config) for config, t in self.trials.items() if t.us and not t.failure]
+        return [config for _, _, config in sorted(good, key=lambda item: item[:2])]
+
+    def finish(self) -> Trial | None:
+        """Time the finalists side by side, then return the fastest whose answer is right."""
+        finalists = [config for config in self.ranked()[:FINALISTS] if config in self.graphs]
+        samples = measure.interleaved([self.graphs[config] for config in finalists])
+        for config, times in zip(finalists, samples, strict=True):
+            timing = measure.timing_of(times)
+            self._keep(replace(self.trials[config], us=timing.us, spread=timing.spread, measured_utc=_now()))
+        for config in self.ranked():
+            if config not in self.runs:
+                continue
+            trial = self.trials[config]
+            try:
+                error = measure.check(self.runs[config], self.calls[0])
+            except TuningError as wrong:
+                self._keep(replace(trial, us=None, failure=str(wrong), measured_utc=_now()))
+                continue
+            self._keep(replace(trial, error=error))
+            return self.trials[config]
+        return None
+
+
+def _refusals(compiles: Sequence[Future[Refusals]]) -> Refusals:
+    """Wait for compiles; what the compiler refused.
+
+    A worker that died, or is slow, refuses nothing: what it was to compile is compiled, and judged,
+    where it is used.
+    """
+    refused: Refusals = {}
+    for compiled in compiles:
+        with contextlib.suppress(TimeoutError, BrokenExecutor, CancelledError):
+            refused |= compiled.result(timeout=COMPILE_LIMIT_S)
+    return refused
+
+
+def tune_problem(
+    problem: Tiled, device: Device, pool: CompilePool, ready: Sequence[Future[Refusals]]
+) -> Tuned:
+    """Measure one problem on the current GPU. `ready` are the compiles of its opening, under way."""
+    started = time.monotonic()
+    session = _Session(problem, device)
+    session.screen(search.opening(problem, device, OPENING), ready)
+    for _ in range(ROUNDS):
+        best = session.ranked()[:2]
+        steps = search.refinement(best, session.trials, problem, device, REFINED)
+        if not steps:
+            break
+        session.screen(steps, pool.warm(problem, steps, device))
+        if session.ranked()[:1] == best[:1]:
+            break
+    winner = session.finish()
+    failures = [trial.failure for trial in session.trials.values() if trial.failure]
+    return Tuned(
+        problem,
+        winner,
+        len(session.trials),
+        time.monotonic() - started,
+        None if winner else f"no config works: {'; '.join(sorted(set(failures))[:3])}",
+    )
+
+
+def tune(
+    problems: Sequence[Tiled],
+    device: Device,
+    pool: CompilePool,
+    budget_s: float | None = None,
+    force: bool = False,
+    keep_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Tuned]:
+    """Tune those of `problems` that are not tuned yet (all, with `force`), yielding each as it is done.
+
+    Stops before a problem once `budget_s` seconds are spent or `keep_on()` is false. A problem that
+    runs out of GPU memory, or whose every config fails, is yielded with its failure.
+    """
+    started = time.monotonic()
+    todo = deque(dict.fromkeys(p for p in problems if force or not is_tuned(p, device)))
+    ahead: deque[tuple[Tiled, list[Future[Refusals]]]] = deque()
+    while todo or ahead:
+        while todo and len(ahead) < _LOOKAHEAD:
+            problem = todo.popleft()
+            ahead.append((problem, pool.warm(problem, search.opening(problem, device, OPENING), device)))
+        if not keep_on() or (budget_s is not None and time.monotonic() - started > budget_s):
+            for _, futures in ahead:
+                for future in futures:
+                    future.cancel()
+            return
+        problem, ready = ahead.popleft()
+        try:
+            yield tune_problem(problem, device, pool, ready)
+        except torch.cuda.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            yield Tuned(problem, None, 0, 0.0, brief(error))
+        ladder.forget()
+
+
+def predict(
+    problem: Tiled, device: Device, pool: CompilePool, tries: int = 12
+) -> tuple[Config | None, list[str]]:
+    """The model's first choice for a GPU that is not here that compiles within its means, and refusals.
+
+    Means: shared memory and no spilled registers. Where each of `tries` spills, the one that spills
+    least is taken; None where none compiles within shared memory.
+    """
+    refused: list[str] = []
+    spilling: list[tuple[int, Config]] = []
+    for config in search.opening(problem, device, tries):
+        found = pool.inspect(problem, config, device).result(timeout=COMPILE_LIMIT_S)
+        excess = found if isinstance(found, str) else found.excess(device)
+        if excess is None:
+            return config, refused
+        refused.append(f"{config}: {excess}")
+        if not isinstance(found, str) and found.shared <= device.shared_memory:
+            spilling.append((found.spills, config))
+    return (min(spilling, key=lambda item: item[0])[1] if spilling else None), refused

@@ -1,0 +1,62 @@
+"""Compiling in parallel processes, into Triton's cache on disk, from where the tuner loads."""
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from types import TracebackType
+
+from tritile.ahead import Resources, compile_resources, compiled_for
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import TritileError
+from tritile.problem import MatmulProblem, TransposeProblem
+
+Tiled = MatmulProblem | TransposeProblem
+COMPILE_LIMIT_S = 120.0
+
+
+Refusals = dict[Config, str]
+
+
+def _compile(problem: Tiled, configs: list[Config], device: Device) -> Refusals:
+    """Compile some configs; which were refused, and why."""
+    refused = {}
+    for config in configs:
+        try:
+            compiled_for(problem, config, device)
+        except TritileError as error:
+            refused[config] = str(error)[:300]
+    return refused
+
+
+def _inspect(problem: Tiled, config: Config, device: Device) -> Resources | str:
+    try:
+        return compile_resources(problem, config, device)
+    except TritileError as error:
+        return str(error)[:300]
+
+
+class CompilePool:
+    """Processes that compile. Each holds a copy of torch; none touches a GPU."""
+
+    def __init__(self, processes: int | None = None) -> None:
+        count = processes or min(16, os.cpu_count() or 1)
+        self.processes = count
+        self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+    def warm(self, problem: Tiled, configs: Iterable[Config], device: Device) -> list[Future[Refusals]]:
+        """Start compiling these configs; the futures end when they lie in Triton's cache."""
+        wanted = list(configs)
+        chunks = [wanted[start::4] for start in range(4)]
+        return [self._pool.submit(_compile, problem, chunk, device) for chunk in chunks if chunk]
+
+    def inspect(self, problem: Tiled, config: Config, device: Device) -> Future[Resources | str]:
+        """Start compiling one config; the future gives what it takes, or why it was refused."""
+        return self._pool.submit(_inspect, problem, config, device)
+
+    def __enter__(self) -> "CompilePool":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=error is None, cancel_futures=True)

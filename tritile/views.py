@@ -1,0 +1,174 @@
+"""A call reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tritile.problem import ITEMSIZE, MatmulProblem, Operand, TransposeProblem
+
+
+@dataclass(frozen=True)
+class View:
+    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements."""
+
+    tensor: Any
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    batch_strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def layout(self) -> str:
+        """Which dimension is contiguous: "row" (the last), "column" (the first), or neither."""
+        rows, columns = self.shape
+        if columns == 1:
+            return "column" if rows > 1 and self.strides[0] == 1 else "row"
+        if self.strides[1] == 1:
+            return "row"
+        if self.strides[0] == 1 or rows == 1:
+            return "column"
+        return "strided"
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The strides that are stepped over: all but that of the contiguous dimension."""
+        pairs = zip(self.shape, self.strides, strict=True)
+        inner = tuple(stride for size, stride in pairs if size > 1 and stride != 1)
+        return (*inner, *self.batch_strides)
+
+    @property
+    def align(self) -> int:
+        """The largest power of two, up to 16, that divides the address and all leading strides, in bytes."""
+        align = 16
+        for place in (self.tensor.data_ptr(), *(stride * self.itemsize for stride in self.leading)):
+            while place % align:
+                align //= 2
+        return align
+
+    @property
+    def span(self) -> int:
+        """The offset of the last element of one matrix, in elements."""
+        return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class MatmulCall:
+    """out[i] = a[i] @ b[i] for every i of `batch_shape`."""
+
+    a: View
+    b: View
+    out: View
+    batch_shape: tuple[int, ...]
+    dtype: str
+    out_dtype: str
+    precision: str
+
+    @property
+    def problem(self) -> MatmulProblem:
+        """What planning needs to know of this call."""
+        return MatmulProblem(
+            prod(self.batch_shape),
+            self.a.shape[0],
+            self.b.shape[1],
+            self.a.shape[1],
+            self.dtype,
+            self.out_dtype,
+            self.a.layout,
+            self.b.layout,
+            self.out.layout,
+            self.a.align,
+            self.b.align,
+            self.out.align,
+            self.precision,
+        )
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What the kernel's pointers point to."""
+        return (self.a.tensor, self.b.tensor, self.out.tensor)
+
+
+@dataclass(frozen=True)
+class TransposeCall:
+    """out[i, m, n] = x[i, m, n] for every i of `batch_shape`, words of `flip` bits inverted.
+
+    Views count elements of `itemsize` bytes; an element of 16 bytes is two words of 8.
+    """
+
+    x: View
+    out: View
+    batch_shape: tuple[int, ...]
+    flip: tuple[int, int] = (0, 0)
+
+    @property
+    def problem(self) -> TransposeProblem:
+        """What planning needs to know of this call."""
+        return TransposeProblem(
+            prod(self.batch_shape),
+            *self.x.shape,
+            self.x.itemsize,
+            self.x.layout,
+            self.out.layout,
+            self.x.align,
+            self.out.align,
+        )
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What the kernel's pointers point to."""
+        return (self.x.tensor, self.out.tensor)
+
+
+Call = MatmulCall | TransposeCall
+
+
+def merged(
+    sizes: Sequence[int], *strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The same index space with the fewest dimensions: ones dropped, neighbours merged.
+
+    Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
+    through its whole size. Returns the sizes and, for each operand, its strides.
+    """
+    out: list[list[int]] = []  # [size, stride of operand 0, stride of operand 1, ...]
+    for size, *steps in zip(sizes, *strides, strict=True):
+        if size == 1:
+            continue
+        if out and all(outer == inner * size for outer, inner in zip(out[-1][1:], steps, strict=True)):
+            out[-1] = [out[-1][0] * size, *steps]
+        else:
+            out.append([size, *steps])
+    columns = list(zip(*out, strict=True)) or [() for _ in range(1 + len(strides))]
+    return tuple(columns[0]), tuple(columns[1:])
+
+
+Make = Callable[[str, int], Any]
+
+
+def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+    batch_stride, *strides = operand.strides
+    tensor = make(operand.dtype, operand.elements * (2 if itemsize == 16 else 1))
+    return View(
+        tensor, operand.shape[1:], (strides[0], strides[1]), (batch_stride,) if batch > 1 else (), itemsize
+    )
+
+
+def posed(problem: MatmulProblem | TransposeProblem, make: Make) -> Call:
+    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
+
+    An element of 16 bytes is asked for as two of int64.
+    """
+    batch = (problem.batch,) if problem.batch > 1 else ()
+    if isinstance(problem, MatmulProblem):
+        a, b, out = (
+            _view(operand, size, problem.batch, make)
+            for operand, size in zip(
+                problem.operands,
+                (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype]),
+                strict=True,
+            )
+        )
+        return MatmulCall(a, b, out, batch, problem.dtype, problem.out_dtype, problem.precision)
+    x, out = (_view(operand, problem.itemsize, problem.batch, make) for operand in problem.operands)
+    return TransposeCall(x, out, batch)

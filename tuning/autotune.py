@@ -1,0 +1,79 @@
+"""Run once per GPU: tune every suite, export the table, and show tritile against torch.
+
+    python tuning/autotune.py            # every suite; goes on where it stopped
+    python tuning/autotune.py --quick    # a few problems, a first look in under a minute
+
+Without a GPU it predicts configs for an H200, compiles them for it, and then multiplies and transposes
+in Triton's interpreter, checked against torch.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import tritile
+from tritile import device
+
+HERE = Path(__file__).parent
+TABLES = HERE.parent / "tritile" / "tables"
+TARGET = "nvidia-h200"
+
+
+def run(*arguments: str) -> int:
+    """One tritile command, its words shown first; its exit status."""
+    print(f"$ tritile {' '.join(arguments)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "tritile", *arguments], check=False).returncode
+
+
+def suite_names(quick: bool) -> list[str]:
+    """The suites to tune: "quick" alone, or every one but it."""
+    names = sorted(path.stem for path in (HERE / "suites").glob("*.toml"))
+    return ["quick"] if quick else [name for name in names if name != "quick"]
+
+
+def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool) -> int:
+    """Tune on the GPU that is here, export its table, measure against torch."""
+    suites = [word for name in suite_names(quick) for word in ("--suite", name)]
+    limit = ["--budget", str(budget)] if budget is not None else []
+    status = run("tune", *suites, *limit)
+    if not quick:
+        status |= run("export", str(TABLES / f"{gpu.slug}.json"))
+    if bench or quick:
+        results = [] if quick else ["--results", str(HERE / "results" / gpu.slug)]
+        status |= run("bench", *suites, *results)
+    return status
+
+
+def demonstrate() -> int:
+    """A product and a transposition of odd size in the interpreter, compared with torch's."""
+    print("no GPU here: Triton's interpreter multiplies and transposes, torch checks")
+    a, b = torch.randn(131, 67, dtype=torch.float16), torch.randn(67, 93, dtype=torch.float16)
+    reference = a.double() @ b.double()
+    error = float((tritile.matmul(a, b).double() - reference).norm() / reference.norm())
+    print(f"tritile.matmul of {tuple(a.shape)} by {tuple(b.shape)} float16: relative error {error:.2e}")
+    x = torch.randn(3, 127, 65, dtype=torch.complex64)
+    same = torch.equal(tritile.transpose(x), x.mT)
+    print(f"tritile.transpose of {tuple(x.shape)} complex64: {'equal' if same else 'DIFFERENT'}")
+    return 0 if same and error < 1e-3 else 1
+
+
+def main() -> int:
+    """Tune what is here; the exit status is 0 where all went well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the quick suite only")
+    parser.add_argument("--budget", type=float, help="seconds to spend on tuning at the most")
+    parser.add_argument("--bench", action="store_true", help="after every suite, measure against torch too")
+    given = parser.parse_args()
+    gpu = device.current_gpu()
+    if gpu is not None:
+        return tune_gpu(gpu, given.quick, given.budget, given.bench)
+    output = HERE / f"{TARGET}-predicted.json"
+    status = run("tune", "--suite", "quick", "--target", TARGET, "--output", str(output))
+    return status | demonstrate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
