@@ -6,6 +6,8 @@ the L2 cache, the load instructions, or the latency that too few stages leave un
 in microseconds; only the order of its answers matters.
 """
 
+from dataclasses import dataclass
+
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, MatmulProblem, TransposeProblem
@@ -17,15 +19,34 @@ _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
 _RATE_FMA = 46  # IEEE fp32 tl.dot as measured on H200: 12 TFLOP/s over 132 processors at 1.98 GHz
 _RATE_FP64 = 128
-_LATENCY = 900  # clocks from asking for a tile to having it, out of device memory
-_START = 1800  # clocks to start a program, compute its addresses and fill the pipeline
-_ROUND = 60  # clocks of barriers and bookkeeping in one turn of the K loop
-_SHARED_BYTES = 128  # bytes a clock of shared memory
-_L2_BYTES = 44  # bytes a clock and processor of the L2 cache, all processors reading
-_LOAD_CLOCKS = 5.0  # clocks of one warp-wide load instruction with its address and mask
-_LOAD_WORDS = 6  # registers that a load which is not asynchronous keeps busy
-_STORE_BYTES = 40  # bytes a clock and processor of the epilogue
+_BANDWIDTH = 0.85  # share of the peak bandwidth of device memory that is reached
 _LAUNCH_US = 2.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+
+    `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
+    """
+
+    latency: float = 975.0  # from asking for a tile to having it, out of device memory
+    start: float = 1500.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp: float = 0.02  # the same for each warp, as a share of `start`
+    turn: float = 30.0  # barriers and bookkeeping in one turn of the K loop
+    turn_warp: float = 8.0  # the same for each warp
+    shared_bytes: float = 158.0  # of shared memory
+    l2_bytes: float = 91.0  # of the L2 cache, all processors reading
+    load: float = 5.3  # one warp-wide load instruction with its address and mask
+    narrow: float = 0.7  # how much longer one of under 4 bytes takes
+    load_words: float = 4.3  # registers that a load which is not asynchronous keeps busy
+    spared_words: float = 20.0  # registers that neither accumulator nor loads can have
+    small_mma: float = 3.9  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    store_bytes: float = 87.0  # of the epilogue
+    overlap: float = 1.4  # share of the fixed cost of a round that the next one does not hide
+
+
+FITTED = Fit()
 
 
 def _rate(problem: MatmulProblem, device: Device) -> float:
@@ -49,46 +70,47 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
 
 
-def _turn_clocks(config: Config, problem: MatmulProblem, device: Device) -> float:
+def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, fit: Fit) -> float:
     """Clocks of one turn of the K loop of one program that has its processor to itself."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
-    warpgroups = device.nvidia >= 90 and m >= 64 and config.num_warps >= 4
-    per_thread = m * n / (config.num_warps * device.warp_size)
-    plain = not uses_tensor_cores(problem)
-    slow = max(1.0, 8 / per_thread**0.5) if plain else 1.0 if warpgroups or device.nvidia < 90 else 2.2
+    warps, threads = config.num_warps, config.num_warps * device.warp_size
+    warpgroups = device.nvidia >= 90 and m >= 64 and warps >= 4
+    slow = 1.0 if warpgroups or device.nvidia < 90 else fit.small_mma
+    if not uses_tensor_cores(problem):
+        slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
     multiply = 2.0 * m * n * k / _rate(problem, device) * slow
     rows_at_once = 64 if warpgroups else 32
-    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / _SHARED_BYTES
-    feed = (m + n) * k * size / _L2_BYTES
-    warp_loads = loads_per_thread(config, problem, device) * config.num_warps
-    loads = _LOAD_CLOCKS * warp_loads * (1.3 if min(problem.a_align, problem.b_align) < 4 else 1.0)
-    held = accumulator_words(config, problem, device) + _LOAD_WORDS * warp_loads / config.num_warps
-    room = min(255, 65536 // (config.num_warps * device.warp_size)) - 40
-    spilling = 1.0 + max(0.0, held - room) / 64
-    return max(multiply, shared, feed, loads) * spilling + _ROUND
+    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
+    feed = (m + n) * k * size / fit.l2_bytes
+    thread_loads = loads_per_thread(config, problem, device)
+    narrow = fit.narrow if min(problem.a_align, problem.b_align) < 4 else 1.0
+    loads = fit.load * narrow * thread_loads * warps
+    held = accumulator_words(config, problem, device) + fit.load_words * thread_loads
+    spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
+    return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
 
 
-def matmul_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
     """Predicted microseconds of `config` on `problem`."""
-    tiles_m, tiles_n = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
-    turns = -(-problem.k // config["BLOCK_K"])
-    tiles = tiles_m * tiles_n * problem.batch
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    turns = -(-problem.k // k)
+    tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
     together = min(resident(config, problem, device), -(-tiles // device.processors))
-    out_bytes = config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype]
-    turn = _turn_clocks(config, problem, device)
-    fetch = (
-        _LATENCY + (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize / _L2_BYTES
-    )
+    turn = _turn_clocks(config, problem, device, fit)
+    fetch = fit.latency + (m + n) * k * problem.itemsize / fit.l2_bytes
     alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
-    fixed = _START * (1 + config.num_warps / 80) + out_bytes / _STORE_BYTES * together
+    stored = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
+    fixed = fit.start * (1 + fit.start_warp * config.num_warps) + stored * together
     rounds = -(-tiles // (device.processors * together))
     last = tiles - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
-    full_round = turns * max(alone, together * turn) + 0.7 * fixed
+    full_round = turns * max(alone, together * turn) + fit.overlap * fixed
     clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
-    memory_us = problem.bytes / (device.memory_gbps * 0.85 * 1e3)
-    busy = min(1.0, tiles / device.processors)
-    return max(clocks / (device.clock_ghz * 0.85 * 1e3), memory_us / max(busy, 0.05)) + _LAUNCH_US
+    busy = max(0.05, min(1.0, tiles / device.processors))
+    memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
+    compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
+    # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.
+    return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + _LAUNCH_US
 
 
 def transpose_us(config: Config, problem: TransposeProblem, device: Device) -> float:

@@ -17,7 +17,8 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.problem import Problem, problem_key, problem_to_dict
-from tritile.store import MAX_US, Store, number_from, pair_from
+from tritile.store import Store
+from tritile.trial import MAX_US, number_from, pair_from
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 64 << 20

@@ -110,7 +110,13 @@ def test_zero_one_and_odd_sizes(m, n, k, dtype):
 
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"),
-    [((0, 3, 5), (5, 7)), ((0, 3, 5), (0, 5, 7)), ((0, 1, 3, 5), (4, 5, 7)), ((2, 3, 0), (0, 7)), ((0,), (0,))],
+    [
+        ((0, 3, 5), (5, 7)),
+        ((0, 3, 5), (0, 5, 7)),
+        ((0, 1, 3, 5), (4, 5, 7)),
+        ((2, 3, 0), (0, 7)),
+        ((0,), (0,)),
+    ],
     ids=str,
 )
 def test_empty_batch_and_empty_sum(a_shape, b_shape):
@@ -139,7 +145,14 @@ def test_batched_layouts(layout):
 
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"),
-    [((1, 9), (9, 4)), ((6, 1), (9, 4)), ((1, 1), (1, 4)), ((6, 9), (1, 4)), ((6, 9), (9, 1)), ((1, 6, 9), (9, 4))],
+    [
+        ((1, 9), (9, 4)),
+        ((6, 1), (9, 4)),
+        ((1, 1), (1, 4)),
+        ((6, 9), (1, 4)),
+        ((6, 9), (9, 1)),
+        ((1, 6, 9), (9, 4)),
+    ],
     ids=str,
 )
 def test_expanded_operands(a_shape, b_shape):
@@ -178,7 +191,9 @@ def test_out_is_filled_and_nothing_around_it(dtype, layout):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize(("a_shape", "b_shape"), [((5,), (5,)), ((5,), (3, 5, 7)), ((2, 3, 5), (5,))], ids=str)
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"), [((5,), (5,)), ((5,), (3, 5, 7)), ((2, 3, 5), (5,))], ids=str
+)
 def test_strided_out_of_vectors(a_shape, b_shape):
     a, b = values(a_shape, torch.float32), values(b_shape, torch.float32, 1)
     buffer, view = frame((1, *torch.matmul(a, b).shape, 1), torch.float32, "sparse")
@@ -230,7 +245,14 @@ def test_folding_asks_out_as_well(layout):
     assert guard_intact(buffer, out)
 
 
-BLOCKS = [(16, 16, 16, 1), (16, 64, 32, 8), (32, 16, 128, 8), (64, 64, 256, 1), (16, 16, 512, 8), (256, 32, 64, 8)]
+BLOCKS = [
+    (16, 16, 16, 1),
+    (16, 64, 32, 8),
+    (32, 16, 128, 8),
+    (64, 64, 256, 1),
+    (16, 16, 512, 8),
+    (256, 32, 64, 8),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name)

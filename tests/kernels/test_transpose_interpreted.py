@@ -19,9 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
 NAMES = (
-    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu complex32 complex64 complex128"
-).split()
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
 DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}

@@ -133,7 +133,11 @@ VALUES = [
     ("precision", matmul(A, B, precision="high"), ("'high'", "ieee", "tf32x3", "tf32")),
     ("precision of torch", matmul(A, B, precision=torch.float32), ("float32", "ieee")),
     ("precision of fp16", matmul(A.half(), B.half(), precision="tf32"), ("float16", "float32")),
-    ("precision of int8", matmul(typed(torch.int8), typed(torch.int8), precision="ieee"), ("int8", "float32")),
+    (
+        "precision of int8",
+        matmul(typed(torch.int8), typed(torch.int8), precision="ieee"),
+        ("int8", "float32"),
+    ),
 ]
 TABLES = {
     errors.ShapeError: SHAPES,
@@ -229,7 +233,9 @@ def test_unknown_mode_from_outside(monkeypatch):
     monkeypatch.setenv("TRITILE_MODE", "fastest")
     problem = tritile.MatmulProblem(1, 8, 8, 8, "float16", "float16")
     for call in (tritile.current_mode, lambda: tritile.plan(problem, device=tritile.target_device("sm_90"))):
-        with pytest.raises(errors.InvalidValueError, match=r"TRITILE_MODE.*'fastest'.*cached, tune, strict, off"):
+        with pytest.raises(
+            errors.InvalidValueError, match=r"TRITILE_MODE.*'fastest'.*cached, tune, strict, off"
+        ):
             call()
 
 
@@ -249,11 +255,13 @@ def test_the_innermost_mode_wins(monkeypatch):
 @pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan", "1s"])
 def test_unusable_budgets(monkeypatch, value):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", value)
-    with pytest.raises(errors.InvalidValueError, match="TRITILE_TUNE_BUDGET.*seconds"):
+    with pytest.raises(errors.InvalidValueError, match=r"TRITILE_TUNE_BUDGET.*seconds"):
         tune_budget_s()
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(None, 30.0), ("2.5", 2.5), ("1e3", 1000.0), ("inf", float("inf"))])
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(None, 30.0), ("2.5", 2.5), ("1e3", 1000.0), ("inf", float("inf"))]
+)
 def test_budgets(monkeypatch, value, seconds):
     monkeypatch.delenv("TRITILE_TUNE_BUDGET", raising=False)
     if value is not None:

@@ -142,7 +142,9 @@ def test_the_rule_lets_pass(where, source):
 
 def fresh(code: str) -> str:
     """What `code` prints in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=PACKAGE.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=PACKAGE.parent
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -150,11 +152,11 @@ def fresh(code: str) -> str:
 def test_importing_touches_no_gpu_and_no_optional_package():
     code = (
         "import sys, torch, tritile\n"
-        "print(torch.cuda.is_initialized(), [m for m in ('typer', 'rich', 'matplotlib', 'pandas') if m in sys.modules])\n"
+        f"print(torch.cuda.is_initialized(), {OPTIONAL} & set(sys.modules))\n"
         "from triton.runtime.driver import driver\n"
         "print(driver._active is None)"
     )
-    assert fresh(code).splitlines() == ["False []", "True"]
+    assert fresh(code).splitlines() == ["False set()", "True"]
 
 
 def test_importing_leaves_files_and_settings_alone(tmp_path, monkeypatch):
@@ -162,9 +164,10 @@ def test_importing_leaves_files_and_settings_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(cache))
     code = (
         "import os, torch\n"
-        "before = dict(os.environ), torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision\n"
+        "matmul = torch.backends.cuda.matmul\n"
+        "before = dict(os.environ), torch.get_num_threads(), matmul.fp32_precision\n"
         "import tritile\n"
-        "print(before == (dict(os.environ), torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision))"
+        "print(before == (dict(os.environ), torch.get_num_threads(), matmul.fp32_precision))"
     )
     assert fresh(code) == "True"
     assert not cache.exists()
@@ -173,6 +176,8 @@ def test_importing_leaves_files_and_settings_alone(tmp_path, monkeypatch):
 def test_the_face_of_the_package():
     assert sorted(tritile.__all__) == list(tritile.__all__)
     assert [name for name in tritile.__all__ if not hasattr(tritile, name)] == []
-    undocumented = [n for n in tritile.__all__ if callable(getattr(tritile, n)) and not getattr(tritile, n).__doc__]
+    undocumented = [
+        n for n in tritile.__all__ if callable(getattr(tritile, n)) and not getattr(tritile, n).__doc__
+    ]
     assert undocumented == []
     assert (PACKAGE / "py.typed").exists()

@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
+from tritile import database
 from tritile import store as store_module
 from tritile.config import Config
 from tritile.device import TARGETS, Device
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_key
-from tritile.store import Store, Trial
+from tritile.store import Store, store_of
+from tritile.trial import Trial, row_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"
@@ -55,8 +57,8 @@ def filled(directory: Path, count: int, device: Device = DEVICE) -> Store:
     with contextlib.closing(raw(store)) as connection:
         connection.execute("BEGIN")
         for number in range(1, count):
-            row = store_module._row(trial(10.0 + number, number))
-            connection.execute(store_module._ADD_TRIAL, (*row, *store._environment(KERNEL)))
+            row = row_of(trial(10.0 + number, number))
+            connection.execute(database.ADD_TRIAL, (*row, *store._environment(KERNEL)))
         connection.execute("COMMIT")
     return store
 
@@ -98,6 +100,16 @@ def test_directory_defaults_to_the_cache(tmp_path: Path) -> None:
     assert Store(DEVICE).path == tmp_path / "nvidia-h200.sqlite3"
 
 
+def test_one_store_of_a_device_and_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = store_of(DEVICE)
+    assert here.path.parent == tmp_path
+    assert store_of(replace(DEVICE)) is here
+    assert store_of(replace(DEVICE, triton="3.6.1")) is not here
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert store_of(DEVICE) is not here
+    assert store_of(DEVICE).path.parent == tmp_path / "elsewhere"
+
+
 @pytest.mark.parametrize(
     "problem",
     [
@@ -120,9 +132,9 @@ def test_round_trip(tmp_path: Path, problem: Any) -> None:
 
 
 def test_everything_spans_batches(tmp_path: Path) -> None:
-    store = filled(tmp_path, 2 * store_module._BATCH + 3)
+    store = filled(tmp_path, 2 * store_module.BATCH + 3)
     seen = [found.us for _, found in store.everything()]
-    assert seen == [10.0 + number for number in range(2 * store_module._BATCH + 3)]
+    assert seen == [10.0 + number for number in range(2 * store_module.BATCH + 3)]
 
 
 def test_the_same_again_replaces(store: Store) -> None:
@@ -390,7 +402,7 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(
             if sql.startswith("SELECT sql"):
                 other = connect(store.path, 0, isolation_level=None)
                 with contextlib.suppress(sqlite3.OperationalError):  # locked, where all is well
-                    store_module._create(other)
+                    database.create(other)
                 other.close()
             return super().execute(sql, *arguments)
 
@@ -401,14 +413,14 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(
 
 def test_a_rename_amid_an_add_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path, 3)
-    put = store_module._put
+    put = database.put
 
     def renamed_meanwhile(*arguments: Any) -> None:
         put(*arguments)
         if not (tmp_path / "moved").exists():
             store.path.rename(tmp_path / "moved")
 
-    monkeypatch.setattr(store_module, "_put", renamed_meanwhile)
+    monkeypatch.setattr(database, "put", renamed_meanwhile)
     store.add(KERNEL, trial(5.0, 1))
     assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
 
@@ -525,7 +537,7 @@ def test_damage_that_cannot_be_set_aside(store: Store, monkeypatch: pytest.Monke
 def test_a_store_locked_for_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add(KERNEL, trial())
     store.close()
-    monkeypatch.setattr(store_module, "BUSY_S", 0.1)
+    monkeypatch.setattr(database, "BUSY_S", 0.1)
     with contextlib.closing(raw(store)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with one_warning("locked"):
@@ -563,6 +575,8 @@ CONFIG_TEXTS = [
     config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":1e999'),
     config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":Infinity'),
     config(5).key.replace('"BLOCK_M":64', '"x;import os":64'),
+    config(5).key.replace('"family":""', '"family":"x;import os"'),
+    config(5).key.replace('"family":""', '"family":[]'), config(5).key.replace('"family":"",', ""),
 ]  # fmt: skip
 BAD = [
     *(("config", value) for value in CONFIG_TEXTS),

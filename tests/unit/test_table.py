@@ -15,8 +15,9 @@ from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_to_dict
-from tritile.store import Store, Trial
+from tritile.store import Store
 from tritile.table import Entry, Table, from_store, read, shipped, write
+from tritile.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 PROBLEMS = (
@@ -102,6 +103,7 @@ BAD = [
     entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": float("inf")}}),
     entry(config=CONFIG.to_dict() | {"kwargs": {"x;import os": 1}}),
     entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": [[[[1]]]]}}),
+    entry(config=CONFIG.to_dict() | {"family": EVIL}), entry(config=CONFIG.to_dict() | {"family": None}),
 ]  # fmt: skip
 
 

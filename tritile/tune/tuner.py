@@ -28,6 +28,7 @@ OPENING = 24  # configs screened before any neighbour of the best
 REFINED = 8  # neighbours screened in each round
 ROUNDS = 2
 FINALISTS = 3
+PROBLEM_S = 15.0  # after this, a problem that has its finalists is screened no further
 _LOOKAHEAD = 6  # problems whose configs compile while another is measured
 
 
@@ -60,6 +61,7 @@ class _Session:
         self.graphs: dict[Config, measure.Graph] = {}
         self.runs: dict[Config, measure.Run] = {}
         self.trials: dict[Config, Trial] = {}
+        self.started = time.monotonic()
 
     def _keep(self, trial: Trial) -> None:
         self.trials[trial.config] = trial
@@ -72,8 +74,12 @@ class _Session:
         for config in configs:
             if config in refused:
                 self._keep(Trial(self.problem, config, None, failure=refused[config], measured_utc=_now()))
-            elif config not in self.trials:
+            elif config not in self.trials and not self.late():
                 self._screen(config)
+
+    def late(self) -> bool:
+        """Whether this problem has had its time: long products are not screened in every variant."""
+        return time.monotonic() - self.started > PROBLEM_S and len(self.ranked()) >= FINALISTS
 
     def _screen(self, config: Config) -> None:
         try:
@@ -138,13 +144,12 @@ def tune_problem(
     problem: Tiled, device: Device, pool: CompilePool, ready: Sequence[Future[Refusals]]
 ) -> Tuned:
     """Measure one problem on the current GPU. `ready` are the compiles of its opening, under way."""
-    started = time.monotonic()
     session = _Session(problem, device)
     session.screen(search.opening(problem, device, OPENING), ready)
     for _ in range(ROUNDS):
         best = session.ranked()[:2]
         steps = search.refinement(best, session.trials, problem, device, REFINED)
-        if not steps:
+        if not steps or session.late():
             break
         session.screen(steps, pool.warm(problem, steps, device))
         if session.ranked()[:1] == best[:1]:
@@ -155,7 +160,7 @@ def tune_problem(
         problem,
         winner,
         len(session.trials),
-        time.monotonic() - started,
+        time.monotonic() - session.started,
         None if winner else f"no config works: {'; '.join(sorted(set(failures))[:3])}",
     )
 

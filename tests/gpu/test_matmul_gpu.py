@@ -1,0 +1,512 @@
+"""tritile.matmul on a GPU, against float64: dtypes, layouts, sizes, memory, streams, graphs and threads."""
+
+import itertools
+import math
+import threading
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import (
+    DEFAULT_OUT,
+    FP8,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    assert_product,
+    bytes_of,
+    frame,
+    guard_intact,
+    placed,
+    poison_empty,
+    product64,
+    values,
+)
+from tritile import launch
+from tritile.errors import GradientError, TritileError, TuningError, UnsupportedError
+from tritile.ops import matmul as matmul_op
+from tritile.ops import run
+
+pytestmark = pytest.mark.gpu
+HALF = (torch.float16, torch.bfloat16)
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No launch prepared by another test, and torch's own products in full fp32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    tritile.forget()
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def skip_unsupported(dtype):
+    if dtype in FP8 and torch.version.hip is None and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8 on this GPU")
+
+
+def gpu(shape, dtype, seed=0):
+    return values(tuple(shape), dtype, seed, "cuda")
+
+
+def pair(m, n, k, dtype, batch=()):
+    return gpu((*batch, m, k), dtype), gpu((*batch, k, n), dtype, 1)
+
+
+# Layouts by what their names say: NN both in rows, NT the second turned, S with gaps between elements.
+TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
+TURNS |= {"SS": ("sparse", "strided"), "sliced": ("sliced", "column_sliced")}
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("size", [(256, 320, 192), (131, 97, 61)], ids=str)
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=name)
+def test_dtypes_and_layouts(dtype, turn, size):
+    skip_unsupported(dtype)
+    a, b = pair(*size, dtype)
+    a_layout, b_layout = TURNS[turn]
+    got = tritile.matmul(placed(a, a_layout), placed(b, b_layout))
+    assert got.dtype == DEFAULT_OUT.get(dtype, dtype)
+    assert_product(got, a, b)
+
+
+SIZES = {
+    "aligned": (512, 1024, 256),
+    "large": (1024, 1024, 1024),
+    "one": (1, 1, 1),
+    "tiny": (2, 3, 5),
+    "primes": (257, 263, 269),
+    "row": (1, 1009, 513),
+    "column": (1009, 1, 513),
+    "dot": (1, 1, 4099),
+    "outer": (311, 313, 1),
+    "skinny": (16, 2048, 1024),
+    "tall": (4097, 17, 64),
+    "wide": (3, 5003, 33),
+    "deep": (64, 64, 20011),
+    "deep aligned": (32, 48, 16384),
+    "just past a tile": (129, 257, 65),
+    "just short of a tile": (127, 255, 63),
+}
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
+def test_sizes(dtype, size):
+    a, b = pair(*SIZES[size], dtype)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
+def test_zero_sizes(m, n, k):
+    a, b = pair(m, n, k, torch.bfloat16)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [
+        ((300,), (300,)),
+        ((300,), (300, 70)),
+        ((70, 300), (300,)),
+        ((3, 70, 300), (300, 50)),
+        ((70, 300), (3, 300, 50)),
+        ((3, 70, 300), (3, 300, 50)),
+        ((5, 1, 33, 65), (4, 65, 17)),
+        ((3, 1, 2, 1, 9, 33), (4, 1, 33, 21)),
+        ((2, 3, 4, 33), (33,)),
+        ((6, 1, 64), (64, 128)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_batches_and_broadcasting(a_shape, b_shape, dtype):
+    a, b = gpu(a_shape, dtype), gpu(b_shape, dtype, 1)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+def test_expanded_operands():
+    a = gpu((1, 65), torch.float16).expand(7, 33, 65)
+    b = gpu((65, 1), torch.float16, 1).expand(65, 40)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("count", [65535, 65536, 131073])
+def test_more_matrices_than_a_grid_axis_holds(count):
+    a, b = pair(3, 4, 5, torch.float16, (count,))
+    assert_product(tritile.matmul(a, b), a, b)
+    a = placed(a[:, :1], "sliced")
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("stride", [1024, 1032, 1028, 1026, 1025])
+@pytest.mark.parametrize("offset", [0, 1, 2, 8])
+def test_alignment_classes(stride, offset):
+    def shifted(rows, seed):
+        flat = gpu((offset + rows * stride,), torch.float16, seed)
+        return flat[offset:].view(rows, stride)[:, :1000]
+
+    a, b = shifted(70, 0), shifted(90, 1).mT
+    assert_product(tritile.matmul(a, b), a, b)
+    out = shifted(70, 2)[:, :90]
+    assert_product(tritile.matmul(a, b, out=out), a, b)
+
+
+def test_one_kernel_is_not_used_for_another_alignment():
+    flat_a, flat_b = gpu((64 * 64 + 8,), torch.float16), gpu((64 * 64 + 8,), torch.float16, 1)
+    for offset in (0, 1, 0, 4, 8, 1):
+        a, b = (flat[offset:][: 64 * 64].view(64, 64) for flat in (flat_a, flat_b))
+        assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int8], ids=name)
+def test_out_is_filled_and_nothing_around_it(dtype, layout):
+    a, b = pair(131, 70, 65, dtype, (3,))
+    buffer, out = frame((3, 131, 70), DEFAULT_OUT.get(dtype, dtype), layout, "cuda")
+    for _ in range(2):  # the second call takes the fast path
+        assert tritile.matmul(a, b, out=out) is out
+        assert_product(out, a, b)
+        assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, *FP8], ids=name)
+@pytest.mark.parametrize("out_dtype", [*HALF, torch.float32], ids=name)
+def test_out_dtypes(dtype, out_dtype):
+    skip_unsupported(dtype)
+    a, b = pair(129, 65, 200, dtype)
+    got = tritile.matmul(a, b, out_dtype=out_dtype)
+    assert got.dtype == out_dtype
+    assert_product(got, a, b)
+
+
+def relative_error(got, exact):
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+DISTRIBUTIONS = {
+    "normal": lambda x: x,
+    "positive": lambda x: x.abs(),
+    "wide range": lambda x: x * torch.exp2(torch.round(6 * x.roll(1, 0))),
+}
+
+
+@pytest.mark.parametrize("spread", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "size", [(512, 512, 512), (257, 131, 1009), (128, 128, 8192), (64, 64, 40000)], ids=str
+)
+def test_ieee_is_at_least_as_exact_as_torch(size, spread):
+    a, b = (DISTRIBUTIONS[spread](x) for x in pair(*size, torch.float32))
+    exact = product64(a, b)
+    ours = relative_error(tritile.matmul(a, b, precision="ieee"), exact)
+    assert ours <= 1.05 * relative_error(torch.matmul(a, b), exact)
+
+
+@pytest.mark.parametrize("size", [(512, 512, 512), (257, 131, 1009), (64, 64, 8192)], ids=str)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precisions_keep_their_bounds(precision, size):
+    a, b = pair(*size, torch.float32)
+    got = tritile.matmul(a, b, precision=precision)
+    assert_product(got, a, b, precision)
+    error = relative_error(got, product64(a, b))
+    assert error < {"ieee": 1e-6, "tf32x3": 1e-5, "tf32": 2e-3}[precision]
+
+
+def test_the_default_precision_follows_torch():
+    a, b = pair(256, 256, 256, torch.float32)
+    for setting, precision in (("ieee", "ieee"), ("tf32", "tf32"), ("ieee", "ieee")):
+        torch.backends.cuda.matmul.fp32_precision = setting
+        assert tritile.plan(tritile.matmul, a, b).problem.precision == precision
+        default, named = tritile.matmul(a, b), tritile.matmul(a, b, precision=precision)
+        assert torch.equal(default, named)
+        other = tritile.matmul(a, b, precision="tf32" if precision == "ieee" else "ieee")
+        assert not torch.equal(default, other)
+
+
+@pytest.mark.parametrize("k", [1, 31, 32, 1000, 65537])
+def test_int8_is_exact(k):
+    a, b = pair(70, 33, k, torch.int8)
+    assert_product(tritile.matmul(a, b), a, b)
+
+
+def test_int8_sums_wrap():
+    a = torch.full((16, 131072), -128, dtype=torch.int8, device="cuda")
+    assert (tritile.matmul(a, a.mT) == -(2**31)).all()  # 2^31 is one above what int32 holds
+    assert (tritile.matmul(a[:, :-1], a[:, :-1].mT) == 2**31 - 2**14).all()
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=name)
+@pytest.mark.parametrize("size", [(256, 256, 4096), (100, 52, 999), (16, 16, 16)], ids=str)
+def test_fp8(dtype, size):
+    skip_unsupported(dtype)
+    a, b = pair(*size, dtype)
+    assert_product(tritile.matmul(a, b, out_dtype=torch.float32), a, b)
+
+
+KINDS = [*[(dtype, None) for dtype in (*HALF, torch.float64)], *[(torch.float32, p) for p in PRECISIONS]]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("dtype", "precision"), KINDS, ids=str)
+def test_nan_and_inf_spread_as_in_torch(dtype, precision, value):
+    a, b = pair(70, 40, 133, dtype)
+    a[3, 132] = value
+    a[69, 0] = value
+    b[132, 5] = 0.0
+    b[64, 39] = value
+    expected, got = torch.matmul(a, b), tritile.matmul(a, b, precision=precision)
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.isinf(), expected.isinf())
+    assert torch.equal(got[got.isinf()], expected[expected.isinf()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
+@pytest.mark.parametrize("k", [1, 15, 33, 127])
+def test_nan_just_outside_of_a_slice_does_not_leak(dtype, k):
+    a, b = pair(65, 33, k, dtype)
+    for a_layout, b_layout in (
+        ("sliced", "sliced"),
+        ("column_sliced", "column_sliced"),
+        ("offset", "strided"),
+    ):
+        assert_product(tritile.matmul(placed(a, a_layout), placed(b, b_layout)), a, b)
+
+
+def test_results_too_large_become_inf():
+    a = torch.full((33, 100), 200.0, dtype=torch.float16, device="cuda")
+    assert (tritile.matmul(a, a.mT) == math.inf).all()
+    assert (tritile.matmul(a, a.mT, out_dtype=torch.float32) == 4e6).all()
+
+
+def check_rows(got, a, b):
+    """Some rows exactly, those about the 2^31st element of each tensor among them."""
+    rows = a.shape[0]
+    near = [2**31 // max(1, t.stride(0)) for t in (a, got)]
+    picks = {0, 1, rows - 1, rows - 64} | {n + d for n in near for d in (-1, 0, 1)}
+    index = torch.tensor(sorted(p for p in picks if 0 <= p < rows), device="cuda")
+    random = torch.randint(rows, (2000,), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    index = torch.cat([index, random])
+    assert torch.equal(got[index].double(), product64(a[index], b))
+
+
+def needs_memory(gigabytes):
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
+        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
+
+
+@pytest.mark.usefixtures("poison")
+def test_an_operand_beyond_2_to_31_elements():
+    needs_memory(8)
+    a, b = pair(2**31 // 64 + 77, 16, 64, torch.int8)
+    assert a.numel() > 2**31
+    check_rows(tritile.matmul(a, b), a, b)
+
+
+def test_a_column_operand_beyond_2_to_31_elements():
+    needs_memory(8)
+    rows = 2**31 // 64 + 77
+    a, b = gpu((64, rows), torch.int8).mT, gpu((64, 16), torch.int8, 1)
+    check_rows(tritile.matmul(a, b), a, b)
+    assert_product(tritile.matmul(b.mT, a[-1000:].mT), b.mT, a[-1000:].mT)
+
+
+def test_an_output_beyond_2_to_31_elements():
+    needs_memory(12)
+    a = torch.randint(-4, 5, (46349, 16), device="cuda", dtype=torch.int8).half()
+    b = torch.randint(-4, 5, (16, 46349), device="cuda", dtype=torch.int8).half()
+    got = tritile.matmul(a, b)
+    assert got.numel() > 2**31
+    for rows in (slice(0, 100), slice(46249, 46349), slice(2**31 // 46349 - 5, 2**31 // 46349 + 5)):
+        assert torch.equal(got[rows].double(), product64(a[rows], b))
+
+
+def test_the_current_stream_is_used():
+    source, b = pair(300, 200, 100, torch.float32)
+    a = torch.zeros_like(source)
+    tritile.matmul(a, b)  # compiled before, so that the race below would be lost
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        a.copy_(source)
+        got = tritile.matmul(a, b)
+    stream.synchronize()
+    assert_product(got, source, b)
+
+
+def never_measured(monkeypatch):
+    def fail(*args):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(launch, "measure", fail)
+
+
+@pytest.mark.parametrize("mode", ["cached", "tune"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "first call"])
+def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode, warm):
+    never_measured(monkeypatch)
+    a, b = pair(201 + warm, 130, 75 + (mode == "tune"), torch.float16)
+    out = torch.empty(a.shape[0], 130, dtype=torch.float16, device="cuda")
+    if warm:
+        tritile.matmul(a, b, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode(mode), torch.cuda.graph(graph):
+        tritile.matmul(a, b, out=out)
+    for seed in (5, 6):
+        a.copy_(gpu(a.shape, a.dtype, seed))
+        out.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_product(out, a, b)
+
+
+def test_several_threads_at_once():
+    cases = [pair(65 + i % 3, 40, 33 + 7 * (i % 2), (torch.float16, torch.float32)[i % 2]) for i in range(8)]
+    barrier, failures = threading.Barrier(len(cases)), []
+
+    def work(a, b):
+        try:
+            barrier.wait(60)
+            for _ in range(20):
+                assert_product(tritile.matmul(a, b), a, b)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=case) for case in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name)
+def test_the_second_call_is_the_first_again_and_prepares_nothing(monkeypatch, dtype):
+    a, b = pair(131, 70, 300, dtype)
+    first = tritile.matmul(a, b)
+    out = torch.empty_like(first)
+    tritile.matmul(a, b, out=out)
+    monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(matmul_op, "prepared", lambda call: pytest.fail("prepared again"))
+    again = tritile.matmul(a, b)
+    assert again.data_ptr() != first.data_ptr()
+    assert torch.equal(bytes_of(again), bytes_of(first))
+    out.zero_()
+    assert torch.equal(bytes_of(tritile.matmul(a, b, out=out)), bytes_of(first))
+    other = gpu(a.shape, dtype, 9)
+    assert_product(tritile.matmul(other, b), other, b)  # other memory, the same launch
+
+
+def tile(m, n, k, warps=4, stages=2):
+    return tritile.Config.of(
+        family="tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages
+    )
+
+
+def call_of(a, b):
+    out = torch.full((a.shape[0], b.shape[1]), math.nan, dtype=a.dtype, device="cuda")
+    return matmul_op.described(a, b, out, "ieee"), out
+
+
+@pytest.mark.parametrize(
+    "config", [tile(8, 64, 32), tile(64, 48, 32), tile(256, 256, 256), tile(64, 64, 32, 32)]
+)
+def test_a_forced_config_that_is_illegal_is_refused(config):
+    call, out = call_of(*pair(64, 64, 64, torch.float16))
+    with pytest.raises(UnsupportedError):
+        run.prepared(call, forced=config)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [tile(16, 16, 16, 1), tile(64, 128, 64, 8, 4), tile(32, 256, 32, 4, 5), tile(128, 64, 128, 4, 2)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
+def test_a_forced_legal_config_gives_the_answer(config, dtype):
+    a, b = pair(201, 99, 530, dtype)
+    call, out = call_of(a, b)
+    run.prepared(call, forced=config)(*call.tensors)
+    assert_product(out, a, b)
+
+
+def test_a_config_that_does_not_run_gives_way(monkeypatch):
+    original, refused = launch.prepare, []
+
+    def prepare(call, config):
+        if len(refused) < 2:
+            refused.append(config)
+            raise TuningError("out of resources")
+        return original(call, config)
+
+    monkeypatch.setattr(launch, "prepare", prepare)
+    a, b = pair(123, 77, 55, torch.float16)
+    assert_product(tritile.matmul(a, b), a, b)
+    assert len(set(refused)) == 2
+
+
+def test_gradients_are_refused_on_a_first_and_on_a_later_call():
+    a, b = pair(33, 35, 37, torch.float32)
+    out = torch.empty(33, 35, device="cuda")
+    tritile.matmul(a, b)
+    tritile.matmul(a, b, out=out)
+    wanting = a.clone().requires_grad_()
+    for args, kwargs in (
+        ((wanting, b), {}),
+        ((wanting, b), {"out": out}),
+        ((a, b), {"out": out.clone().requires_grad_()}),
+    ):
+        with pytest.raises(GradientError, match="no_grad"):
+            tritile.matmul(*args, **kwargs)
+    with torch.no_grad():
+        assert_product(tritile.matmul(wanting, b), a, b)
+
+
+def test_wrong_arguments_on_a_gpu_raise_our_errors():
+    a, b = pair(33, 33, 33, torch.float32)
+    out = tritile.matmul(a, b)
+    wrong = [
+        ((a, b.to_sparse()), {}),
+        ((a, b.cpu()), {}),
+        ((a, b.half()), {}),
+        ((a, b[:5]), {}),
+        ((a, b), {"out": "out"}),
+        ((a, b), {"out": out.to_sparse()}),
+        ((a, b), {"out": out.cpu()}),
+        ((a, b), {"out": a}),
+        ((a, b), {"out": out[:1].expand(33, 33)}),
+        ((a, b), {"precision": ["ieee"]}),
+        ((a, b), {"out_dtype": "float16"}),
+    ]
+    for args, kwargs in wrong:
+        with pytest.raises(TritileError):
+            tritile.matmul(*args, **kwargs)
+    tritile.matmul(a, b, out=out)
+    with pytest.raises(TritileError):  # shaped as on a call before, in memory that overlaps
+        tritile.matmul(out, b, out=out)
+
+
+def test_lazily_negated_input():
+    z = torch.complex(gpu((33, 35), torch.float32), gpu((33, 35), torch.float32, 1))
+    b = gpu((35, 37), torch.float32, 2)
+    for a in (z.conj().imag, z.imag, z.conj().imag):  # one memory, negated and not
+        assert_product(tritile.matmul(a, b), a.resolve_neg(), b)

@@ -1,0 +1,247 @@
+"""What is measured on a GPU is remembered: by the next process, and without measuring or compiling more."""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tests.reference import assert_product, values
+from tritile import launch
+from tritile.device import current_gpu
+from tritile.errors import NotTunedError, UntunedWarning
+from tritile.ladder import trials
+from tritile.launch import KERNELS
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "5")
+    for tuner in (tuner for family in KERNELS.values() for tuner in family.values()):
+        monkeypatch.setattr(tuner, "cache", {})
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+def measured(problem):
+    return [trial for trial in trials(problem, current_gpu()) if trial.us is not None]
+
+
+def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
+    a, b = values((200, 136), torch.float16, 0, "cuda"), values((136, 72), torch.float16, 1, "cuda")
+    with tritile.mode("tune"):
+        assert_product(tritile.matmul(a, b), a, b)
+    plan = tritile.plan(tritile.matmul, a, b)
+    assert plan.source == "exact"
+    assert plan.us > 0
+    assert len(measured(plan.problem)) >= 2
+    assert plan.us == min(trial.us for trial in measured(plan.problem))
+    monkeypatch.setattr(launch, "measure", lambda *args: pytest.fail("measured again"))
+    for mode in ("tune", "cached", "strict"):
+        tritile.forget()
+        with tritile.mode(mode):
+            assert_product(tritile.matmul(a, b), a, b)
+
+
+def test_a_measured_transposition_is_remembered():
+    x = values((300, 520), torch.bfloat16, 0, "cuda")
+    with tritile.mode("tune"):
+        assert torch.equal(tritile.transpose(x), x.mT)
+    tritile.forget()
+    with tritile.mode("strict"):
+        assert torch.equal(tritile.transpose(x), x.mT)
+        assert tritile.plan(tritile.transpose, x).source == "exact"
+
+
+def test_measuring_counts_for_calls_that_came_before_it():
+    a, b = values((150, 88), torch.float16, 0, "cuda"), values((88, 56), torch.float16, 1, "cuda")
+    tritile.matmul(a, b)
+    assert tritile.plan(tritile.matmul, a, b).source == "model"
+    with tritile.mode("tune"):
+        tritile.matmul(a, b)
+    assert tritile.plan(tritile.matmul, a, b).source == "exact"
+
+
+def test_measuring_leaves_operands_alone_and_fills_out():
+    a, b = values((130, 64), torch.float32, 0, "cuda"), values((64, 70), torch.float32, 1, "cuda")
+    before = a.clone(), b.clone()
+    buffer = torch.full((130, 200), float("nan"), device="cuda")
+    with tritile.mode("tune"):
+        tritile.matmul(a, b, out=buffer[:, 50:120])
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+    assert_product(buffer[:, 50:120], a, b)
+    assert buffer[:, :50].isnan().all()
+    assert buffer[:, 120:].isnan().all()
+
+
+def test_strict_raises_for_what_was_never_measured():
+    a = values((201, 136), torch.float16, 0, "cuda")
+    with tritile.mode("strict"):
+        with pytest.raises(NotTunedError, match="201x201x136"):
+            tritile.matmul(a, a.mT)
+        with pytest.raises(NotTunedError, match=r"201x136|136x201"):
+            tritile.transpose(a)
+
+
+def test_the_budget_is_kept_roughly(monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1")
+    a = values((1000, 1000), torch.float16, 0, "cuda")
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    with tritile.mode("tune"):
+        assert_product(tritile.matmul(a, a), a, a)
+    assert time.monotonic() - start < 1 + 10  # one config may be compiling when the time is up
+    assert measured(tritile.plan(tritile.matmul, a, a).problem)
+
+
+SCRIPT = """
+import sys
+import torch, triton, tritile
+from tritile import launch, timing
+
+mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"
+counted = []
+
+def refuse(*args, **kwargs):
+    raise SystemExit("measured in mode " + mode)
+
+if forbidden:
+    triton.testing.do_bench = timing.do_bench = launch.measure = refuse
+    for family in launch.KERNELS.values():
+        for tuner in family.values():
+            tuner._do_bench = refuse
+torch.manual_seed(0)
+a, b = torch.randn(104, 96, device="cuda").half(), torch.randn(96, 80, device="cuda").half()
+with tritile.mode(mode):
+    got = tritile.matmul(a, b)
+    again = tritile.matmul(a, b)
+assert torch.equal(got, again)
+error = (got.double() - a.double() @ b.double()).abs().max().item()
+assert error < 0.05, error
+print(tritile.plan(tritile.matmul, a, b).source)
+"""
+
+
+def process(folder, mode, bench, compiled):
+    """Run the script in a process of its own; its last word, and how many kernels it compiled."""
+    env = dict(os.environ, TRITON_CACHE_DIR=str(folder / compiled))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, mode, bench],
+        capture_output=True, text=True, timeout=240, env=env, cwd=Path(tritile.__file__).parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kernels = [path for ending in ("cubin", "hsaco") for path in (folder / compiled).rglob(f"*.{ending}")]
+    return done.stdout.split()[-1], len(kernels)
+
+
+def test_a_second_process_measures_nothing_and_compiles_one_config(tmp_path):
+    source, compiled = process(tmp_path, "tune", "allowed", "first")
+    assert source == "exact"
+    assert compiled >= 2
+    assert process(tmp_path, "strict", "forbidden", "second") == ("exact", 1)
+    assert process(tmp_path, "cached", "forbidden", "second") == ("exact", 1)  # on disk by now
+
+
+@triton.jit
+def softmax(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + columns, mask=columns < N, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(
+        out_ptr + row * N + columns, (e / tl.sum(e, axis=0)).to(out_ptr.dtype.element_ty), mask=columns < N
+    )
+
+
+def tuned(**rest):
+    configs = [
+        triton.Config({"BLOCK": block}, num_warps=warps) for block in (1024, 2048) for warps in (1, 4, 8)
+    ]
+    return tritile.autotune(configs, ["N"], **rest)(softmax)
+
+
+def run_softmax(kernel, n=1000, dtype=torch.float32):
+    x = values((300, n), dtype, n, "cuda")
+    out = torch.full_like(x, float("nan"))
+    kernel[(300,)](x, out, n)
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.float(), x.float().softmax(-1), rtol=tolerance, atol=tolerance / 16)
+
+
+def forbidden(call, quantiles):
+    raise AssertionError("measured")
+
+
+def test_a_strangers_kernel_is_measured_once():
+    calls = []
+
+    def counted(call, quantiles):
+        calls.append(call)
+        return triton.testing.do_bench(call, warmup=2, rep=10, quantiles=list(quantiles))
+
+    kernel = tuned(do_bench=counted)
+    with tritile.mode("tune"):
+        for _ in range(3):
+            run_softmax(kernel)
+    assert len(calls) == 6
+    with tritile.mode("strict"):
+        run_softmax(tuned(do_bench=forbidden))
+    with tritile.mode("tune"):
+        run_softmax(tuned(do_bench=forbidden))
+        run_softmax(kernel, dtype=torch.float16)
+    assert len(calls) == 12
+
+
+def test_a_strangers_kernel_with_the_benchmark_of_tritile():
+    kernel = tuned()
+    with tritile.mode("tune"):
+        run_softmax(kernel, 999)
+    assert kernel.best_config in kernel.configs
+    with tritile.mode("strict"):
+        run_softmax(tuned(do_bench=forbidden), 999)
+
+
+def test_a_strangers_kernel_is_never_measured_by_surprise():
+    kernel = tuned(do_bench=forbidden)
+    with pytest.warns(UntunedWarning, match="softmax N=777"):
+        run_softmax(kernel, 777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        run_softmax(kernel, 777)
+    with tritile.mode("strict"), pytest.raises(NotTunedError):
+        run_softmax(kernel, 778)
+
+
+@pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+def test_nothing_is_measured_while_a_graph_is_captured():
+    kernel = tuned(do_bench=forbidden)
+    x = values((300, 500), torch.float32, 0, "cuda")
+    out = torch.empty_like(x)
+    kernel[(300,)](x, out, 500)  # compiled and loaded
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode("tune"), torch.cuda.graph(graph):
+        kernel[(300,)](x, out, 500)
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out, x.softmax(-1))
+
+
+def test_a_config_that_asks_for_too_much_costs_itself_alone():
+    too_much = triton.Config({"BLOCK": 1 << 21}, num_warps=1)  # more elements than a tensor may have
+    kernel = tritile.autotune([too_much, triton.Config({"BLOCK": 1024})], ["N"])(softmax)
+    with tritile.mode("tune"):
+        run_softmax(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 1024}

@@ -1,0 +1,298 @@
+"""tritile.transpose on a GPU, bit for bit."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, placed, poison_empty, words_of
+from tritile import launch
+from tritile.device import current_gpu
+from tritile.errors import GradientError, TritileError, UnsupportedError
+from tritile.ops import run
+from tritile.ops import transpose as transpose_op
+from tritile.space import illegal
+
+pytestmark = pytest.mark.gpu
+NAMES = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
+SIZED = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128]  # 1 to 16 bytes
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    tritile.forget()
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def bits(shape, dtype, seed=0):
+    """Random bits as bytes, a last dimension longer than the tensor they are, and as that tensor."""
+    size = torch.empty((), dtype=dtype).element_size()
+    generator = torch.Generator("cuda").manual_seed(seed)
+    most = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, most, (*shape, size), dtype=torch.uint8, device="cuda", generator=generator)
+    return raw, raw.view(dtype).squeeze(-1)
+
+
+def same_bits(got, raw):
+    return torch.equal(bytes_of(got), raw.contiguous().reshape(-1))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("shape", [(1024, 512), (131, 257)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_every_dtype_bit_for_bit(dtype, shape):
+    raw, x = bits(shape, dtype)
+    got = tritile.transpose(x)
+    assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
+    assert same_bits(got, raw.transpose(0, 1))
+
+
+SHAPES = [
+    (1, 1), (1, 4099), (4099, 1), (2, 3), (3, 10007), (10007, 3), (64, 64), (63, 65), (1000, 1001),
+    (2047, 2049), (4096, 8), (3, 129, 65), (7, 1, 33), (300, 5, 7), (2, 3, 4, 5), (0, 5), (5, 0, 3),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.complex128], ids=name)
+def test_shapes(dtype, shape):
+    raw, x = bits(shape, dtype)
+    assert same_bits(tritile.transpose(x), raw.transpose(-3, -2))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(("dim0", "dim1"), list(itertools.combinations_with_replacement(range(4), 2)))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32], ids=name)
+def test_every_pair_of_dimensions(dim0, dim1, dtype):
+    raw, x = bits((13, 50, 3, 70), dtype)
+    expected = raw.transpose(dim0, dim1)
+    for dims in ((dim0, dim1), (dim1, dim0), (dim0 - 4, dim1 - 4)):
+        assert same_bits(tritile.transpose(x, *dims), expected)
+
+
+def test_a_scalar_and_a_vector_are_copied():
+    for shape in ((), (1001,)):
+        raw, x = bits(shape, torch.float64)
+        got = tritile.transpose(x, 0, -1)
+        assert got.data_ptr() != x.data_ptr()
+        assert same_bits(got, raw)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", SIZED, ids=name)
+def test_inputs_that_are_not_contiguous(layout, dtype):
+    raw, x = bits((2, 131, 70), dtype)
+    assert same_bits(tritile.transpose(placed(x, layout)), raw.transpose(1, 2))
+    assert same_bits(tritile.transpose(placed(x, layout), 0, 2), raw.transpose(0, 2))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_permuted_inputs(order):
+    raw, x = bits((30, 65, 129), torch.float16)
+    x, raw = x.permute(order), raw.permute(*order, 3)
+    for dims in ((0, 1), (0, 2), (1, 2)):
+        assert same_bits(tritile.transpose(x, *dims), raw.transpose(*dims))
+
+
+def test_expanded_and_overlapping_inputs():
+    _, flat = bits((1000,), torch.int32)
+    for x in (flat[:70].expand(50, 70), flat[:50, None].expand(50, 70), flat.unfold(0, 64, 1)):
+        assert torch.equal(tritile.transpose(x), x.mT)
+
+
+@pytest.mark.parametrize("stride", [256, 264, 260, 258, 257])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64], ids=name)
+def test_alignment_classes(dtype, offset, stride):
+    raw, flat = bits((offset + 100 * stride,), dtype)
+    x = flat[offset:].view(100, stride)[:, :200]
+    assert same_bits(tritile.transpose(x), raw[offset:].view(100, stride, -1)[:, :200].transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=name)
+def test_lazy_conjugation_and_negation(dtype):
+    raw, x = bits((130, 70), dtype)
+    conjugated = raw.clone()
+    conjugated[..., -1] ^= 128
+    negated = conjugated.clone()
+    negated[..., SIGN_BYTES[dtype] - 1] ^= 128
+    cases = [
+        (x, raw),
+        (x.conj(), conjugated),
+        (torch._neg_view(x), negated),
+        (x.conj(), conjugated),
+        (x, raw),
+    ]
+    for _ in range(2):  # the second time over the fast path
+        for lazy, expected in cases:
+            got = tritile.transpose(lazy)
+            assert not got.is_conj()
+            assert not got.is_neg()
+            assert same_bits(got, expected.transpose(0, 1))
+
+
+def test_the_imaginary_part_of_a_conjugate():
+    _, x = bits((130, 70), torch.complex64)
+    expected = words_of(torch.view_as_real(x)[..., 1]) ^ -(2**31)
+    for _ in range(2):
+        assert torch.equal(words_of(tritile.transpose(x.conj().imag)), expected.mT)
+        assert torch.equal(words_of(tritile.transpose(x.imag)), words_of(x.imag).mT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", SIZED, ids=name)
+def test_out_is_filled_and_nothing_around_it(layout, dtype):
+    raw, x = bits((3, 131, 70), dtype)
+    buffer, out = frame((3, 70, 131), dtype, layout, "cuda")
+    for _ in range(2):  # the second call takes the fast path
+        assert tritile.transpose(x, out=out) is out
+        assert same_bits(out, raw.transpose(1, 2))
+        assert guard_intact(buffer, out)
+
+
+def test_out_and_input_may_interleave():
+    _, buffer = bits((64, 200), torch.float16)
+    before = words_of(buffer).clone()
+    tritile.transpose(buffer[:, :128:2], out=buffer[:, 1:128:2])
+    after = words_of(buffer)
+    assert torch.equal(after[:, 1:128:2], before[:, :128:2].mT)
+    assert torch.equal(after[:, :128:2], before[:, :128:2])
+    assert torch.equal(after[:, 128:], before[:, 128:])
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("count", [65535, 65536, 131073])
+def test_more_matrices_than_a_grid_axis_holds(count):
+    raw, x = bits((count, 5, 3), torch.int16)
+    assert same_bits(tritile.transpose(x), raw.transpose(1, 2))
+
+
+def needs_memory(gigabytes):
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
+        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
+
+
+@pytest.mark.parametrize("shape", [(46349, 46351), (2**31 + 4099, 2), (3, 2**30 + 7)], ids=str)
+def test_beyond_2_to_31_elements(shape):
+    needs_memory(10)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
+    got = tritile.transpose(x)
+    assert tuple(got.shape) == shape[::-1]
+    step = 2**27 // min(shape)
+    for start in range(0, max(shape), step):  # in slices, to spare memory
+        part = slice(start, start + step)
+        left, right = (got[part], x[:, part].mT) if shape[1] > shape[0] else (got[:, part], x[part].mT)
+        assert bool((left == right).all()), start
+
+
+def test_the_current_stream_is_used():
+    raw, source = bits((300, 200), torch.int32)
+    x = torch.zeros_like(source)
+    tritile.transpose(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        x.copy_(source)
+        got = tritile.transpose(x)
+    stream.synchronize()
+    assert same_bits(got, raw.transpose(0, 1))
+
+
+@pytest.mark.parametrize("mode", ["cached", "tune"])
+def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode):
+    monkeypatch.setattr(launch, "measure", lambda *args: pytest.fail("measured"))
+    _, x = bits((201, 130), torch.int32)
+    out = tritile.transpose(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode(mode), torch.cuda.graph(graph):
+        tritile.transpose(x, out=out)
+    for seed in (5, 6):
+        raw, fresh = bits((201, 130), torch.int32, seed)
+        x.copy_(fresh)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same_bits(out, raw.transpose(0, 1))
+
+
+def test_the_second_call_prepares_nothing(monkeypatch):
+    raw, x = bits((131, 70), torch.float16)
+    first = tritile.transpose(x)
+    monkeypatch.setattr(transpose_op, "prepared", lambda call: pytest.fail("prepared again"))
+    again = tritile.transpose(x)
+    assert again.data_ptr() != first.data_ptr()
+    assert same_bits(again, raw.transpose(0, 1))
+
+
+def turned(m, n, warps=4, group=1):
+    return tritile.Config.of(
+        family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group, num_warps=warps, num_stages=1
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [turned(1, 512), turned(512, 1), turned(16, 2048, 8), turned(256, 128, 8, 32), turned(64, 64, 4, 8)],
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.complex128], ids=name)
+def test_forced_configs_give_the_answer_or_are_refused(config, dtype):
+    raw, x = bits((2, 777, 531), dtype)
+    out = torch.zeros(2, 531, 777, dtype=dtype, device="cuda")
+    call = transpose_op.described(x, out, [0, 2, 1])
+    if illegal(config, call.problem, current_gpu()) is not None:
+        with pytest.raises(UnsupportedError):
+            run.prepared(call, forced=config)
+        return
+    run.prepared(call, forced=config)(*call.tensors)
+    assert same_bits(out, raw.transpose(1, 2))
+
+
+@pytest.mark.parametrize("config", [turned(3, 512), turned(8192, 1), turned(4, 4), turned(2048, 2048)])
+def test_a_forced_config_that_is_illegal_is_refused(config):
+    _, x = bits((64, 64), torch.float16)
+    call = transpose_op.described(x, torch.empty_like(x), [1, 0])
+    with pytest.raises(UnsupportedError):
+        run.prepared(call, forced=config)
+
+
+def test_wrong_arguments_raise_our_errors_on_a_first_and_a_later_call():
+    x = torch.zeros(33, 35, device="cuda")
+    out = tritile.transpose(x)
+    tritile.transpose(x, out=out)
+    square = torch.zeros(33, 33, device="cuda")
+    for args, kwargs in (
+        ((x.to_sparse(),), {}),
+        ((x, [0], 1), {}),
+        ((x, 0, 2), {}),
+        ((x,), {"out": "out"}),
+        ((x,), {"out": out.cpu()}),
+        ((x,), {"out": x}),
+        ((square,), {"out": square}),
+    ):
+        with pytest.raises(TritileError):
+            tritile.transpose(*args, **kwargs)
+    with pytest.raises(GradientError):
+        tritile.transpose(x.clone().requires_grad_())
+    with pytest.raises(GradientError):
+        tritile.transpose(x, out=out.clone().requires_grad_())

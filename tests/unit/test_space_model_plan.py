@@ -1,0 +1,443 @@
+"""Which configs are legal, which the model likes, and by which ladder a call gets one; no GPU is asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tritile import ladder, model, space, table
+from tritile.config import Config
+from tritile.device import TARGETS, Device, target_device
+from tritile.errors import (
+    DeviceError,
+    InvalidValueError,
+    NotTunedError,
+    ShapeError,
+    TritileError,
+    UnsupportedError,
+)
+from tritile.launch import KERNELS
+from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
+from tritile.space import illegal, legal_configs
+from tritile.store import Trial, store_of
+from tritile.table import Entry, Table
+
+SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
+HOPPER = TARGETS["nvidia-h200"]
+SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
+TURN = TransposeProblem(1, 1024, 1024, 2)
+
+
+def tile(m=64, n=64, k=32, warps=4, stages=3, group=8, **changes):
+    config = Config.of(
+        family="tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, num_warps=warps, num_stages=stages
+    )
+    return replace(config, **changes)
+
+
+def turned(m=64, n=64, warps=4, group=1, **changes):
+    config = Config.of(family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group, num_warps=warps, num_stages=1)
+    return replace(config, **changes)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    """No plan remembered from another test, and no table shipped."""
+    monkeypatch.setattr(table, "shipped", lambda device: None)
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+FP8 = replace(SQUARE, dtype="float8_e4m3fn", out_dtype="bfloat16")
+FP64 = replace(SQUARE, dtype="float64", out_dtype="float64")
+FP32 = replace(SQUARE, dtype="float32", out_dtype="float32")
+REASONS = [
+    ("family", tile(family="stream"), SQUARE, HOPPER, "family 'stream'"),
+    ("no family", tile(family=""), SQUARE, HOPPER, "family ''"),
+    ("parameter missing", Config.of(family="tile", BLOCK_M=64), SQUARE, HOPPER, "parameters"),
+    ("of another op", turned(), SQUARE, HOPPER, "parameters"),
+    ("of another op, turned", tile(), TURN, HOPPER, "parameters"),
+    ("not a power of two", tile(m=48), SQUARE, HOPPER, "BLOCK_M = 48 is not a power of two"),
+    ("zero", tile(n=0), SQUARE, HOPPER, "BLOCK_N = 0"),
+    ("negative", tile(k=-32), SQUARE, HOPPER, "BLOCK_K = -32"),
+    ("true", tile(group=True), SQUARE, HOPPER, "GROUP_M = True"),
+    ("float", tile(m=64.0), SQUARE, HOPPER, "BLOCK_M = 64.0"),
+    ("too large", tile(m=1024), SQUARE, HOPPER, "BLOCK_M = 1024 is above 256"),
+    ("too large, turned", turned(m=8192), TURN, HOPPER, "BLOCK_M = 8192 is above 4096"),
+    ("clusters", tile(num_ctas=2), SQUARE, HOPPER, "num_ctas"),
+    ("warps", tile(warps=32), SQUARE, HOPPER, "num_warps"),
+    ("stages", tile(stages=9), SQUARE, HOPPER, "num_stages"),
+    ("no stage", tile(stages=0), SQUARE, HOPPER, "num_stages"),
+    ("small m", tile(m=8), SQUARE, HOPPER, "BLOCK_M = 8 is below the 16"),
+    ("small n", tile(n=8), SQUARE, HOPPER, "BLOCK_N = 8 is below the 16"),
+    ("small k", tile(k=8), SQUARE, HOPPER, "BLOCK_K = 8 is below the 16"),
+    ("small k of fp8", tile(k=16), FP8, HOPPER, "BLOCK_K = 16 is below the 32"),
+    ("registers", tile(m=256, n=256, warps=4), SQUARE, HOPPER, "512 accumulator registers a thread, of 128"),
+    ("registers of plain fp32", tile(m=128, n=128, warps=4), FP32, HOPPER, "128 accumulator registers"),
+    ("registers of fp64", tile(m=128, n=64, warps=4), FP64, HOPPER, "128 accumulator registers"),
+    ("fp8 before Ada", tile(), FP8, TARGETS["sm_80"], "8.9, not 8.0"),
+    ("shared", tile(k=128, stages=8), SQUARE, HOPPER, "262144 bytes of shared memory, of 232448"),
+    ("shared of a small GPU", tile(m=128, n=128, k=64), SQUARE, SMALL, "bytes of shared memory, of 49152"),
+    ("shared of AMD", tile(m=128, n=128, k=128), SQUARE, TARGETS["gfx942"], "shared memory, of 65536"),
+    ("idle threads", turned(m=4, n=16), TURN, HOPPER, "64 elements leaves some of 128 threads idle"),
+    ("idle threads of AMD", turned(m=16, n=16, warps=8), TURN, TARGETS["gfx942"], "some of 512 threads"),
+    ("too much for threads", turned(m=512, n=512), TURN, HOPPER, "more than 128 threads hold"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "device", "reason"), [row[1:] for row in REASONS], ids=[row[0] for row in REASONS]
+)
+def test_why_a_config_is_illegal(config, problem, device, reason):
+    assert reason in (illegal(config, problem, device) or "legal")
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "device"),
+    [
+        (tile(), SQUARE, HOPPER),
+        (tile(m=16, n=16, k=16), SQUARE, SMALL),
+        (tile(m=256, n=128, warps=8), SQUARE, HOPPER),
+        (tile(k=32), FP8, HOPPER),
+        (tile(k=32), FP8, TARGETS["gfx942"]),
+        (tile(m=64, n=128), FP32, HOPPER),
+        (tile(m=128, n=128), replace(FP32, precision="tf32"), HOPPER),
+        (turned(), TURN, SMALL),
+        (turned(m=1, n=512), TURN, HOPPER),
+    ],
+)
+def test_legal_configs_pass(config, problem, device):
+    assert illegal(config, problem, device) is None
+
+
+def test_shared_memory_is_counted_by_stages_in_flight():
+    assert space.shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
+    assert space.shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2
+    assert space.shared_bytes(tile(stages=1), SQUARE, SMALL) == 128 * 32 * 2
+    assert space.shared_bytes(turned(), TURN, HOPPER) == 64 * 64 * 2
+
+
+SIZES = [
+    (1, 1, 1, 1),
+    (1, 1, 8192, 3),
+    (7, 997, 1, 1009),
+    (65537, 3, 5, 7),
+    (1, 2**31, 1, 1),
+    (2, 33, 129, 65),
+]
+TYPES = [
+    ("float16", "float16", "ieee"), ("bfloat16", "float32", "ieee"), ("float32", "float32", "ieee"),
+    ("float32", "float32", "tf32x3"), ("float32", "bfloat16", "tf32"), ("float64", "float64", "ieee"),
+    ("int8", "int32", "ieee"), ("float8_e4m3fn", "bfloat16", "ieee"), ("float8_e5m2", "float32", "ieee"),
+]  # fmt: skip
+ODD_MATMULS = [
+    MatmulProblem(*size, dtype, out, a_layout=a, b_layout="strided", a_align=align, precision=precision)
+    for size, (dtype, out, precision), a, align in zip(
+        SIZES * 3, TYPES * 2, ("row", "column", "strided") * 6, (1, 2, 4, 8, 16, 16) * 3, strict=True
+    )
+]
+ODD_TURNS = [
+    TransposeProblem(*size, itemsize, x, out, align, align)
+    for size, itemsize, x, out, align in [
+        ((1, 1, 1), 1, "row", "column", 1),
+        ((1, 1, 2**33), 16, "row", "row", 16),
+        ((1, 2**33, 1), 2, "column", "column", 2),
+        ((65537, 3, 5), 8, "strided", "strided", 8),
+        ((2, 997, 1009), 4, "row", "column", 4),
+    ]
+]
+FITTING = [
+    (name, problem)
+    for name in TARGETS
+    for problem in (*ODD_MATMULS, *ODD_TURNS)
+    if not (name == "sm_80" and getattr(problem, "dtype", "").startswith("float8"))
+]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_there_is_a_legal_config_for_every_problem(name):
+    device = TARGETS[name]
+    for problem in [problem for target, problem in FITTING if target == name]:
+        configs = legal_configs(problem, device)
+        assert configs, problem
+        assert len(set(configs)) == len(configs)
+        assert [c for c in configs if illegal(c, problem, device) is not None] == []
+
+
+@pytest.mark.parametrize("problem", [*ODD_MATMULS[::4], *ODD_TURNS], ids=lambda problem: problem.label)
+@pytest.mark.parametrize("name", ["sm_90", "gfx942"])
+def test_the_model_ranks_the_same_way_each_time(name, problem):
+    device = TARGETS[name]
+    order = model.ranked(problem, device)
+    assert order == model.ranked(replace(problem), replace(device))
+    times = [model.predict_us(config, problem, device) for config in order]
+    assert times == sorted(times)
+    assert all(0 < us < float("inf") for us in times)
+    assert model.pick(problem, device) == order[0]
+    assert set(order) == set(legal_configs(problem, device))
+
+
+@pytest.mark.parametrize("count", [1, 7, 40, 100_000])
+@pytest.mark.parametrize("problem", [SQUARE, TURN], ids=lambda problem: problem.op)
+def test_what_is_screened_first(problem, count):
+    chosen = model.screened(problem, HOPPER, count)
+    assert len(chosen) == min(count, len(legal_configs(problem, HOPPER))) == len(set(chosen))
+    assert chosen[0] == model.pick(problem, HOPPER)
+    assert set(chosen) <= set(legal_configs(problem, HOPPER))
+
+
+def test_the_model_knows_the_obvious():
+    big, little = replace(SQUARE, m=8192, n=8192, k=8192), replace(SQUARE, m=1, n=64, k=64)
+    assert model.pick(big, HOPPER)["BLOCK_M"] >= 64
+    assert model.pick(little, HOPPER)["BLOCK_M"] == 16
+    fast, slow = model.predict_us(tile(), big, HOPPER), model.predict_us(tile(), big, TARGETS["sm_80"])
+    assert fast < slow
+    assert model.predict_us(tile(), big, HOPPER) > model.predict_us(tile(), SQUARE, HOPPER)
+
+
+BEST, SECOND, NEAR, TABLED = tile(group=1), tile(n=128), tile(m=128), tile(k=64)
+NEIGHBOUR = replace(SQUARE, m=1536)
+
+
+def remember(problem, config, us, device=HOPPER, **rest):
+    digest = KERNELS[problem.op]["tile"].digest
+    store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
+
+
+def ship(monkeypatch, *pairs, measured=True):
+    entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
+    shipped = Table(HOPPER.to_dict(), measured, {}, entries)
+    monkeypatch.setattr(table, "shipped", lambda device: shipped if device == HOPPER else None)
+
+
+def planned(problem=SQUARE, device=HOPPER, mode=None):
+    found = ladder.plan_for(problem, device, mode)
+    return found and (found.source, found.config)
+
+
+def test_each_rung_beats_the_next(monkeypatch):
+    assert planned() == ("model", model.pick(SQUARE, HOPPER))
+    remember(NEIGHBOUR, NEAR, 12.0)
+    tritile.forget()
+    assert planned() == ("near", NEAR)
+    ship(monkeypatch, (SQUARE, TABLED))
+    tritile.forget()
+    assert planned() == ("table", TABLED)
+    remember(SQUARE, SECOND, 30.0)  # slower than the table says, yet measured here
+    tritile.forget()
+    assert planned() == ("exact", SECOND)
+    remember(SQUARE, BEST, 20.0)
+    tritile.forget()
+    assert planned() == ("exact", BEST)
+    assert ladder.plan_for(SQUARE, HOPPER).us == 20.0
+
+
+def test_a_plan_is_remembered_until_forgotten():
+    first = ladder.plan_for(SQUARE, HOPPER)
+    remember(SQUARE, BEST, 20.0)
+    assert ladder.plan_for(SQUARE, HOPPER) is first
+    tritile.forget()
+    assert planned() == ("exact", BEST)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"out_dtype": "float32"},
+        {"a_layout": "column"},
+        {"b_align": 8},
+        {"k": 4096},
+        {"batch": 8},
+    ],
+    ids=str,
+)
+def test_a_neighbour_differs_in_sizes_alone_and_not_by_much(change):
+    remember(replace(SQUARE, **change), NEAR, 12.0)
+    assert planned()[0] == "model"
+
+
+def test_the_nearest_neighbour_counts():
+    remember(replace(SQUARE, m=2048), SECOND, 1.0)
+    remember(replace(SQUARE, m=1100), NEAR, 99.0)
+    assert planned() == ("near", NEAR)
+
+
+def test_a_tables_neighbours_count_if_measured(monkeypatch):
+    ship(monkeypatch, (NEIGHBOUR, TABLED))
+    assert planned() == ("near", TABLED)
+    ship(monkeypatch, (NEIGHBOUR, TABLED), measured=False)
+    tritile.forget()
+    assert planned()[0] == "model"
+
+
+def test_strict_wants_a_measurement(monkeypatch):
+    for prepare in (
+        lambda: None,
+        lambda: remember(NEIGHBOUR, NEAR, 12.0),
+        lambda: ship(monkeypatch, (SQUARE, TABLED), measured=False),
+    ):
+        prepare()
+        with pytest.raises(NotTunedError, match="1024x1024x1024 NN float16 on NVIDIA H200"):
+            planned(mode="strict")
+    ship(monkeypatch, (SQUARE, TABLED))
+    assert planned(mode="strict") == ("table", TABLED)
+    remember(SQUARE, BEST, 20.0)
+    tritile.forget()
+    assert planned(mode="strict") == ("exact", BEST)
+
+
+def test_off_reads_nothing(monkeypatch):
+    remember(SQUARE, BEST, 20.0)
+    remember(NEIGHBOUR, NEAR, 12.0)
+    ship(monkeypatch, (SQUARE, TABLED))
+    assert planned(mode="off") == ("model", model.pick(SQUARE, HOPPER))
+
+
+def test_tune_asks_to_measure_what_is_not_measured_here(monkeypatch):
+    assert planned(mode="tune") is None
+    remember(NEIGHBOUR, NEAR, 12.0)
+    ship(monkeypatch, (SQUARE, TABLED))
+    assert planned(mode="tune") is None
+    remember(SQUARE, BEST, 20.0)
+    assert planned(mode="tune") == ("exact", BEST)
+
+
+ILLEGAL = [tile(m=8), tile(m=512, n=512), tile(family="other"), tile(k=128, stages=8), Config.of(BLOCK_M=1)]
+
+
+@pytest.mark.parametrize("config", ILLEGAL, ids=str)
+def test_an_illegal_config_is_refused_wherever_it_lies(monkeypatch, config):
+    remember(SQUARE, config, 0.001)
+    remember(NEIGHBOUR, config, 0.001)
+    ship(monkeypatch, (SQUARE, config), (replace(SQUARE, n=1000), config))
+    assert planned()[0] == "model"
+    with pytest.raises(NotTunedError):
+        planned(mode="strict")
+    remember(SQUARE, BEST, 20.0)
+    tritile.forget()
+    assert planned() == ("exact", BEST)
+
+
+def test_failures_never_win():
+    remember(SQUARE, SECOND, None, failure="did not compile")
+    assert planned()[0] == "model"
+    remember(SQUARE, NEAR, 1.0, failure="wrong answer")
+    remember(SQUARE, BEST, 20.0)
+    tritile.forget()
+    assert planned() == ("exact", BEST)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(HOPPER, triton="0.0.1"),
+        replace(HOPPER, compiler="V1"),
+        replace(HOPPER, processors=78),
+        TARGETS["sm_90"],
+    ],
+    ids=["triton", "compiler", "processors", "gpu"],
+)
+def test_what_another_environment_measured_is_not_believed(other):
+    remember(SQUARE, BEST, 20.0, device=other)
+    assert planned()[0] == "model"
+
+
+def test_what_another_kernel_source_measured_is_not_believed():
+    store_of(HOPPER).add("0" * 16, Trial(SQUARE, BEST, 20.0))
+    assert planned()[0] == "model"
+
+
+def test_transposes_climb_the_same_ladder():
+    assert planned(TURN)[0] == "model"
+    remember(TURN, turned(), 5.0)
+    tritile.forget()
+    assert planned(TURN) == ("exact", turned())
+    assert planned(replace(TURN, m=2048)) == ("near", turned())
+    assert planned(replace(TURN, itemsize=4))[0] == "model"
+
+
+def test_a_plan_reads_well():
+    remember(SQUARE, BEST, 20.25)
+    text = repr(tritile.plan(SQUARE, device=HOPPER))
+    for word in ("1024x1024x1024 NN float16", "NVIDIA H200", "BLOCK_M=64", "num_warps=4", "exact", "20.2 us"):
+        assert word in text
+    assert text.count("\n") == 2
+    assert "None" not in repr(tritile.plan(NEIGHBOUR, device=HOPPER))
+
+
+def test_plan_of_host_tensors():
+    a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
+    found = tritile.plan(tritile.matmul, a, b)
+    assert found.source == "interpreter"
+    assert (found.problem.batch, found.problem.m, found.problem.n, found.problem.k) == (1, 300, 33, 70)
+    turned_plan = tritile.plan(tritile.transpose, torch.zeros(5, 7, 9), 0, 2)
+    assert (turned_plan.source, turned_plan.problem.itemsize) == ("interpreter", 4)
+    there = tritile.plan(tritile.matmul, a, b, device=target_device("nvidia-h200"))
+    assert (there.source, there.device.name) == ("model", "NVIDIA H200")
+
+
+def test_plan_of_a_problem_for_a_gpu_that_is_not_here():
+    found = tritile.plan(SQUARE, device=target_device("nvidia-h200"))
+    assert (found.source, found.problem, found.device.name) == ("model", SQUARE, "NVIDIA H200")
+    with tritile.mode("tune"):  # nothing is measured by asking
+        assert tritile.plan(SQUARE, device=target_device("sm_80")).source == "model"
+    with tritile.mode("strict"), pytest.raises(NotTunedError):
+        tritile.plan(SQUARE, device=target_device("sm_80"))
+
+
+KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        (torch.matmul, InvalidValueError, ("tritile.matmul", "tritile.transpose", "problem")),
+        ("matmul", InvalidValueError, ("'matmul'", "tritile.matmul")),
+        (None, InvalidValueError, ("None", "tritile.matmul")),
+        (KERNEL, InvalidValueError, ("softmax", "tritile.matmul")),
+        (torch.zeros(3, 3), InvalidValueError, ("tensor", "tritile.matmul")),
+    ],
+)
+def test_plan_of_something_else(what, error, words):
+    with pytest.raises(error) as caught:
+        tritile.plan(what, device=HOPPER)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((tritile.matmul, torch.zeros(3, 4), torch.zeros(5, 6)), ShapeError),
+        ((tritile.matmul, torch.zeros(3, 0), torch.zeros(0, 6)), ShapeError),
+        ((tritile.matmul, torch.zeros(0, 4), torch.zeros(4, 6)), ShapeError),
+        ((tritile.transpose, torch.zeros(0, 4)), ShapeError),
+        ((tritile.transpose, torch.zeros(3, 4), 5, 0), ShapeError),
+        ((tritile.matmul, torch.zeros(3, 4, device="meta"), torch.zeros(4, 6)), DeviceError),
+    ],
+)
+def test_plan_raises_what_the_call_would(args, error):
+    with pytest.raises(error):
+        tritile.plan(*args)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_plan_without_a_gpu():
+    with pytest.raises(InvalidValueError, match="target_device"):
+        tritile.plan(SQUARE)
+
+
+def test_a_problem_that_a_gpu_cannot_run_says_so():
+    assert legal_configs(FP8, TARGETS["sm_80"]) == []
+    with pytest.raises(UnsupportedError, match=r"float8_e4m3fn.*8\.9"):
+        tritile.plan(FP8, device=target_device("sm_80"))
+    with pytest.raises(TritileError):
+        tritile.plan(FP64, device=replace(SMALL, shared_memory=512))
+
+
+def test_unknown_targets():
+    with pytest.raises(InvalidValueError, match=r"'sm_42'.*nvidia-h200"):
+        target_device("sm_42")
+    assert {target_device(name).slug for name in TARGETS} >= {"nvidia-h200", "amd-instinct-mi300x"}
