@@ -14,7 +14,8 @@ from tritile.device import Device, target_device
 from tritile.errors import TritileError
 from tritile.ladder import Plan
 from tritile.ops.matmul import matmul
-from tritile.ops.plan import forget, plan
+from tritile.ops.plan import plan
+from tritile.ops.run import forget
 from tritile.ops.transpose import transpose
 from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
 from tritile.settings import current_mode, mode

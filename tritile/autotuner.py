@@ -23,8 +23,9 @@ from tritile.interpreter import interpret
 from tritile.problem import KernelProblem, Problem
 from tritile.settings import current_mode, tune_budget_s
 from tritile.source import source_hash
-from tritile.store import Trial, store_of
+from tritile.store import store_of
 from tritile.timing import do_bench as timed
+from tritile.trial import Trial
 
 
 def capturing() -> bool:
@@ -49,6 +50,41 @@ def _distance(a: Sequence[int], b: Sequence[int]) -> float:
     return sum(abs(math.log2(x / y)) for x, y in zip(a, b, strict=True))
 
 
+def _plain_config(config: triton.Config, family: str) -> Config | None:
+    """The config as a store can hold it; None where it holds more than plain data, and so cannot be kept."""
+    if getattr(config, "ir_override", None) is not None:
+        return None
+    try:
+        return replace(Config.from_triton(config), family=family)
+    except InvalidValueError:
+        return None
+
+
+class _HostAware:
+    """A kernel that runs compiled on GPU tensors and interpreted on tensors in host memory."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["fn"], name)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+            return self.fn.run(*args, **kwargs)
+        kernel = self.fn
+        while isinstance(kernel, Heuristics):
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
+            kernel = kernel.fn
+        if not isinstance(kernel, JITFunction):
+            return self.fn.run(*args, **kwargs)
+        kwargs.pop("warmup", None)
+        interpret(kernel, kwargs.pop("grid"), args, kwargs)
+        return None
+
+
 class Autotuner(TritonAutotuner):
     """A `triton.runtime.Autotuner` whose measurements outlive the process.
 
@@ -61,7 +97,7 @@ class Autotuner(TritonAutotuner):
     def __init__(self, fn: Any, configs: list[triton.Config], key: list[str], mode: str | None, **rest: Any):
         hooks = {name: rest.pop(name, None) for name in ("reset_to_zero", "restore_value")}
         rest["do_bench"] = rest.get("do_bench") or timed
-        super().__init__(fn, fn.arg_names, configs, key, **hooks, **rest)
+        super().__init__(_HostAware(fn), fn.arg_names, configs, key, **hooks, **rest)
         self.mode = mode
         self.family = ""
         self.cache: dict[Any, triton.Config] = {}
@@ -72,13 +108,13 @@ class Autotuner(TritonAutotuner):
     def digest(self) -> str:
         """A digest of the kernel's source; what was measured of another source is not believed."""
         if self._digest is None:
-            self._digest = source_hash(self.fn)
+            self._digest = source_hash(self.base_fn)
         return self._digest
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """This call in the store's words: the values of `key` and every tensor's dtype."""
-        values = dict(zip(self.arg_names, args, strict=False)) | dict(kwargs)
-        values = {name: value for name, value in values.items() if name in self.arg_names}
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        values = {name: given[name] for name in self.arg_names if name in given}
         key = tuple((name, _plain(values[name])) for name in self.keys if name in values)
         return KernelProblem(self.base_fn.__qualname__, key, tuple(_dtypes(values)))
 
@@ -89,12 +125,9 @@ class Autotuner(TritonAutotuner):
         return devices.current_gpu() or devices.INTERPRETER
 
     def _by_key(self) -> dict[str, triton.Config]:
-        """The configs that are plain data, and so can be remembered, by their text."""
-        known = {}
-        for config in self.configs:
-            if getattr(config, "ir_override", None) is None:
-                known[replace(Config.from_triton(config), family=self.family).key] = config
-        return known
+        """The configs that can be remembered, by their text."""
+        plain = ((_plain_config(config, self.family), config) for config in self.configs)
+        return {key.key: config for key, config in plain if key is not None}
 
     def remembered(self, problem: Problem, device: Device) -> triton.Config | None:
         """The fastest config of the present list that was measured for just this problem."""
@@ -136,14 +169,13 @@ class Autotuner(TritonAutotuner):
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force. Raises NotTunedError in mode "strict"."""
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
-        if mode != "off":
-            config = self.remembered(problem, device)
-            if config is not None:
-                return config
+        if mode == "tune" and not capturing():
+            return self.measure(problem, args, kwargs)  # times only what was never timed
+        config = self.remembered(problem, device) if mode != "off" else None
+        if config is not None:
+            return config
         if mode == "strict":
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
-        if mode == "tune" and not capturing():
-            return self.measure(problem, args, kwargs)
         near = self._nearest(problem, device) if mode != "off" else None
         if near is None and self.perf_model is None and mode == "cached":
             warnings.warn(
@@ -166,28 +198,17 @@ class Autotuner(TritonAutotuner):
                 config = self.choose(problem, args, kwargs)
                 if not capturing():
                     self.cache[memo] = config
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            raise InvalidValueError(
+                f"{', '.join(sorted(conflicts))} given, and tuned too: leave it to the tuner"
+            )
         self.best_config = config
         if config.pre_hook is not None:
             config.pre_hook(
                 {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
             )
-        return self.launch(args, {**kwargs, **config.all_kwargs()})
-
-    def launch(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run the kernel: compiled on GPU tensors, interpreted on tensors in host memory."""
-        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
-            return self.fn.run(*args, **kwargs)
-        kernel = self.fn
-        while isinstance(kernel, Heuristics):
-            named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-            kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
-            kernel = kernel.fn
-        if not isinstance(kernel, JITFunction):
-            return self.fn.run(*args, **kwargs)
-        kwargs.pop("warmup", None)
-        interpret(kernel, kwargs.pop("grid"), tuple(args), kwargs)
-        return None
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def _timed(self, config: triton.Config, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
         """Milliseconds of one config at the quantiles 0.5, 0.2 and 0.8. Raises TuningError if it fails."""
@@ -195,8 +216,11 @@ class Autotuner(TritonAutotuner):
             times = self._bench(*args, config=config, **kwargs)
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise TuningError(brief(error)) from error
-        if not math.isfinite(times[0]):
+        times = list(times) if isinstance(times, list | tuple) else [times] * 3
+        if math.isinf(times[0]):
             raise TuningError("did not compile, or asked for more than the GPU has")
+        if not times[0] > 0 or len(times) != 3:
+            raise TuningError(f"the benchmark gave {times}: wanted milliseconds at three quantiles")
         return times
 
     def measure(
@@ -218,7 +242,7 @@ class Autotuner(TritonAutotuner):
         with self._lock:
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             try:
-                known = {t.config.key: t for t in store.trials(self.digest, problem) if t.failure is None}
+                known = {trial.config.key: trial for trial in store.trials(self.digest, problem)}
                 for config in self.prune_configs(kwargs) if configs is None else configs:
                     if found and time.monotonic() > deadline:
                         break
@@ -230,6 +254,7 @@ class Autotuner(TritonAutotuner):
                 self.nargs = {}
         if not found:
             raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
+        self.cache.clear()  # what was guessed before is to be chosen anew
         self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}
         return best
 
@@ -244,25 +269,26 @@ class Autotuner(TritonAutotuner):
         found: dict[triton.Config, float],
         failures: list[str],
     ) -> None:
-        try:
-            plain: Config | None = replace(Config.from_triton(config), family=self.family)
-        except InvalidValueError:  # holds something that is no plain data: measured, not remembered
-            plain = None
+        plain = _plain_config(config, self.family)
         if plain is not None and plain.key in known:
-            found[config] = (known[plain.key].us or math.inf) / 1e3
+            trial = known[plain.key]
+            if trial.us is not None and trial.failure is None:
+                found[config] = trial.us / 1e3
+            else:
+                failures.append(f"{config}: {trial.failure}")
             return
-        now, trial = datetime.now(UTC).isoformat(timespec="seconds"), None
+        now, measured = datetime.now(UTC).isoformat(timespec="seconds"), None
         try:
             median, low, high = self._timed(config, args, kwargs)
             found[config] = median
             if plain is not None:
-                trial = Trial(problem, plain, median * 1e3, (high - low) / median, measured_utc=now)
+                measured = Trial(problem, plain, median * 1e3, (high - low) / median, measured_utc=now)
         except TuningError as error:
             failures.append(f"{config}: {error}")
             if plain is not None:
-                trial = Trial(problem, plain, None, failure=str(error)[:200], measured_utc=now)
-        if trial is not None:
-            store.add(self.digest, trial)
+                measured = Trial(problem, plain, None, failure=str(error)[:200], measured_utc=now)
+        if measured is not None:
+            store.add(self.digest, measured)
 
 
 def autotune(

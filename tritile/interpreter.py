@@ -43,17 +43,27 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     return _twins[kernel]
 
 
+_PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base)
+
+
 @contextlib.contextmanager
 def _interpreted_library() -> Iterator[None]:
-    """`triton.language` with its jitted functions replaced by their twins."""
-    originals = {name: f for name, f in vars(tl).items() if isinstance(f, JITFunction)}
-    for name, function in originals.items():
-        setattr(tl, name, interpreted(function))
+    """`triton.language` with its jitted functions replaced by their twins.
+
+    Afterwards everything stands as before. The interpreter itself puts back what it patches for a
+    kernel, but not what it patches for a function that the kernel calls.
+    """
+    before = [(owner, dict(vars(owner))) for owner in _PATCHED]
+    for name, function in before[0][1].items():
+        if isinstance(function, JITFunction):
+            setattr(tl, name, interpreted(function))
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(tl, name, function)
+        for owner, attributes in before:
+            for name, value in attributes.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
 
 
 def interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

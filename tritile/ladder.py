@@ -11,7 +11,8 @@ from tritile.launch import KERNELS
 from tritile.problem import MatmulProblem, TransposeProblem, problem_key
 from tritile.settings import current_mode
 from tritile.space import TILE, illegal
-from tritile.store import Trial, store_of
+from tritile.store import store_of
+from tritile.trial import Trial
 
 SOURCES = ("exact", "table", "near", "model", "forced", "interpreter")
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
@@ -89,7 +90,16 @@ def _tabled(problem: Tiled, device: Device) -> Plan | None:
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"
-    return Plan(problem, entry.config, "table", device, entry.us, f"{how} for this GPU in tritile's table")
+    why = f"{how} for this GPU in tritile's table"
+    if not _table_counts(shipped, problem):
+        why += ", of another version of the kernel"
+    return Plan(problem, entry.config, "table", device, entry.us, why)
+
+
+def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
+    """Whether a table's times are measurements of the kernels as they are."""
+    digests = {kernel.digest for kernel in KERNELS[problem.op].values()}
+    return shipped.measured and shipped.kernels.get(problem.op) in digests
 
 
 def _near(problem: Tiled, device: Device) -> Plan | None:
@@ -138,7 +148,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
     known = None if mode == "off" else _measured(problem, device) or _tabled(problem, device)
     if mode == "strict":
         shipped = table.shipped(device)
-        if known is None or (known.source == "table" and not (shipped and shipped.measured)):
+        if known is None or (known.source == "table" and not (shipped and _table_counts(shipped, problem))):
             raise NotTunedError(
                 f"mode is strict and nothing measured is remembered for {problem.label} on {device.name}: "
                 "run `tritile tune` for it, or use mode cached"

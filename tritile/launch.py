@@ -23,7 +23,6 @@ from tritile.kernels.transpose import transpose_tile
 from tritile.space import ALL_CONFIGS, TILE
 from tritile.views import Call, MatmulCall, TransposeCall, View
 
-_IEEE_CHUNK_K: Final = 256  # sums of 256 products, added up apart: error grows with K/256, not with K
 _MAX_GRID_AXIS: Final = 65535
 
 
@@ -108,7 +107,7 @@ def _matmul_args(call: MatmulCall) -> dict[str, Any]:
         "ALIGN_M": _unit(m, a.itemsize), "ALIGN_N": _unit(n, a.itemsize), "ALIGN_K": _unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
         "WIDE": max(a.span, b.span, out.span) >= 2**31,
-        "PRECISION": call.precision, "CHUNK_K": _IEEE_CHUNK_K if exact else 0,
+        "PRECISION": call.precision, "COMPENSATED": exact,
     }  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def arguments(call: Call, config: Config) -> Arguments:
         values[name] = heuristic(values)
     options = {name: v for name, v in config.to_triton().all_kwargs().items() if name not in values}
     args = tuple(values[name] for name in tuned.arg_names)
-    return Arguments(tuned.fn.fn, grid(values), args, options)
+    return Arguments(tuned.fn.fn.fn, grid(values), args, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ def measure(call: Call, configs: Sequence[Config]) -> None:
     tuned = KERNELS[call.problem.op][configs[0].family]
     with torch.cuda.device(call.tensors[0].device):
         options = [config.to_triton() for config in configs]
-        tuned.measure(call.problem, (), {**call_args(call), "grid": grid}, options)
+        tuned.measure(call.problem, (), {**call_args(call), "grid": grid, "warmup": False}, options)
 
 
 def run_interpreted(call: Call, config: Config) -> None:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, MatmulProblem, TransposeProblem
-from tritile.space import accumulator_words, legal_configs, loads_per_thread, shared_bytes, uses_tensor_cores
+from tritile.space import (
+    accumulator_words,
+    legal_configs,
+    loads_per_thread,
+    shared_bytes,
+    uses_tensor_cores,
+    warpgroup_mma,
+)
 
 # Multiply-adds counted as two, of one multiprocessor in one clock, dense 16-bit on tensor cores:
 # the makers' peak rates divided by processors and boost clock.
@@ -74,8 +81,8 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, fit: Fi
     """Clocks of one turn of the K loop of one program that has its processor to itself."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
-    warpgroups = device.nvidia >= 90 and m >= 64 and warps >= 4
-    slow = 1.0 if warpgroups or device.nvidia < 90 else fit.small_mma
+    warpgroups = warpgroup_mma(config, problem, device)
+    slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
     if not uses_tensor_cores(problem):
         slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
     multiply = 2.0 * m * n * k / _rate(problem, device) * slow

@@ -6,6 +6,7 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
+from tritile.errors import UnsupportedError
 from tritile.problem import FP8_DTYPES, MatmulProblem, TransposeProblem
 
 TILE: Final = "tile"
@@ -17,8 +18,8 @@ _MAX_BLOCK: Final = {"matmul": 256, "transpose": 4096}
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
-MAX_PLAIN_K: Final = 64  # without tensor cores the loop over a block of K is unrolled whole
-PLAIN_FMA_WORDS: Final = 64  # the same where operands too pass through registers
+MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is unrolled whole, and summed in plain fp32
+PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
 
 
 def uses_tensor_cores(problem: MatmulProblem) -> bool:
@@ -39,9 +40,18 @@ def shared_bytes(config: Config, problem: MatmulProblem | TransposeProblem, devi
     """
     if isinstance(problem, TransposeProblem):
         return config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
-    tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
-    held = device.nvidia >= 90 and uses_tensor_cores(problem) and config["BLOCK_M"] >= 64
-    return tile * max(1, config.num_stages if held else config.num_stages - 1)
+    held = warpgroup_mma(config, problem, device)
+    stages = max(1, config.num_stages if held else config.num_stages - 1)
+    k_bytes = config["BLOCK_K"] * problem.itemsize
+    operands = ((config["BLOCK_M"], problem.a_align), (config["BLOCK_N"], problem.b_align))
+    # Copies of under 4 bytes are not asynchronous, and so not pipelined.
+    return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
+
+
+def warpgroup_mma(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
+    whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
+    return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
 
 
 def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -79,6 +89,8 @@ def _illegal_values(config: Config, op: str) -> str | None:
 
 
 def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
+        return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
     for name, least in _least_blocks(problem).items():
         if config[name] < least:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
@@ -89,11 +101,11 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
     if words > most:
         return f"{words} accumulator registers a thread, of {most}"
     held = words + _WORDS_PER_LOAD * loads_per_thread(config, problem, device)
+    if device.nvidia and uses_tensor_cores(problem) and not warpgroup_mma(config, problem, device):
+        held += (config["BLOCK_M"] * config["BLOCK_N"] / config.num_warps) ** 0.5  # operand fragments
     room = _REGISTER_SHARE * min(255, 65536 // (config.num_warps * device.warp_size))
     if held > room:
         return f"{held:.0f} registers a thread for accumulator and loads, of {room:.0f}"
-    if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
-        return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
     return None
 
 
@@ -114,16 +126,14 @@ def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: D
     checked where it is compiled.
     """
     reason = _illegal_values(config, problem.op)
-    if reason is None and isinstance(problem, MatmulProblem):
-        reason = _illegal_matmul(config, problem, device)
-    elif reason is None and isinstance(problem, TransposeProblem):
-        reason = _illegal_transpose(config, problem, device)
     if reason is not None:
         return reason
     shared = shared_bytes(config, problem, device)
     if shared > device.shared_memory:
         return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
+    if isinstance(problem, MatmulProblem):
+        return _illegal_matmul(config, problem, device)
+    return _illegal_transpose(config, problem, device)
 
 
 def _matmul_configs() -> Iterator[Config]:
@@ -161,6 +171,12 @@ def _pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> boo
 
 
 def legal_configs(problem: MatmulProblem | TransposeProblem, device: Device) -> list[Config]:
-    """Every config of the space worth running for this problem on this device; never empty."""
+    """Every config of the space worth running for this problem on this device.
+
+    Raises UnsupportedError, with the reason, where none is legal.
+    """
     legal = [config for config in ALL_CONFIGS[problem.op] if illegal(config, problem, device) is None]
+    if not legal:
+        reason = illegal(ALL_CONFIGS[problem.op][0], problem, device)
+        raise UnsupportedError(f"no config of {problem.label} is legal on {device.name}: {reason}")
     return [config for config in legal if not _pointless(config, problem)] or legal

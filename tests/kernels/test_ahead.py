@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
 )
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
-SLACK = 8192  # bytes: barriers, and a layout conversion of a small tile
+# Bytes by which the estimate may be above what is compiled, by alignment: loads of 2 bytes are not
+# asynchronous, so that no stage of them is kept, and the estimate counts one for each all the same.
+SLACK = {16: 0, 2: 8192}
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
 RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
 TURN = TransposeProblem(1, 4096, 4096, 2)
@@ -55,7 +57,7 @@ def test_compiles_and_fits(name, problem, config):
     assert 0 < taken.registers <= 512
     assert taken.excess(device) is None
     if isinstance(problem, MatmulProblem):
-        assert shared_bytes(config, problem, device) <= taken.shared + SLACK
+        assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
 
 
 @pytest.mark.parametrize("name", NAMES)

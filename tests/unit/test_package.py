@@ -19,6 +19,8 @@ ROWS = (
     ("kernels",),
     ("space",),
     ("model",),
+    ("trial",),
+    ("database",),
     ("store",),
     ("table",),
     ("autotuner",),

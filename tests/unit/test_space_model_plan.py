@@ -206,9 +206,10 @@ def remember(problem, config, us, device=HOPPER, **rest):
     store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 
-def ship(monkeypatch, *pairs, measured=True):
+def ship(monkeypatch, *pairs, measured=True, current=True):
     entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
-    shipped = Table(HOPPER.to_dict(), measured, {}, entries)
+    kernels = {op: family["tile"].digest for op, family in KERNELS.items()} if current else {}
+    shipped = Table(HOPPER.to_dict(), measured, kernels, entries)
     monkeypatch.setattr(table, "shipped", lambda device: shipped if device == HOPPER else None)
 
 
@@ -282,6 +283,12 @@ def test_strict_wants_a_measurement(monkeypatch):
         prepare()
         with pytest.raises(NotTunedError, match="1024x1024x1024 NN float16 on NVIDIA H200"):
             planned(mode="strict")
+        tritile.forget()
+    ship(monkeypatch, (SQUARE, TABLED), current=False)  # measured, but of another version of the kernel
+    with pytest.raises(NotTunedError):
+        planned(mode="strict")
+    assert planned(mode="cached") == ("table", TABLED)
+    tritile.forget()
     ship(monkeypatch, (SQUARE, TABLED))
     assert planned(mode="strict") == ("table", TABLED)
     remember(SQUARE, BEST, 20.0)
@@ -430,7 +437,8 @@ def test_plan_without_a_gpu():
 
 
 def test_a_problem_that_a_gpu_cannot_run_says_so():
-    assert legal_configs(FP8, TARGETS["sm_80"]) == []
+    with pytest.raises(UnsupportedError, match=r"8\.9"):
+        legal_configs(FP8, TARGETS["sm_80"])
     with pytest.raises(UnsupportedError, match=r"float8_e4m3fn.*8\.9"):
         tritile.plan(FP8, device=target_device("sm_80"))
     with pytest.raises(TritileError):

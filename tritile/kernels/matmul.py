@@ -7,39 +7,26 @@ from tritile.kernels.tiles import batch_index, batch_offset, grouped_tile, multi
 
 
 @triton.jit
-def accumulate(
-    acc, a_ptrs, b_ptrs, row_mask, column_mask, start, stop, K, stride_ak, stride_bk,
-    MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """acc + A[:, start:stop] @ B[start:stop, :], for pointers that stand at column and row `start`."""
-    ks = tl.arange(0, BLOCK_K)
-    for k in range(start, stop, BLOCK_K):
-        in_k = ks < K - k
-        if MASK_M and MASK_K:
-            a = tl.load(a_ptrs, mask=row_mask & in_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
-        elif MASK_M:
-            a = tl.load(a_ptrs, mask=row_mask, other=0.0)
-        elif MASK_K:
-            a = tl.load(a_ptrs, mask=in_k[None, :], other=0.0)
-        else:
-            a = tl.load(a_ptrs)
-        if MASK_N and MASK_K:
-            b = tl.load(b_ptrs, mask=in_k[:, None] & column_mask, other=0.0)  # [BLOCK_K, BLOCK_N]
-        elif MASK_N:
-            b = tl.load(b_ptrs, mask=column_mask, other=0.0)
-        elif MASK_K:
-            b = tl.load(b_ptrs, mask=in_k[:, None], other=0.0)
-        else:
-            b = tl.load(b_ptrs)
-        if a.dtype.is_fp8():
-            # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
-            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
-        else:
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
-    return acc
+def load_tile(ptrs, outer_mask, inner_mask, MASK_OUTER: tl.constexpr, MASK_INNER: tl.constexpr):
+    """A tile of an operand, zero past the edges that MASK_* say it overhangs; the others cost no mask."""
+    if MASK_OUTER and MASK_INNER:
+        tile = tl.load(ptrs, mask=outer_mask & inner_mask, other=0.0)
+    elif MASK_OUTER:
+        tile = tl.load(ptrs, mask=outer_mask, other=0.0)
+    elif MASK_INNER:
+        tile = tl.load(ptrs, mask=inner_mask, other=0.0)
+    else:
+        tile = tl.load(ptrs)
+    return tile
+
+
+@triton.jit
+def compensated_sum(total, lost, part):
+    """total + part, and what rounding lost of it: Kahan's summation, which infinities pass unharmed."""
+    wanted = part - lost
+    summed = total + wanted
+    finite = tl.abs(summed) < float("inf")
+    return summed, tl.where(finite, (summed - total) - wanted, 0.0)
 
 
 @triton.jit
@@ -51,7 +38,7 @@ def matmul_tile(
     ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, CHUNK_K: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
@@ -59,10 +46,9 @@ def matmul_tile(
     Loads past an edge are masked and read as zero, stores past an edge are masked away; MASK_* say
     which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
     batch strides of an operand (see `multiple`).
-    WIDE: offsets need 64 bits. CHUNK_K: sum each CHUNK_K of K apart, then add the sums, which keeps
-    the rounding error of a long sum down; 0 for one running sum.
+    WIDE: offsets need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
+    method, so that the rounding error does not grow with K.
     """
-    tl.static_assert(CHUNK_K % BLOCK_K == 0, "CHUNK_K must be whole blocks of K")
     matrix = batch_index()
     if matrix >= batch:
         return
@@ -100,19 +86,19 @@ def matmul_tile(
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if CHUNK_K == 0:
-        acc = accumulate(
-            acc, a_ptrs, b_ptrs, row_mask, column_mask, 0, K, K, stride_ak, stride_bk,
-            MASK_M, MASK_N, MASK_K, PRECISION, BLOCK_K,
-        )  # fmt: skip
-    else:
-        for start in range(0, K, CHUNK_K):
-            part = tl.zeros_like(acc)
-            acc += accumulate(
-                part, a_ptrs, b_ptrs, row_mask, column_mask,
-                start, min(start + CHUNK_K, K), K, stride_ak, stride_bk,
-                MASK_M, MASK_N, MASK_K, PRECISION, BLOCK_K,
-            )  # fmt: skip
-            a_ptrs += CHUNK_K * stride_ak
-            b_ptrs += CHUNK_K * stride_bk
+    lost = acc
+    for k in range(0, K, BLOCK_K):
+        in_k = ks < K - k
+        a = load_tile(a_ptrs, row_mask, in_k[None, :], MASK_M, MASK_K)  # [BLOCK_M, BLOCK_K]
+        b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
+        if COMPENSATED:
+            part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
+            acc, lost = compensated_sum(acc, lost, part)
+        elif a.dtype.is_fp8():
+            # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+        else:
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & column_mask)

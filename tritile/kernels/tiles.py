@@ -34,9 +34,9 @@ def batch_offset(index, shape, strides, ALIGN: tl.constexpr):
     """Elements from the first matrix to matrix `index` of a batch of any rank, in int64."""
     offset = tl.zeros((), tl.int64)
     for i in tl.static_range(len(shape)):
-        axis: tl.constexpr = len(shape) - 1 - i
-        offset += (index % shape[axis]).to(tl.int64) * multiple(strides[axis], ALIGN)
-        index = index // shape[axis]
+        size = shape[len(shape) - 1 - i]
+        offset += (index % size).to(tl.int64) * multiple(strides[len(shape) - 1 - i], ALIGN)
+        index = index // size
     return offset
 
 

@@ -13,7 +13,7 @@ from tritile.ops.checks import (
     check_tensor,
     name_of,
 )
-from tritile.ops.run import interpret, prepared
+from tritile.ops.run import interpret, new_memo, place, prepared
 from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
 from tritile.settings import current_mode
 from tritile.views import MatmulCall, View, merged
@@ -37,12 +37,7 @@ class _Prepared(NamedTuple):
     dtype: torch.dtype
 
 
-_memo: dict[tuple[Any, ...], _Prepared] = {}
-
-
-def forget() -> None:
-    """Drop the prepared launches of this process, so that new measurements count."""
-    _memo.clear()
+_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def default_precision() -> str:
@@ -170,7 +165,9 @@ def check(
     for name, tensor in (("a", a), ("b", b)):
         check_tensor("matmul", name, tensor)
     check_same_device("matmul", a, "b", b)
-    dtype = _check_dtypes(a, b, out_dtype if out_dtype is not None or out is None else out.dtype)
+    dtype = _check_dtypes(a, b, out_dtype)
+    if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
+        dtype = out.dtype
     precision = _check_precision(a.dtype, precision)
     _check_gpu(a)
     shape = _result_shape(a, b)
@@ -207,26 +204,25 @@ def matmul(
             float8_e4m3fn and float8_e5m2.
         out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
         out_dtype: of the result. Default a's own; bfloat16 for fp8; int32 for int8.
-        precision: of float32 products. "ieee" multiplies and adds in fp32; "tf32x3" takes three
-            products on tensor cores, for an error near fp32's; "tf32" takes one, with inputs cut to
-            11 bits. Default: what torch's fp32 matmul setting asks for.
+        precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
+            keeps the error at or below that of torch's fp32; "tf32x3" takes three products on tensor
+            cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
+            torch's fp32 matmul setting asks for.
 
-    Sums are kept in float32 (float64 for float64, int32, wrapping, for int8). Tensors in host memory
-    are computed in Triton's interpreter.
+    Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
+    defined). Tensors in host memory are computed in Triton's interpreter.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch, and NotTunedError in mode "strict".
     """
     key = None
     if type(a) is torch.Tensor and type(b) is torch.Tensor and a.is_cuda and b.is_cuda:
-        needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-        key = (
-            a.shape, a.stride(), a.dtype, a.device, a.data_ptr() % 16, a.is_neg(),
-            b.shape, b.stride(), b.dtype, b.device, b.data_ptr() % 16, b.is_neg(),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16),
-            out_dtype, precision or default_precision(), current_mode(), needs_grad,
-        )  # fmt: skip
-        hit = _memo.get(key)
+        try:
+            wanted = (out_dtype, precision or default_precision(), current_mode(), torch.is_grad_enabled())
+            key = (place(a), place(b), place(out), wanted)
+            hit = _memo.get(key)
+        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+            return _first(a, b, out, out_dtype, precision, None)
         if hit is not None:
             if out is None:
                 out = torch.empty(hit.shape, dtype=hit.dtype, device=a.device)

@@ -82,10 +82,3 @@ def plan(
     found = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
     assert found is not None  # only mode "tune" gives none
     return found
-
-
-def forget() -> None:
-    """Drop every plan and prepared launch of this process: the next calls read the store again."""
-    ladder.forget()
-    matmul_op.forget()
-    transpose_op.forget()

@@ -1,6 +1,9 @@
 """From a described call to a launch: what operations share once their arguments are checked."""
 
 import warnings
+from typing import Any
+
+import torch
 
 from tritile import device as devices
 from tritile import ladder, launch, model
@@ -14,6 +17,28 @@ _SCREENED = 40  # configs that mode "tune" measures of one problem, the likelies
 _FALLBACKS = 8  # predictions to try where the planned config does not run
 
 _warned: set[str] = set()
+_memos: list[dict[Any, Any]] = []
+
+
+def new_memo() -> dict[Any, Any]:
+    """A dictionary of prepared launches that `forget` empties."""
+    _memos.append({})
+    return _memos[-1]
+
+
+def forget() -> None:
+    """Drop every plan and prepared launch of this process: the next calls read the store again."""
+    ladder.forget()
+    for memo in _memos:
+        memo.clear()
+
+
+def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """What of a tensor decides how it is launched. Raises RuntimeError where it has no dense memory."""
+    if tensor is None:
+        return None
+    lazy = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16, *lazy)
 
 
 def _warn_interpreted() -> None:
@@ -41,6 +66,7 @@ def planned(call: Call) -> ladder.Plan:
         chosen = ladder.plan_for(problem, device, "cached")
     elif chosen is None:
         launch.measure(call, model.screened(problem, device, _SCREENED))
+        forget()
         chosen = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
     assert chosen is not None
     return chosen

@@ -8,7 +8,7 @@ import torch
 from tritile.errors import ShapeError
 from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor
-from tritile.ops.run import interpret, prepared
+from tritile.ops.run import interpret, new_memo, place, prepared
 from tritile.settings import current_mode
 from tritile.views import TransposeCall, View, merged
 
@@ -20,12 +20,7 @@ class _Prepared(NamedTuple):
     shape: tuple[int, ...]
 
 
-_memo: dict[tuple[Any, ...], _Prepared] = {}
-
-
-def forget() -> None:
-    """Drop the prepared launches of this process, so that new measurements count."""
-    _memo.clear()
+_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def _words(x: torch.Tensor) -> torch.Tensor:
@@ -90,13 +85,12 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
     for name, dim in (("dim0", dim0), ("dim1", dim1)):
         if not isinstance(dim, int) or isinstance(dim, bool):
             raise ShapeError(f"transpose: {name} is {dim!r}: wanted a whole number")
-        if ndim > 0 and not -ndim <= dim < ndim:
+        low = min(-ndim, -2)  # a vector, or a scalar, is its own transpose
+        if not low <= dim < max(ndim, 1):
             raise ShapeError(
-                f"transpose: {name} is {dim}: wanted {-ndim} to {ndim - 1} for {ndim} dimensions"
+                f"transpose: {name} is {dim}: wanted {low} to {max(ndim, 1) - 1} for {ndim} dimensions"
             )
-        if ndim <= 1 and dim not in (-2, -1, 0):
-            raise ShapeError(f"transpose: {name} is {dim}: wanted -2 to 0 for {ndim} dimensions")
-    if ndim > 0:
+    if ndim > 1:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return dims
 
@@ -120,12 +114,11 @@ def transpose(
     """
     key = None
     if type(x) is torch.Tensor and x.is_cuda:
-        key = (
-            x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16, x.is_conj(), x.is_neg(), dim0, dim1,
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16),
-            current_mode(), torch.is_grad_enabled() and x.requires_grad,
-        )  # fmt: skip
-        hit = _memo.get(key)
+        try:
+            key = (place(x), dim0, dim1, place(out), current_mode(), torch.is_grad_enabled())
+            hit = _memo.get(key)
+        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+            return _first(x, dim0, dim1, out, None)
         if hit is not None:
             if out is None:
                 out = torch.empty(hit.shape, dtype=x.dtype, device=x.device)

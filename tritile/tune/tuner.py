@@ -19,7 +19,8 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TuningError, brief
 from tritile.problem import MatmulProblem, TransposeProblem
-from tritile.store import Trial, store_of
+from tritile.store import store_of
+from tritile.trial import Trial
 from tritile.tune import measure, search
 from tritile.tune.worker import COMPILE_LIMIT_S, CompilePool, Refusals
 
