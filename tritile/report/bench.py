@@ -19,6 +19,9 @@ from tritile.tune.suites import Case
 from tritile.views import Call, MatmulCall, TransposeCall
 
 
+_LONG_COPY = 1 << 28  # bytes read and written: some 60 us, long enough to be timed launch by launch
+
+
 def _batched(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tensors = [measure.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out)]
     if call.problem.batch == 1:
@@ -89,8 +92,11 @@ def measured(case: Case) -> Measurement:
     is_matmul = isinstance(calls[0], MatmulCall)
     theirs = torch_matmul if is_matmul else torch_transpose(case.dtype)
     error, torch_error = measure.check(ours, calls[0]), _peer_error(case, calls[0], theirs)
-    runs = [ours, theirs] + ([] if is_matmul else [device_copy])
-    samples = measure.interleaved([measure.Graph(run, calls) for run in runs], budget_ms=100.0)
+    sides: list[measure.Graph | measure.Eager] = [measure.Graph(ours, calls), measure.Graph(theirs, calls)]
+    if not is_matmul:
+        timer = measure.Eager if problem.bytes >= _LONG_COPY else measure.Graph
+        sides.append(timer(device_copy, calls))
+    samples = measure.interleaved(sides, budget_ms=100.0)
     timings = [measure.timing_of(times) for times in samples]
     copy_gbps = None if is_matmul else problem.bytes / timings[2].us / 1e3
     return Measurement(

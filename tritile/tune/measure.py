@@ -77,6 +77,15 @@ def matrix(view: View, batch: int) -> torch.Tensor:
     return view.tensor.as_strided((batch, *view.shape), strides)
 
 
+def _replayed_us(work: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(1e3 * start.elapsed_time(end))
+
+
 class Graph:
     """A CUDA graph that runs something over several calls, one after the other."""
 
@@ -94,12 +103,19 @@ class Graph:
 
     def time_us(self) -> float:
         """Microseconds of one launch, the mean over one replay."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        self._graph.replay()
-        end.record()
-        end.synchronize()
-        return 1e3 * start.elapsed_time(end) / self.launches
+        return _replayed_us(self._graph.replay) / self.launches
+
+
+class Eager:
+    """The same without a graph, for long copies: in a graph CUDA may give them to a slower copy engine."""
+
+    def __init__(self, run: Run, calls: Sequence[Call]) -> None:
+        self.launches = len(calls)
+        self._run, self._calls = run, calls
+
+    def time_us(self) -> float:
+        """Microseconds of one launch, the mean over all calls."""
+        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
 
 
 def screen_us(graph: Graph) -> Timing:
@@ -109,7 +125,9 @@ def screen_us(graph: Graph) -> Timing:
     return timing_of([graph.time_us() for _ in range(repeats)])
 
 
-def interleaved(graphs: Sequence[Graph], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
+def interleaved(
+    graphs: Sequence[Graph | Eager], budget_ms: float = 60.0, most: int = 40
+) -> list[list[float]]:
     """Microseconds of each graph's launch, A B A B ..., so that clocks and heat touch all alike."""
     once_ms = sum(graph.time_us() * graph.launches for graph in graphs) / 1e3
     rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
