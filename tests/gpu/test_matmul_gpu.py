@@ -439,7 +439,7 @@ def test_a_forced_config_that_is_illegal_is_refused(config):
 
 @pytest.mark.parametrize(
     "config",
-    [tile(16, 16, 16, 1), tile(64, 128, 64, 8, 4), tile(64, 32, 32, 4, 5), tile(128, 64, 32, 8, 2)],
+    [tile(16, 16, 16, 1), tile(64, 128, 32, 8, 4), tile(64, 32, 32, 4, 5), tile(128, 64, 32, 8, 2)],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
 def test_a_forced_legal_config_gives_the_answer(config, dtype):

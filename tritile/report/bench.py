@@ -18,7 +18,6 @@ from tritile.tune import measure
 from tritile.tune.suites import Case
 from tritile.views import Call, MatmulCall, TransposeCall
 
-
 _LONG_COPY = 1 << 28  # bytes read and written: some 60 us, long enough to be timed launch by launch
 
 

@@ -1,6 +1,7 @@
 """Where and when results were measured: GPU, driver, versions, commit and time."""
 
 import functools
+import os
 import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
@@ -31,7 +32,9 @@ def _driver() -> str:
 
 @functools.cache
 def _version() -> str:
-    """The commit of a checkout, as git describes it; the package's version where there is none."""
+    """`TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
+    if os.environ.get("TRITILE_COMMIT"):
+        return os.environ["TRITILE_COMMIT"]  # for a copy that was made without its history
     root = Path(__file__).parents[2]
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
