@@ -37,20 +37,20 @@ class Fit:
     `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
     """
 
-    latency: float = 975.0  # from asking for a tile to having it, out of device memory
-    start: float = 1500.0  # to start a program, compute its addresses and fill the pipeline
-    start_warp: float = 0.02  # the same for each warp, as a share of `start`
-    turn: float = 30.0  # barriers and bookkeeping in one turn of the K loop
-    turn_warp: float = 8.0  # the same for each warp
-    shared_bytes: float = 158.0  # of shared memory
-    l2_bytes: float = 91.0  # of the L2 cache, all processors reading
-    load: float = 5.3  # one warp-wide load instruction with its address and mask
-    narrow: float = 0.7  # how much longer one of under 4 bytes takes
-    load_words: float = 4.3  # registers that a load which is not asynchronous keeps busy
-    spared_words: float = 20.0  # registers that neither accumulator nor loads can have
-    small_mma: float = 3.9  # how much slower tensor cores are without whole warpgroups, on Hopper and later
-    store_bytes: float = 87.0  # of the epilogue
-    overlap: float = 1.4  # share of the fixed cost of a round that the next one does not hide
+    latency: float = 1685.0  # from asking for a tile to having it, out of device memory
+    start: float = 1495.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp: float = 0.032  # the same for each warp, as a share of `start`
+    turn: float = 57.0  # barriers and bookkeeping in one turn of the K loop
+    turn_warp: float = 19.0  # the same for each warp
+    shared_bytes: float = 95.0  # of shared memory
+    l2_bytes: float = 183.0  # of the L2 cache, all processors reading
+    load: float = 6.7  # one warp-wide load instruction with its address and mask
+    narrow: float = 0.15  # how much longer one of under 4 bytes takes
+    load_words: float = 10.6  # registers that a load which is not asynchronous keeps busy
+    spared_words: float = 9.2  # registers that neither accumulator nor loads can have
+    small_mma: float = 3.8  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    store_bytes: float = 86.0  # of the epilogue
+    overlap: float = 0.21  # share of the fixed cost of a round that the next one does not hide
 
 
 FITTED = Fit()
@@ -132,7 +132,11 @@ def transpose_us(config: Config, problem: TransposeProblem, device: Device) -> f
     efficiency = 1.0
     for run, align in ((read, problem.x_align), (written, problem.out_align)):
         efficiency *= min(1.0, (run / 128) ** 0.7) / (1.0 + (0.0 if align >= 16 else 40.0 / run))
-    efficiency *= min(1.0, per_thread / 64) ** 0.5 * min(1.0, 256 / per_thread) ** 0.3
+    efficiency *= min(1.0, written / 512) ** 0.15  # long writes are worth more than long reads
+    enough = 256 if size < 16 else 64  # bytes a thread that hide latency; more only take registers
+    efficiency *= min(1.0, per_thread / min(64, enough)) ** 0.5 * min(1.0, enough / per_thread) ** 0.3
+    accesses = per_thread / max(size, min(problem.x_align, problem.out_align, 16))
+    efficiency *= min(1.0, 64 / accesses)
     rounds = tiles / (device.processors * max(1.0, min(16.0, 2048 / (config.num_warps * 32))))
     efficiency *= max(rounds, 0.05) / -(-max(rounds, 0.05) // 1) if rounds < 4 else 1.0
     efficiency *= 1.0 + 0.01 * (config["GROUP_M"] == 32)
