@@ -244,11 +244,16 @@ def export(
     output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
     target: Target = None,
 ) -> None:
-    """Write the best remembered configs of this GPU as a table that can be shipped."""
+    """Write the best remembered configs of this GPU as a table that can be shipped.
+
+    A table that lies there already keeps its entries for problems that are not remembered.
+    """
     device = _device(target)
     kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
     made = table.from_store(store_of(device), device, kernels)
     path = output or Path(f"{device.slug}.json")
+    if path.exists():
+        made = table.completed(made, table.read(path))
     table.write(made, path)
     console.print(f"{len(made.entries)} entries written to {path}")
 
@@ -279,7 +284,7 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on standard error, and exit status 2."""
+    """Run the command line. An error of ours is one line on standard error, and exit status 2."""
     try:
         app()
     except TritileError as error:

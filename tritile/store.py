@@ -75,13 +75,17 @@ class Store:
         return self._selected(kernel, "problem = ? ORDER BY trials.id", problem)
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
-        """The fastest trial of this problem that did not fail, None where there is none."""
-        found = self._selected(kernel, "problem = ? AND failure IS NULL ORDER BY us", problem, first=True)
+        """The fastest trial of this problem whose answer was checked, else the fastest that did not fail."""
+        found = self._selected(
+            kernel, "problem = ? AND failure IS NULL ORDER BY error IS NULL, us", problem, first=True
+        )
         return found[0] if found else None
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """The best trial of each problem of this op."""
-        return self._selected(kernel, "op = ? AND failure IS NULL ORDER BY problem, us", op, first=True)
+        return self._selected(
+            kernel, "op = ? AND failure IS NULL ORDER BY problem, error IS NULL, us", op, first=True
+        )
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Every trial with its environment: the fields of `Device` that count, and `kernel`."""

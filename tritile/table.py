@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -177,6 +177,19 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
     bests = (trial for op, kernel in kernels.items() for trial in store.bests(kernel, op))
     entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests]
     return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
+
+
+def completed(table: Table, old: Table) -> Table:
+    """The table, with the entries of an older one for problems it lacks.
+
+    Only entries that were measured on the same GPU model, of the same version of the kernel, are taken.
+    """
+    if not old.measured or old.device["name"] != table.device["name"]:
+        return table
+    has = {entry.problem for entry in table.entries}
+    same = {op for op, digest in table.kernels.items() if old.kernels.get(op) == digest}
+    kept = [entry for entry in old.entries if entry.problem not in has and entry.problem.op in same]
+    return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)))
 
 
 def _folder() -> Traversable:

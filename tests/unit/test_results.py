@@ -191,7 +191,7 @@ def test_print_results() -> None:
     text = printed([product("64x64x64", 0.5), transposed()])
     assert re.search(r"square: 64x64x64 bfloat16 NN .* 100\.0 .* 50\.0 .* 0\.500 .* TFLOP/s", text)
     assert re.search(r"transpose: 1000x2000 float32 .* 2000 GB/s \(80% of copy\)", text)
-    assert "BLOCK_M=64 BLOCK_N=64 num_warps=8" in text
+    assert "64x64, warps 8, stages 3" in text
     assert "no results" in printed([])
 
 

@@ -54,19 +54,27 @@ def _add(table: Table, *cells: str | Text) -> None:
     table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
-def _row(line: Result) -> list[str | Text]:
+def _config(config: Config) -> str:
+    """A config in few letters: 128x256x64 for its blocks, then the rest by name."""
+    values = dict(config.kwargs)
+    blocks = [str(values.pop(name)) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in values]
+    rest = [f"{name.lower()} {value}" for name, value in values.items()]
+    return ", ".join(["x".join(blocks), *rest, f"warps {config.num_warps}", f"stages {config.num_stages}"])
+
+
+def _row(line: Result, inductor: bool) -> list[str | Text]:
     words = dtype_label(line["dtype"], line["precision"] or ""), line["layout"] or ""
     return [
         f"{line['suite']}: {sizes_label(line)} {' '.join(words)}".rstrip(),
         f"{line['tritile_us']:.1f}",
         f"{line['torch_us']:.1f}",
         _ratio(line["ratio_torch"]),
-        _ratio(line["ratio_inductor"]),
+        *([_ratio(line["ratio_inductor"])] if inductor else []),
         f"{line['spread']:.1%}",
         _rate(line),
         f"{line['error']:.1e} / {line['torch_error']:.1e}",
         line["plan_source"],
-        str(Config.from_dict(line["config"])),
+        _config(Config.from_dict(line["config"])),
     ]
 
 
@@ -80,10 +88,12 @@ def print_results(results: Iterable[Result], console: Console | None = None) -> 
     if not lines:
         _console(console).print("no results")
         return
-    right = ("tritile us", "torch us", "torch ratio", "inductor ratio", "spread", "rate", "error / torch's")
+    inductor = any(line["ratio_inductor"] is not None for line in lines)
+    peers = ("torch us", "torch ratio", *(["inductor ratio"] if inductor else []))
+    right = ("tritile us", *peers, "spread", "rate", "error / torch's")
     table = _table(_title(lines), ("problem",), right, ("source", "config"))
     for line in lines:
-        _add(table, *_row(line))
+        _add(table, *_row(line, inductor))
     _console(console).print(table)
 
 

@@ -107,7 +107,7 @@ class Graph:
 
 
 class Eager:
-    """The same without a graph, for long copies: in a graph CUDA may give them to a slower copy engine."""
+    """The same without a graph: launches one after the other, as a program would make them."""
 
     def __init__(self, run: Run, calls: Sequence[Call]) -> None:
         self.launches = len(calls)

@@ -1,0 +1,134 @@
+"""The command line: what each command prints, writes and returns, on a machine without a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tritile import cli, launch, table
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import MatmulProblem
+from tritile.store import Store, store_of
+from tritile.trial import Trial
+
+H200 = target_device("nvidia-h200")
+PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
+CONFIG = Config.of(family="tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def remember(store, problem=PROBLEM, us=7.5, config=CONFIG, **rest):
+    digest = launch.KERNELS[problem.op]["tile"].digest
+    store.add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
+
+
+@without_gpu
+@pytest.mark.parametrize("command", ["tune", "bench", "show", "export"])
+def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tritile", command])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tritile: ")
+    assert "no GPU here" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["tune", "8x8", "--target", "sm_90"], "8x8"),
+        (["tune", "8x8x8", "--dtype", "int5", "--target", "sm_90"], "int5"),
+        (["tune", "--suite", "nothing", "--target", "sm_90"], "nothing"),
+        (["tune", "8x8x8", "--target", "sm_1"], "sm_1"),
+        (["tune", "--suites", "no/such/folder", "--target", "sm_90"], "no/such/folder"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tritile", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
+    output = tmp_path / "predicted.json"
+    result = run("tune", "512x256x128", "--target", "nvidia-h200", "--output", output, "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    made = table.read(output)
+    assert not made.measured
+    assert made.device["name"] == "NVIDIA H200"
+    (entry,) = made.entries
+    assert (entry.problem.m, entry.problem.n, entry.problem.k, entry.us) == (512, 256, 128, None)
+
+
+def test_show_lists_the_best_of_each_problem():
+    store = store_of(H200)
+    remember(store)
+    remember(store, us=5.25, config=Config.of(family="tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, GROUP_M=8))
+    result = run("show", "--target", "nvidia-h200")
+    assert result.exit_code == 0
+    assert "5.2" in result.output
+    assert "7.5" not in result.output
+    assert "1 rows" in result.output
+    assert "2 rows" in run("show", "--target", "nvidia-h200", "--trials").output
+
+
+def test_export_keeps_what_an_older_table_knows(tmp_path):
+    path = tmp_path / "table.json"
+    remember(store_of(H200))
+    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    other = MatmulProblem(1, 512, 512, 512, "float16", "float16")
+    lines = json.loads(path.read_text())
+    (line,) = lines["entries"]
+    lines["entries"] = [line | {"problem": line["problem"] | {"m": 512, "n": 512, "k": 512}}]
+    path.write_text(json.dumps(lines))
+    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    made = table.read(path)
+    assert {entry.problem for entry in made.entries} == {PROBLEM, other}
+    lines["kernels"]["matmul"] = "another version"
+    path.write_text(json.dumps(lines))
+    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert [entry.problem for entry in table.read(path).entries] == [PROBLEM]
+
+
+def test_merge_adds_another_stores_trials(tmp_path, monkeypatch):
+    other = Store(H200, tmp_path / "other")
+    remember(other)
+    other.close()
+    result = run("merge", other.path, "--target", "nvidia-h200")
+    assert result.exit_code == 0
+    assert "1 trials" in result.output
+    digest = launch.KERNELS["matmul"]["tile"].digest
+    assert [trial.us for trial in store_of(H200).trials(digest, PROBLEM)] == [7.5]
+    monkeypatch.setattr("sys.argv", ["tritile", "merge", str(tmp_path / "none"), "--target", "nvidia-h200"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+
+
+def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "runs on" in result.output
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(blocked / "cache"))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "TRITILE_CACHE_DIR" in result.output
+
+
+def test_the_suites_that_ship_are_found():
+    assert {path.stem for path in Path(cli.SUITES).glob("*.toml")} >= {
+        "square", "ragged", "llm", "deep", "batched", "transpose", "quick",
+    }  # fmt: skip
