@@ -24,6 +24,7 @@ from tritile.space import ALL_CONFIGS, TILE
 from tritile.views import Call, MatmulCall, TransposeCall, View
 
 _MAX_GRID_AXIS: Final = 65535
+_WIDE: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
 
 
 def _overhangs(size: str, block: str) -> Any:
@@ -106,7 +107,7 @@ def _matmul_args(call: MatmulCall) -> dict[str, Any]:
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
         "ALIGN_M": _unit(m, a.itemsize), "ALIGN_N": _unit(n, a.itemsize), "ALIGN_K": _unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "WIDE": max(a.span, b.span, out.span) >= 2**31,
+        "WIDE": max(a.span, b.span, out.span, m, n, k, prod(batch_shape)) >= _WIDE,
         "PRECISION": call.precision, "COMPENSATED": exact,
     }  # fmt: skip
 
@@ -128,7 +129,7 @@ def _transpose_args(call: TransposeCall) -> dict[str, Any]:
         "out_batch_strides": tuple(lanes * stride for stride in out_batch),
         "ALIGN_M": _unit(m, word), "ALIGN_N": _unit(n, word),
         "ALIGN_X": _units(x, lanes), "ALIGN_OUT": _units(out, lanes),
-        "WIDE": lanes * max(x.span, out.span) >= 2**31,
+        "WIDE": max(lanes * x.span, lanes * out.span, m, n, prod(batch_shape)) >= _WIDE,
         "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
     }  # fmt: skip
 

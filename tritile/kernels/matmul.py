@@ -46,10 +46,10 @@ def matmul_tile(
     Loads past an edge are masked and read as zero, stores past an edge are masked away; MASK_* say
     which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
     batch strides of an operand (see `multiple`).
-    WIDE: offsets need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
+    WIDE: offsets or sizes need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
     method, so that the rounding error does not grow with K.
     """
-    matrix = batch_index()
+    matrix = batch_index(WIDE)
     if matrix >= batch:
         return
     M = multiple(M, ALIGN_M)
@@ -61,12 +61,13 @@ def matmul_tile(
     stride_bn = multiple(stride_bn, ALIGN_B[1])
     stride_om = multiple(stride_om, ALIGN_OUT[0])
     stride_on = multiple(stride_on, ALIGN_OUT[1])
-    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     if WIDE:
-        row = row.to(tl.int64)
-        column = column.to(tl.int64)
+        M = tl.cast(M, tl.int64)
+        N = tl.cast(N, tl.int64)
+        K = tl.cast(K, tl.int64)
         stride_ak = tl.cast(stride_ak, tl.int64)
         stride_bk = tl.cast(stride_bk, tl.int64)
+    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     ks = tl.arange(0, BLOCK_K)  # [BLOCK_K]

@@ -41,6 +41,9 @@ def batch_offset(index, shape, strides, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def batch_index():
+def batch_index(WIDE: tl.constexpr):
     """Which matrix of the batch this program works on: grid axes 1 and 2, as axis 1 ends at 65,535."""
-    return tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    outer = tl.program_id(2)
+    if WIDE:
+        outer = outer.to(tl.int64)
+    return outer * tl.num_programs(1) + tl.program_id(1)

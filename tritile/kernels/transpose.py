@@ -24,7 +24,7 @@ def transpose_tile(
     FLIP_FIRST and FLIP_LAST are xor-ed into the first and the last word of every element: sign bits
     of a lazily conjugated or negated input.
     """
-    matrix = batch_index()
+    matrix = batch_index(WIDE)
     if matrix >= batch:
         return
     M = multiple(M, ALIGN_M)
@@ -33,10 +33,10 @@ def transpose_tile(
     stride_xn = multiple(stride_xn, ALIGN_X[1])
     stride_om = multiple(stride_om, ALIGN_OUT[0])
     stride_on = multiple(stride_on, ALIGN_OUT[1])
-    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     if WIDE:
-        row = row.to(tl.int64)
-        column = column.to(tl.int64)
+        M = tl.cast(M, tl.int64)
+        N = tl.cast(N, tl.int64)
+    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     lanes = tl.arange(0, LANES)[None, None, :]  # [1, 1, LANES]

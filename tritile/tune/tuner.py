@@ -114,9 +114,9 @@ class _Session:
         for config, times in zip(finalists, samples, strict=True):
             timing = measure.timing_of(times)
             self._keep(replace(self.trials[config], us=timing.us, spread=timing.spread, measured_utc=_now()))
-        for config in self.ranked():
-            if config not in self.runs:
-                continue
+        # Finalists first: a quick look at another may have been lucky, and was not beside theirs.
+        rest = [config for config in self.ranked() if config in self.runs and config not in finalists]
+        for config in [*sorted(finalists, key=lambda c: (self.trials[c].us, c.key)), *rest]:
             trial = self.trials[config]
             try:
                 error = measure.check(self.runs[config], self.calls[0])
