@@ -17,4 +17,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TRITILE_MODE", raising=False)
+    for name in ("TRITILE_MODE", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
+        monkeypatch.delenv(name, raising=False)

@@ -89,6 +89,8 @@ def compiled_for(problem: Any, config: Config, device: Device) -> Any:
     Not for use while another thread launches kernels: Triton's driver is a global.
     Raises TuningError where the compiler refuses, with the first line of its reason.
     """
+    if triton.knobs.runtime.interpret:
+        raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
     call = posed(problem, lambda dtype, elements: _Pointer(dtype, 0))
     # A refusal of the assembler comes with the whole assembly printed: the error says enough.
     with _compiling_for(device), contextlib.redirect_stdout(io.StringIO()):
@@ -140,4 +142,8 @@ def resources(kernel: Any) -> Resources:
 
 def compile_resources(problem: Problem, config: Config, device: Device) -> Resources:
     """Compile and say what the result takes. Raises TuningError where the compiler refuses."""
-    return resources(compiled_for(problem, config, device))
+    kernel = compiled_for(problem, config, device)
+    try:
+        return resources(kernel)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error

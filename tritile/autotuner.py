@@ -12,14 +12,12 @@ from typing import Any
 import torch
 import triton
 from triton.runtime.autotuner import Autotuner as TritonAutotuner
-from triton.runtime.autotuner import Heuristics
-from triton.runtime.jit import JITFunction
 
 from tritile import device as devices
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning, brief
-from tritile.interpreter import interpret
+from tritile.interpreter import HostAware
 from tritile.problem import KernelProblem, Problem
 from tritile.settings import current_mode, tune_budget_s
 from tritile.source import source_hash
@@ -60,31 +58,6 @@ def _plain_config(config: triton.Config, family: str) -> Config | None:
         return None
 
 
-class _HostAware:
-    """A kernel that runs compiled on GPU tensors and interpreted on tensors in host memory."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["fn"], name)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
-            return self.fn.run(*args, **kwargs)
-        kernel = self.fn
-        while isinstance(kernel, Heuristics):
-            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-            kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
-            kernel = kernel.fn
-        if not isinstance(kernel, JITFunction):
-            return self.fn.run(*args, **kwargs)
-        kwargs.pop("warmup", None)
-        interpret(kernel, kwargs.pop("grid"), args, kwargs)
-        return None
-
-
 class Autotuner(TritonAutotuner):
     """A `triton.runtime.Autotuner` whose measurements outlive the process.
 
@@ -97,7 +70,7 @@ class Autotuner(TritonAutotuner):
     def __init__(self, fn: Any, configs: list[triton.Config], key: list[str], mode: str | None, **rest: Any):
         hooks = {name: rest.pop(name, None) for name in ("reset_to_zero", "restore_value")}
         rest["do_bench"] = rest.get("do_bench") or timed
-        super().__init__(_HostAware(fn), fn.arg_names, configs, key, **hooks, **rest)
+        super().__init__(HostAware(fn), fn.arg_names, configs, key, **hooks, **rest)
         self.mode = mode
         self.family = ""
         self.cache: dict[Any, triton.Config] = {}

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -21,9 +21,10 @@ from rich.progress import (
 from rich.table import Table as RichTable
 
 from tritile import device as devices
-from tritile import ladder, launch, table
+from tritile import launch, table
 from tritile.device import Device
 from tritile.errors import InvalidValueError, TritileError, brief
+from tritile.problem import problem_key
 from tritile.report import bench as benchmark
 from tritile.report import console as printing
 from tritile.report import doctor as diagnosis
@@ -31,13 +32,14 @@ from tritile.report import results as results_file
 from tritile.report.environment import environment
 from tritile.settings import cache_dir
 from tritile.store import store_of
+from tritile.trial import Trial
 from tritile.tune import suites, tuner
 from tritile.tune.worker import CompilePool
 
 SUITES = Path(__file__).parents[1] / "tuning" / "suites"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-console = Console()
+console = Console(markup=False)  # brackets in data are no markup
 
 Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
 Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
@@ -56,12 +58,16 @@ def _cases(
 ) -> list[suites.Case]:
     given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
     wanted = names or ([] if given else ["quick"])
+    if wanted and not folder.is_dir():
+        raise InvalidValueError(
+            f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
+        )
     return given + suites.find(wanted, folder)
 
 
 def _progress() -> Progress:
     columns = (
-        TextColumn("{task.description}", justify="left"),
+        TextColumn("{task.description}", justify="left", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -103,7 +109,7 @@ def _tune_here(cases: list[suites.Case], device: Device, budget: float | None, f
             failed += done.best is None
             bar.update(task, advance=1, description=done.problem.label)
             if done.best is None:
-                bar.console.print(f"[red]{done.problem.label}: {done.failure}")
+                bar.console.print(f"{done.problem.label}: {done.failure}", style="red")
             elif not console.is_terminal:
                 console.print(
                     f"{done.problem.label}: {done.best.us:.1f} us, {done.best.config} "
@@ -114,7 +120,7 @@ def _tune_here(cases: list[suites.Case], device: Device, budget: float | None, f
     if left > failed:
         console.print(f"{left - failed} problems are left: the same command goes on with them")
     console.print(f"remembered in {store_of(device).path}")
-    return failed
+    return left
 
 
 def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int) -> int:
@@ -147,13 +153,16 @@ def tune(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
-    budget: Annotated[float | None, typer.Option(help="Seconds to spend at the most.")] = None,
+    budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
     target: Target = None,
     output: Annotated[Path | None, typer.Option(help="With --target: the table to write.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: one a core, 16 at most.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
 ) -> None:
-    """Measure configs for problems on this GPU and remember the best; or predict them for a --target."""
+    """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
+
+    The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
+    """
     cases = _cases(shapes, suite, suites_dir, op, dtype, layout)
     if target is not None:
         device = devices.target_device(target)
@@ -195,9 +204,11 @@ def bench(
                 lines.append(results_file.result(case, benchmark.measured(case), env))
                 if results is not None:
                     results_file.append(results / f"{case.suite}.jsonl", lines[-1:])
-            except (TritileError, torch.cuda.OutOfMemoryError) as error:
+            except OSError:
+                raise
+            except Exception as error:  # what one case raises, torch's refusals too, is not the others'
                 failed += 1
-                bar.console.print(f"[red]{case.problem.label}: {brief(error)}")
+                bar.console.print(f"{case.problem.label}: {brief(error)}", style="red")
                 torch.cuda.empty_cache()
             bar.update(task, advance=1, description=case.problem.label)
     if not quiet:
@@ -214,22 +225,30 @@ def show(
     target: Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
 ) -> None:
-    """What is remembered of this GPU (or of --target): the best config of each problem."""
+    """What is remembered of this GPU (or of --target) and counts today: the best config of each problem."""
     device = _device(target)
-    grid = RichTable("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
-    best: dict[str, tuple[float, tuple[str, ...]]] = {}
-    for index, (_, trial) in enumerate(store_of(device).everything()):
+    names = ("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
+    grid = RichTable(*names)
+    rows = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
+    if not trials:
+        best: dict[str, Trial] = {}
+        for trial in sorted(rows, key=lambda t: (t.failure is not None, t.error is None, t.us or 0)):
+            best.setdefault(problem_key(trial.problem), trial)
+        rows = list(best.values())
+    for trial in rows:
         numbers = (trial.spread, trial.registers, trial.spills, trial.shared, trial.error)
         shown = ("" if v is None else f"{v:.2g}" if isinstance(v, float) else str(v) for v in numbers)
         us = f"{trial.us:.1f}" if trial.us else (trial.failure or "")
-        row = (trial.problem.label, us, *shown, str(trial.config), trial.measured_utc)
-        name, time = trial.problem.label + ("" if not trials else str(index)), trial.us or float("inf")
-        if name not in best or time < best[name][0]:
-            best[name] = (time, row)
-    for _, row in best.values():
-        grid.add_row(*row)
+        grid.add_row(trial.problem.label, us, *shown, str(trial.config), trial.measured_utc)
     console.print(grid)
-    console.print(f"{len(best)} rows from {store_of(device).path}")
+    console.print(f"{len(rows)} rows from {store_of(device).path}")
+
+
+def _current(facts: dict[str, Any], trial: Trial, device: Device) -> bool:
+    """Whether a trial counts today: of this GPU, these versions and, for our own kernels, this source."""
+    own = launch.KERNELS.get(trial.problem.op, {}).get(trial.config.family)
+    same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
+    return same and (own is None or facts["kernel"] == own.digest)
 
 
 def _device(target: str | None) -> Device:
@@ -243,17 +262,27 @@ def _device(target: str | None) -> Device:
 def export(
     output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
     target: Target = None,
+    replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
 ) -> None:
     """Write the best remembered configs of this GPU as a table that can be shipped.
 
-    A table that lies there already keeps its entries for problems that are not remembered.
+    A table that lies there already keeps its entries for problems that are not remembered. One that
+    would lose entries, or is of another GPU, is replaced only with --replace.
     """
     device = _device(target)
     kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
     made = table.from_store(store_of(device), device, kernels)
     path = output or Path(f"{device.slug}.json")
-    if path.exists():
-        made = table.completed(made, table.read(path))
+    if path.exists() and not replace:
+        old = table.read(path)
+        made = table.completed(made, old)
+        if old.device["name"] != device.name or len(made.entries) < len(old.entries):
+            raise InvalidValueError(
+                f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
+                f"{device.name} would stand in their place: --replace writes them"
+            )
+    if not made.entries:
+        raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
     table.write(made, path)
     console.print(f"{len(made.entries)} entries written to {path}")
 
@@ -267,7 +296,6 @@ def merge(
     store = store_of(_device(target))
     for path in files:
         console.print(f"{path}: {store.merge(path)} trials added to {store.path}")
-    ladder.forget()
 
 
 @app.command()
@@ -276,18 +304,17 @@ def doctor() -> None:
     findings = diagnosis.examine(cache_dir())
     grid = RichTable("what", "found", "to do", show_lines=False)
     for finding in findings:
-        mark = "" if finding.good else "[red]"
-        grid.add_row(finding.name, mark + finding.found, finding.advice)
+        grid.add_row(finding.name, finding.found, finding.advice, style=None if finding.good else "red")
     console.print(grid)
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """Run the command line. An error of ours is one line on standard error, and exit status 2."""
+    """Run the command line. An error of ours, or of a file, is one line on standard error, and status 2."""
     try:
         app()
-    except TritileError as error:
+    except (TritileError, OSError) as error:
         print(f"tritile: {error}", file=sys.stderr)
         sys.exit(2)
 

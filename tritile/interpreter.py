@@ -7,17 +7,23 @@ twins too, and swaps Triton's own library (`tl.cdiv`, `tl.sum` ...) for its twin
 """
 
 import contextlib
+import inspect
 import threading
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import triton.language as tl
+from triton.runtime.autotuner import Heuristics
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tritile.source import named_values
+
 _twins: dict[JITFunction, InterpretedFunction] = {}
-_lock = threading.RLock()  # the interpreter patches triton.language in place while it runs
+# The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
+library_lock = threading.RLock()
 
 
 def interpreted(kernel: Any) -> InterpretedFunction:
@@ -25,21 +31,25 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     if not isinstance(kernel, JITFunction):
         return kernel
     if kernel not in _twins:
-        namespace = dict(kernel.fn.__globals__)
+        nonlocals = inspect.getclosurevars(kernel.fn).nonlocals
+        # The interpreter compiles the source anew, and wants to see triton.language among its globals.
+        namespace = {**kernel.fn.__globals__, **nonlocals, "__triton_language__": tl}
         function = types.FunctionType(
-            kernel.fn.__code__,
-            namespace,
-            kernel.fn.__name__,
-            kernel.fn.__defaults__,
-            kernel.fn.__closure__,
+            kernel.fn.__code__, namespace, kernel.fn.__name__, kernel.fn.__defaults__, kernel.fn.__closure__
         )
         function.__annotations__ = kernel.fn.__annotations__
         function.__module__ = kernel.fn.__module__
         function.__qualname__ = kernel.fn.__qualname__
         _twins[kernel] = InterpretedFunction(function)
-        for name, value in kernel.fn.__globals__.items():
+        for name, value in named_values(kernel.fn):
             if isinstance(value, JITFunction):
-                namespace[name] = interpreted(value)
+                outer, _, attribute = name.partition(".")
+                if attribute:
+                    module = types.SimpleNamespace(**vars(namespace[outer]))
+                    setattr(module, attribute, interpreted(value))
+                    namespace[outer] = module
+                else:
+                    namespace[outer] = interpreted(value)
     return _twins[kernel]
 
 
@@ -64,9 +74,38 @@ def _interpreted_library() -> Iterator[None]:
             for name, value in attributes.items():
                 if vars(owner).get(name) is not value:
                     setattr(owner, name, value)
+            for name in set(vars(owner)) - set(attributes):
+                delattr(owner, name)
 
 
 def interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process."""
-    with _lock, _interpreted_library():
+    with library_lock, _interpreted_library():
         interpreted(kernel)[grid](*args, **kwargs)
+
+
+class HostAware:
+    """A kernel that runs compiled on GPU tensors and interpreted on tensors in host memory."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["fn"], name)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch, as `kernel[grid](...)` does."""
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+            with library_lock:
+                return self.fn.run(*args, **kwargs)
+        kernel = self.fn
+        while isinstance(kernel, Heuristics):
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
+            kernel = kernel.fn
+        if not isinstance(kernel, JITFunction):
+            return self.fn.run(*args, **kwargs)
+        kwargs.pop("warmup", None)
+        interpret(kernel, kwargs.pop("grid"), args, kwargs)
+        return None

@@ -1,5 +1,6 @@
 """The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,7 @@ def forget() -> None:
     _memo.clear()
 
 
+@functools.lru_cache(maxsize=8192)
 def _class(problem: Tiled) -> str:
     """The problem without its sizes: neighbours differ in sizes alone."""
     sizes = {"batch": 1, "m": 1, "n": 1} | ({"k": 1} if isinstance(problem, MatmulProblem) else {})

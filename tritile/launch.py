@@ -6,7 +6,7 @@ look-up and the driver's launch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from triton.runtime.driver import driver
 from tritile.autotuner import Autotuner, autotune
 from tritile.config import Config
 from tritile.errors import TuningError, brief
-from tritile.interpreter import interpret
+from tritile.interpreter import interpret, library_lock
 from tritile.kernels.matmul import matmul_tile
 from tritile.kernels.transpose import transpose_tile
 from tritile.space import ALL_CONFIGS, TILE
@@ -192,7 +192,8 @@ class Launch:
 def compile_only(call: Call, config: Config) -> Any:
     """Triton's compiled kernel for `call` with `config`, for the current target; nothing is run."""
     kernel, shape, args, options = arguments(call, config)
-    return kernel.warmup(*args, grid=shape, **options)
+    with library_lock:
+        return kernel.warmup(*args, grid=shape, **options)
 
 
 def prepare(call: Call, config: Config) -> Launch:
@@ -204,22 +205,24 @@ def prepare(call: Call, config: Config) -> Launch:
     with torch.cuda.device(device):
         kernel, shape, args, options = arguments(call, config)
         try:
-            compiled = kernel.warmup(*args, grid=shape, **options)
+            with library_lock:
+                compiled = kernel.warmup(*args, grid=shape, **options)
             compiled._init_handles()  # load now, so that what the GPU cannot take fails here
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
     return Launch(compiled, shape, args[len(call.tensors) :], device)
 
 
-def measure(call: Call, configs: Sequence[Config]) -> None:
-    """Time the configs on the call's own tensors, in their order, and remember (mode "tune").
+def measure(call: Call, configs: Sequence[Config]) -> Config:
+    """Time the configs on the call's own tensors, in their order, remember, and return the fastest.
 
     The output is overwritten by each. Raises TuningError where no config works.
     """
     tuned = KERNELS[call.problem.op][configs[0].family]
     with torch.cuda.device(call.tensors[0].device):
         options = [config.to_triton() for config in configs]
-        tuned.measure(call.problem, (), {**call_args(call), "grid": grid, "warmup": False}, options)
+        best = tuned.measure(call.problem, (), {**call_args(call), "grid": grid, "warmup": False}, options)
+    return replace(Config.from_triton(best), family=tuned.family)
 
 
 def run_interpreted(call: Call, config: Config) -> None:

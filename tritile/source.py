@@ -3,6 +3,8 @@
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import triton.language as tl
@@ -25,23 +27,40 @@ def _body(function: Any) -> str:
     return "\n".join(lines[start:])
 
 
+def named_values(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a kernel's function may name outside itself: globals, closure, attributes of modules.
+
+    Triton's own library is left out.
+    """
+    outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    for name in (*function.__code__.co_names, *function.__code__.co_freevars):
+        value = outside.get(name)
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif value.__name__.partition(".")[0] != "triton":
+            for attribute in function.__code__.co_names:
+                yield f"{name}.{attribute}", getattr(value, attribute, None)
+
+
 def source_hash(kernel: Any) -> str:
     """Sixteen hexadecimal digits that change with the source of `kernel` or of what it calls.
 
-    Followed are jitted functions and `tl.constexpr` values that it names as globals. Triton's own
-    library is not: the version of Triton stands beside this digest wherever it is used.
+    Followed are jitted functions and `tl.constexpr` values that it names, as globals, in its closure
+    or as attributes of a module. Triton's own library is not: the version of Triton stands beside this
+    digest wherever it is used.
     """
-    seen: dict[str, str] = {}
+    parts: list[tuple[str, str]] = []
+    done: set[int] = set()
     pending = [_function(kernel)]
     while pending:
         function = pending.pop()
-        if function is None or f"{function.__module__}.{function.__qualname__}" in seen:
+        if function is None or id(function) in done:
             continue
-        seen[f"{function.__module__}.{function.__qualname__}"] = _body(function)
-        for name in function.__code__.co_names:
-            value = function.__globals__.get(name)
+        done.add(id(function))
+        parts.append((f"{function.__module__}.{function.__qualname__}", _body(function)))
+        for name, value in named_values(function):
             if isinstance(value, tl.constexpr):
-                seen[f"{function.__module__}:{name}"] = repr(value.value)
+                parts.append((f"{function.__module__}:{name}", repr(value.value)))
             elif hasattr(value, "arg_names") or hasattr(value, "cache_key"):
                 pending.append(_function(value))
-    return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]

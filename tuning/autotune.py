@@ -25,7 +25,12 @@ TARGET = "nvidia-h200"
 def run(*arguments: str) -> int:
     """One tritile command, its words shown first; its exit status."""
     print(f"$ tritile {' '.join(arguments)}", flush=True)
-    return subprocess.run([sys.executable, "-m", "tritile", *arguments], check=False).returncode
+    process = subprocess.Popen([sys.executable, "-m", "tritile", *arguments])
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue  # the command was told too, and stops when it has kept what it measured
 
 
 def suite_names(quick: bool) -> list[str]:
@@ -39,6 +44,8 @@ def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool)
     suites = [word for name in suite_names(quick) for word in ("--suite", name)]
     limit = ["--budget", str(budget)] if budget is not None else []
     status = run("tune", *suites, *limit)
+    if status < 0 or status > 1:
+        return status
     if not quick:
         status |= run("export", str(TABLES / f"{gpu.slug}.json"))
     if bench or quick:

@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--steps", type=int, default=400)
     given = parser.parse_args()
+    if given.store.name != f"{DEVICE.slug}.sqlite3" or not given.store.is_file():
+        raise SystemExit(f"{given.store}: wanted a store named {DEVICE.slug}.sqlite3")
     if not sqlite3.connect(given.store).execute("SELECT count(*) FROM trials").fetchone()[0]:
         raise SystemExit(f"{given.store} holds no trials")
     measured = read(given.store)

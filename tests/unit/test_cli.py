@@ -95,10 +95,45 @@ def test_export_keeps_what_an_older_table_knows(tmp_path):
     assert run("export", path, "--target", "nvidia-h200").exit_code == 0
     made = table.read(path)
     assert {entry.problem for entry in made.entries} == {PROBLEM, other}
-    lines["kernels"]["matmul"] = "another version"
-    path.write_text(json.dumps(lines))
+    assert [entry.us for entry in made.entries] == [7.5, 7.5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines["kernels"].update(matmul="another version"),
+        lambda lines: lines["device"].update(name="NVIDIA Other"),
+    ],
+)
+def test_export_does_not_destroy_a_table_that_knows_more(tmp_path, change):
+    path = tmp_path / "table.json"
+    store = store_of(H200)
+    remember(store)
+    remember(store, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
     assert run("export", path, "--target", "nvidia-h200").exit_code == 0
-    assert [entry.problem for entry in table.read(path).entries] == [PROBLEM]
+    lines = json.loads(path.read_text())
+    change(lines)
+    lines["entries"] += [lines["entries"][0] | {"problem": lines["entries"][0]["problem"] | {"m": 1}}]
+    path.write_text(json.dumps(lines))
+    before = path.read_bytes()
+    result = run("export", path, "--target", "nvidia-h200")
+    assert "--replace" in str(result.exception)
+    assert path.read_bytes() == before
+    assert run("export", path, "--target", "nvidia-h200", "--replace").exit_code == 0
+    assert len(table.read(path).entries) == 2
+
+
+def test_export_of_nothing_is_refused(tmp_path):
+    result = run("export", tmp_path / "table.json", "--target", "nvidia-h200")
+    assert "nothing is remembered" in str(result.exception)
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_brackets_in_data_are_no_markup():
+    remember(store_of(H200), us=None, failure="PTXASError: see [/a/b]")
+    result = run("show", "--target", "nvidia-h200")
+    assert result.exit_code == 0, result.output
+    assert "[/a/b]" in result.output.replace("\n", "")
 
 
 def test_merge_adds_another_stores_trials(tmp_path, monkeypatch):

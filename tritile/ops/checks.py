@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
-from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError
+from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError, UnsupportedError
 
 _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test before memory is called overlapping
 
@@ -29,6 +31,10 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, FakeTensor):
+        raise UnsupportedError(
+            f"{op}: {name} has no memory of its own (traced, or inside vmap or jvp): wanted a plain tensor"
+        )
     if tensor.device.type not in ("cuda", "cpu"):
         raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda or cpu")
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -36,6 +42,8 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
             f"{op}: {name} requires a gradient, and {op} offers none yet: "
             f"call it under torch.no_grad(), or with {name}.detach()"
         )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative yet")
 
 
 def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
@@ -82,7 +90,11 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two indices of a tensor may be one element: a stride within the reach of smaller ones."""
+    """Whether two indices may be one element: a stride lies within the reach of smaller ones.
+
+    Sufficient for every view that slicing, transposing and expanding make; some other sets of strides
+    that never meet are taken to overlap too.
+    """
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     steps = sorted((step, size) for step, size in pairs if size > 1)
     reach = 0

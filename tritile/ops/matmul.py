@@ -13,7 +13,17 @@ from tritile.ops.checks import (
     check_tensor,
     name_of,
 )
-from tritile.ops.run import interpret, new_memo, place, prepared
+from tritile.ops.run import (
+    PLAIN,
+    differentiating_forward,
+    interpret,
+    lasting,
+    new_memo,
+    on_host,
+    place,
+    prepared,
+    written,
+)
 from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
 from tritile.settings import current_mode
 from tritile.views import MatmulCall, View, merged
@@ -176,15 +186,15 @@ def check(
     return shape, dtype, precision
 
 
-def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> torch.Tensor:
+def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> None:
     """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
     widen = a.dtype in _WIDENED or out.dtype in _WIDENED
     if not widen:
-        interpret(described(a, b, out, precision))
-        return out
-    wide = torch.empty(out.shape, dtype=torch.float32)
+        return interpret(described(a, b, out, precision))
+    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     interpret(described(a.float(), b.float(), wide, "ieee"))
-    return out.copy_(wide)
+    out.copy_(wide)
+    return None
 
 
 def matmul(
@@ -203,7 +213,8 @@ def matmul(
             One dtype for both: float16, bfloat16, float32, float64, int8, and on GPUs that have it
             float8_e4m3fn and float8_e5m2.
         out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
-        out_dtype: of the result. Default a's own; bfloat16 for fp8; int32 for int8.
+        out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
+            that of out, else a's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
             keeps the error at or below that of torch's fp32; "tf32x3" takes three products on tensor
             cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
@@ -213,12 +224,13 @@ def matmul(
     defined). Tensors in host memory are computed in Triton's interpreter.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
-    UnsupportedError for arguments that do not fit, before any launch, and NotTunedError in mode "strict".
+    UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
+    TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
     key = None
-    if type(a) is torch.Tensor and type(b) is torch.Tensor and a.is_cuda and b.is_cuda:
+    if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
-            wanted = (out_dtype, precision or default_precision(), current_mode(), torch.is_grad_enabled())
+            wanted = (out_dtype, precision, default_precision(), current_mode(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
@@ -228,9 +240,19 @@ def matmul(
                 out = torch.empty(hit.shape, dtype=hit.dtype, device=a.device)
             else:
                 check_no_overlap("matmul", out, a, b)
+                written(out)
             hit.launch(a, b, out)
             return out
     return _first(a, b, out, out_dtype, precision, key)
+
+
+def checked(
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
+    """Operands without lazy negation, the output (a fresh one where none came), and the precision."""
+    shape, dtype, precision = check(a, b, out, out_dtype, precision)
+    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    return a.resolve_neg(), b.resolve_neg(), out, precision
 
 
 def _first(
@@ -242,20 +264,21 @@ def _first(
     key: tuple[Any, ...] | None,
 ) -> torch.Tensor:
     """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    shape, dtype, precision = check(a, b, out, out_dtype, precision)
-    plain = key is not None and not (a.is_neg() or b.is_neg())
-    a, b = a.resolve_neg(), b.resolve_neg()
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device)
+    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    given = out is not None
+    dense_a, dense_b, out, precision = checked(a, b, out, out_dtype, precision)
     if out.numel() == 0:
         return out
     if a.shape[-1] == 0:
         return out.zero_()
-    if a.device.type == "cpu":
-        return _on_host(a, b, out, precision)
-    call = described(a, b, out, precision)
+    if on_host(a):
+        _on_host(dense_a, dense_b, out, precision)
+        return written(out) if given else out
+    call = described(dense_a, dense_b, out, precision)
     launch = prepared(call)
     launch(*call.tensors)
-    if plain and key is not None:
-        _memo[key] = _Prepared(launch, shape, dtype)
+    if given:
+        written(out)
+    if key is not None and dense_a is a and dense_b is b and lasting():
+        _memo[key] = _Prepared(launch, tuple(out.shape), out.dtype)
     return out

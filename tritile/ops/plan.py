@@ -12,7 +12,6 @@ from tritile.errors import InvalidValueError, ShapeError
 from tritile.ladder import Plan
 from tritile.ops import matmul as matmul_op
 from tritile.ops import transpose as transpose_op
-from tritile.ops.checks import check_out, check_tensor
 from tritile.problem import MatmulProblem, TransposeProblem
 from tritile.views import Call
 
@@ -25,23 +24,16 @@ def _matmul_call(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> Call:
-    shape, dtype, precision = matmul_op.check(a, b, out, out_dtype, precision)
-    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    dense_a, dense_b, out, precision = matmul_op.checked(a, b, out, out_dtype, precision)
     if out.numel() == 0 or a.shape[-1] == 0:
         raise ShapeError(f"plan: a product of {tuple(a.shape)} and {tuple(b.shape)} launches no kernel")
-    return matmul_op.described(a.resolve_neg(), b.resolve_neg(), out, precision)
+    return matmul_op.described(dense_a, dense_b, out, precision)
 
 
 def _transpose_call(
     x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
 ) -> Call:
-    check_tensor("transpose", "x", x)
-    dims = transpose_op.swapped(x.ndim, dim0, dim1)
-    shape = tuple(x.shape[d] for d in dims)
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    else:
-        check_out("transpose", out, shape, x.dtype, x)
+    x, dims, out = transpose_op.checked(x, dim0, dim1, out)
     if out.numel() == 0:
         raise ShapeError(f"plan: transposing {tuple(x.shape)} launches no kernel")
     return transpose_op.described(x, out, dims)
@@ -68,7 +60,7 @@ def plan(
     """
     if isinstance(what, MatmulProblem | TransposeProblem):
         problem, here = what, devices.current_gpu()
-    elif what in (matmul_op.matmul, transpose_op.transpose):
+    elif what is matmul_op.matmul or what is transpose_op.transpose:
         call = (_matmul_call if what is matmul_op.matmul else _transpose_call)(*args, **kwargs)
         problem, place = call.problem, call.tensors[0].device
         if place.type == "cpu" and device is None:

@@ -4,17 +4,22 @@ import warnings
 from typing import Any
 
 import torch
+import triton
+from torch.autograd import forward_ad
 
 from tritile import device as devices
 from tritile import ladder, launch, model
 from tritile.autotuner import capturing
 from tritile.config import Config
 from tritile.errors import InterpreterWarning, TuningError, UnsupportedError
+from tritile.settings import current_mode
 from tritile.space import illegal
 from tritile.views import Call
 
 _SCREENED = 40  # configs that mode "tune" measures of one problem, the likeliest first
 _FALLBACKS = 8  # predictions to try where the planned config does not run
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types whose calls may be remembered
 
 _warned: set[str] = set()
 _memos: list[dict[Any, Any]] = []
@@ -65,11 +70,36 @@ def planned(call: Call) -> ladder.Plan:
     if chosen is None and capturing():
         chosen = ladder.plan_for(problem, device, "cached")
     elif chosen is None:
-        launch.measure(call, model.screened(problem, device, _SCREENED))
+        fastest = launch.measure(call, model.screened(problem, device, _SCREENED))
         forget()
-        chosen = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
+        # Where the store cannot be written, what was just measured counts all the same.
+        chosen = ladder.plan_for(problem, device) or ladder.Plan(
+            problem, fastest, "exact", device, None, "the fastest measured just now"
+        )
     assert chosen is not None
     return chosen
+
+
+def lasting() -> bool:
+    """Whether a plan made now may be kept: not the stopgap that mode "tune" takes during a capture."""
+    return not (current_mode() == "tune" and capturing())
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether calls on this tensor are interpreted: in host memory, or TRITON_INTERPRET is set."""
+    return tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
+
+
+def written(out: torch.Tensor) -> torch.Tensor:
+    """Tell autograd that a caller's tensor was overwritten, as torch's own out= does."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
+
+
+def differentiating_forward() -> bool:
+    """Whether forward-mode differentiation is under way, whose tangents no key of ours tells."""
+    return forward_ad._current_level >= 0
 
 
 def prepared(call: Call, forced: Config | None = None) -> launch.Launch:

@@ -8,7 +8,17 @@ import torch
 from tritile.errors import ShapeError
 from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor
-from tritile.ops.run import interpret, new_memo, place, prepared
+from tritile.ops.run import (
+    PLAIN,
+    differentiating_forward,
+    interpret,
+    lasting,
+    new_memo,
+    on_host,
+    place,
+    prepared,
+    written,
+)
 from tritile.settings import current_mode
 from tritile.views import TransposeCall, View, merged
 
@@ -101,21 +111,23 @@ def transpose(
     """A contiguous copy of x with two dimensions exchanged: `x.transpose(dim0, dim1).contiguous()`.
 
     Args:
-        x: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
-            negation are carried out on the way.
+        x: any shape (a vector, or a scalar, is its own transpose) and strides, any dense dtype of 1 to 16
+            bytes an element; lazy conjugation and negation are carried out on the way.
         dim0: a dimension to exchange; a negative one counts from the end.
         dim1: the other.
         out: the result goes here: its shape and dtype exactly, any strides, no memory shared with x.
 
     Tensors in host memory are copied in Triton's interpreter.
 
-    Raises ShapeError, DtypeError, DeviceError, OverlapError or GradientError for arguments that do not
-    fit, before any launch, and NotTunedError in mode "strict".
+    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
+    arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode
+    "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
     key = None
-    if type(x) is torch.Tensor and x.is_cuda:
+    if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
         try:
-            key = (place(x), dim0, dim1, place(out), current_mode(), torch.is_grad_enabled())
+            dims = (dim0, type(dim0), dim1, type(dim1))
+            key = (place(x), dims, place(out), current_mode(), torch.is_grad_enabled())
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
             return _first(x, dim0, dim1, out, None)
@@ -124,13 +136,14 @@ def transpose(
                 out = torch.empty(hit.shape, dtype=x.dtype, device=x.device)
             else:
                 check_no_overlap("transpose", out, x)
+                written(out)
             hit.launch(_words(x), _words(out))
             return out
     return _first(x, dim0, dim1, out, key)
 
 
-def _first(x: Any, dim0: int, dim1: int, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
-    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
+def checked(x: Any, dim0: int, dim1: int, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """x, the order of its dimensions, and the output: a fresh one where none came."""
     check_tensor("transpose", "x", x)
     dims = swapped(x.ndim, dim0, dim1)
     shape = tuple(x.shape[d] for d in dims)
@@ -138,14 +151,26 @@ def _first(x: Any, dim0: int, dim1: int, out: Any, key: tuple[Any, ...] | None) 
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     else:
         check_out("transpose", out, shape, x.dtype, x)
+    # Negating a whole number is more than inverting its sign bit.
+    whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
+    return x.resolve_neg() if whole else x, dims, out
+
+
+def _first(x: Any, dim0: int, dim1: int, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
+    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
+    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    given = out is not None
+    dense, dims, out = checked(x, dim0, dim1, out)
     if out.numel() == 0:
         return out
-    call = described(x, out, dims)
-    if x.device.type == "cpu":
+    call = described(dense, out, dims)
+    if on_host(x):
         interpret(call)
-        return out
+        return written(out) if given else out
     launch = prepared(call)
     launch(*call.tensors)
-    if key is not None:
-        _memo[key] = _Prepared(launch, shape)
+    if given:
+        written(out)
+    if key is not None and dense is x and lasting():
+        _memo[key] = _Prepared(launch, tuple(out.shape))
     return out

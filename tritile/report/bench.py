@@ -1,8 +1,10 @@
 """tritile against torch on one case: both sides in one process, interleaved, on cold operands."""
 
+import contextlib
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +28,22 @@ def _batched(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return tensors[0], tensors[1], tensors[2]
 
 
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+@contextlib.contextmanager
+def _torch_precision(precision: str) -> Iterator[None]:
+    """torch's own fp32 setting, at what the case asks for: TF32 for tf32, IEEE for the others."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 def torch_matmul(call: Call) -> None:
     """What a torch user would call for this product, into the same output."""
     assert isinstance(call, MatmulCall)
@@ -33,7 +51,7 @@ def torch_matmul(call: Call) -> None:
     if call.dtype == "int8":
         torch._int_mm(a, b, out=out)
     elif call.dtype in FP8_DTYPES:
-        one = torch.ones((), device=a.device)
+        one = _one(a.device)
         torch._scaled_mm(a, b, one, one, out_dtype=out.dtype, out=out)
     else:
         torch.matmul(a, b, out=out)
@@ -88,8 +106,11 @@ def measured(case: Case) -> Measurement:
     ours = measure.run_of(launch.prepare(calls[0], chosen.config))
     is_matmul = isinstance(calls[0], MatmulCall)
     theirs = torch_matmul if is_matmul else torch_transpose(case.dtype)
-    error, torch_error = measure.check(ours, calls[0]), _peer_error(case, calls[0], theirs)
-    sides: list[measure.Graph | measure.Eager] = [measure.Graph(ours, calls), measure.Graph(theirs, calls)]
+    error = measure.check(ours, calls[0])
+    with _torch_precision(case.precision):
+        torch_error = _peer_error(case, calls[0], theirs)
+        peer = measure.Graph(theirs, calls)
+    sides: list[measure.Graph | measure.Eager] = [measure.Graph(ours, calls), peer]
     if not is_matmul:
         sides += [measure.Graph(device_copy, calls), measure.Eager(device_copy, calls)]
     samples = measure.interleaved(sides, budget_ms=100.0)

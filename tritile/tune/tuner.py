@@ -211,7 +211,10 @@ def predict(
     refused: list[str] = []
     spilling: list[tuple[int, Config]] = []
     for config in search.opening(problem, device, tries):
-        found = pool.inspect(problem, config, device).result(timeout=COMPILE_LIMIT_S)
+        try:
+            found = pool.inspect(problem, config, device).result(timeout=COMPILE_LIMIT_S)
+        except (TimeoutError, BrokenExecutor) as error:
+            found = brief(error)
         excess = found if isinstance(found, str) else found.excess(device)
         if excess is None:
             return config, refused

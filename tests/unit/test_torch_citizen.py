@@ -1,0 +1,91 @@
+"""What torch keeps track of around a call: versions of tensors, tangents, transforms, threads."""
+
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+import tritile
+from tritile import ahead
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import GradientError, InvalidValueError, UnsupportedError
+from tritile.problem import MatmulProblem
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+A, B = torch.randn(5, 4), torch.randn(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "call"),
+    [
+        ((5, 3), lambda out: tritile.matmul(A, B, out=out)),
+        ((4, 5), lambda out: tritile.transpose(A, out=out)),
+    ],
+)
+def test_an_overwritten_tensor_is_not_used_for_a_gradient(shape, call):
+    weight, out = torch.randn(shape, requires_grad=True), torch.ones(shape)
+    loss = (weight * out).sum()
+    call(out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_tangent_is_not_dropped():
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(A, torch.ones_like(A))
+        with pytest.raises(GradientError, match="tangent"):
+            tritile.matmul(dual, B)
+        with pytest.raises(GradientError, match="tangent"):
+            tritile.transpose(dual)
+        assert torch.allclose(tritile.matmul(A, B), A @ B, atol=1e-5)
+
+
+def test_tensors_without_memory_are_refused():
+    with pytest.raises(UnsupportedError, match="vmap"):
+        torch.vmap(lambda a: tritile.matmul(a, B))(torch.randn(2, 5, 4))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(UnsupportedError, match="memory"):
+        tritile.transpose(mode.from_tensor(A))
+
+
+def test_inference_tensors_may_be_written():
+    with torch.inference_mode():
+        out = torch.empty(5, 3)
+        assert torch.allclose(tritile.matmul(A, B, out=out), A @ B, atol=1e-5)
+
+
+def test_a_wrong_mode_is_told_of_on_host_tensors(monkeypatch):
+    monkeypatch.setenv("TRITILE_MODE", "bogus")
+    for call in (lambda: tritile.matmul(A, B), lambda: tritile.transpose(A)):
+        with pytest.raises(InvalidValueError, match="bogus"):
+            call()
+
+
+def test_whole_numbers_are_negated_and_not_sign_flipped():
+    x = torch.arange(-3, 9).view(3, 4)
+    assert torch.equal(tritile.transpose(torch._neg_view(x)), -x.mT)
+
+
+def test_interpreting_in_one_thread_harms_no_compile_in_another():
+    stop, failures = threading.Event(), []
+
+    def interpret():
+        while not stop.is_set():
+            tritile.matmul(A, B)
+
+    thread = threading.Thread(target=interpret)
+    thread.start()
+    try:
+        problem, device = MatmulProblem(1, 77, 78, 79, "float16", "float16"), target_device("sm_90")
+        for block in (16, 32, 64):
+            config = Config.of(family="tile", BLOCK_M=block, BLOCK_N=16, BLOCK_K=16, GROUP_M=8)
+            try:
+                ahead.compiled_for(problem, config, device)
+            except Exception as error:
+                failures.append(error)
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
