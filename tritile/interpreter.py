@@ -13,12 +13,16 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.runtime.autotuner import Heuristics
+from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tritile.errors import UnsupportedError
 from tritile.source import named_values
 
 _twins: dict[JITFunction, InterpretedFunction] = {}
@@ -79,9 +83,20 @@ def _interpreted_library() -> Iterator[None]:
 
 
 def interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process."""
-    with library_lock, _interpreted_library():
-        interpreted(kernel)[grid](*args, **kwargs)
+    """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process.
+
+    Raises UnsupportedError where Triton and numpy are of versions that cannot interpret together.
+    """
+    try:
+        with library_lock, _interpreted_library():
+            interpreted(kernel)[grid](*args, **kwargs)
+    except InterpreterError as error:
+        if "0-dimensional arrays" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"the interpreter of triton {triton.__version__} cannot loop with numpy {np.__version__}: "
+            "install triton 3.7 or later, or numpy before 2.4"
+        ) from error
 
 
 class HostAware:

@@ -510,3 +510,18 @@ def test_lazily_negated_input():
     b = gpu((35, 37), torch.float32, 2)
     for a in (z.conj().imag, z.imag, z.conj().imag):  # one memory, negated and not
         assert_product(tritile.matmul(a, b), a.resolve_neg(), b)
+
+
+def test_a_sum_as_long_as_32_bits_count():
+    k = 2**31 - 1
+    a = torch.ones(1, k, dtype=torch.int8, device="cuda")
+    assert tritile.matmul(a, a.mT).item() == k
+
+
+def test_a_batch_longer_than_32_bits_count():
+    batch = 2**31 + 5
+    a = torch.ones(batch, 1, 1, dtype=torch.int8, device="cuda")
+    a[-1] = 3
+    out = tritile.matmul(a, a)
+    assert out[-1].item() == 9
+    assert bool((out[:-1] == 1).all())
