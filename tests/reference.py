@@ -19,6 +19,12 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 MATMUL_DTYPES = (*FLOATS, torch.int8, *FP8)
 LAYOUTS = ("row", "column", "sliced", "column_sliced", "strided", "sparse", "offset")
+_NAMES = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+DTYPES = [getattr(torch, name) for name in _NAMES if hasattr(torch, name)]
 DEFAULT_OUT = {torch.int8: torch.int32} | dict.fromkeys(FP8, torch.bfloat16)
 
 
@@ -27,6 +33,27 @@ def words_of(tensor: torch.Tensor) -> torch.Tensor:
     size = tensor.element_size()
     tensor = torch.view_as_real(tensor) if size == 16 else tensor
     return tensor.view((torch.int8, torch.int16, torch.int32, torch.int64)[min(size, 8).bit_length() - 1])
+
+
+def name(dtype: torch.dtype) -> str:
+    """The dtype's name without "torch.", for the names of tests."""
+    return str(dtype).removeprefix("torch.")
+
+
+def random_bits(
+    shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random bits as bytes, a last dimension longer than the tensor they are, and as that tensor."""
+    size = torch.zeros((), dtype=dtype).element_size()
+    generator = torch.Generator(device).manual_seed(seed)
+    most = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, most, (*shape, size), dtype=torch.uint8, device=device, generator=generator)
+    return raw, raw.view(dtype).squeeze(-1)
+
+
+def same_bits(got: torch.Tensor, raw: torch.Tensor) -> bool:
+    """Whether a tensor is, bit for bit, what these bytes say."""
+    return torch.equal(bytes_of(got), raw.contiguous().reshape(-1))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

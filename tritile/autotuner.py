@@ -18,8 +18,8 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning, brief
 from tritile.interpreter import HostAware
-from tritile.problem import KernelProblem, Problem
-from tritile.settings import current_mode, tune_budget_s
+from tritile.problem import KernelProblem, Problem, doublings
+from tritile.settings import MODES, current_mode, tune_budget_s
 from tritile.source import source_hash
 from tritile.store import store_of
 from tritile.timing import do_bench as timed
@@ -41,11 +41,6 @@ def _plain(value: Any) -> Any:
     """A key value as what a store can hold."""
     finite = not isinstance(value, float) or math.isfinite(value)
     return value if isinstance(value, int | float | bool | str | None) and finite else str(value)
-
-
-def _distance(a: Sequence[int], b: Sequence[int]) -> float:
-    """How far apart two lists of sizes are, in doublings."""
-    return sum(abs(math.log2(x / y)) for x, y in zip(a, b, strict=True))
 
 
 def _plain_config(config: triton.Config, family: str) -> Config | None:
@@ -116,17 +111,12 @@ class Autotuner(TritonAutotuner):
             other = trial.problem
             if not isinstance(other, KernelProblem) or trial.config.key not in known:
                 continue
-            if (other.kernel, other.dtypes, len(other.sizes)) == (
-                problem.kernel,
-                problem.dtypes,
-                len(problem.sizes),
-            ):
-                found.append((_distance(other.sizes, problem.sizes), trial.config.key))
+            alike = (other.kernel, other.dtypes) == (problem.kernel, problem.dtypes)
+            if alike and len(other.sizes) == len(problem.sizes):
+                found.append((doublings(other, problem), trial.config.key))
         return known[min(found)[1]] if found else None
 
-    def _predicted(
-        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> triton.Config:
+    def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """What the kernel's own pruning and performance model say, else its first config."""
         with self._lock:
             self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -157,7 +147,7 @@ class Autotuner(TritonAutotuner):
                 UntunedWarning,
                 stacklevel=4,
             )
-        return near or self._predicted(problem, args, kwargs)
+        return near or self._predicted(args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
@@ -298,8 +288,8 @@ def autotune(
 
     Raises InvalidValueError for an unknown mode.
     """
-    if mode not in (None, "cached", "tune", "strict", "off"):
-        raise InvalidValueError(f"mode is {mode!r}: wanted one of cached, tune, strict, off, or None")
+    if mode is not None and mode not in MODES:
+        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
 
     def decorator(fn: Any) -> Autotuner:
         return Autotuner(

@@ -1,7 +1,6 @@
 """The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
 from tritile import model, table
@@ -9,13 +8,12 @@ from tritile.config import Config
 from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
-from tritile.problem import MatmulProblem, TransposeProblem, problem_key
+from tritile.problem import MatmulProblem, TransposeProblem, doublings, problem_key
 from tritile.settings import current_mode
 from tritile.space import TILE, illegal
 from tritile.store import store_of
 from tritile.trial import Trial
 
-SOURCES = ("exact", "table", "near", "model", "forced", "interpreter")
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
 
 Tiled = MatmulProblem | TransposeProblem
@@ -26,7 +24,7 @@ class Plan:
     """What would run for a problem, and why.
 
     `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "near" (a
-    tuned neighbour's config), "model" (predicted), "forced" (given), "interpreter" (host tensors).
+    tuned neighbour's config), "model" (predicted), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
     source has none.
     """
@@ -61,10 +59,6 @@ def _class(problem: Tiled) -> str:
     """The problem without its sizes: neighbours differ in sizes alone."""
     sizes = {"batch": 1, "m": 1, "n": 1} | ({"k": 1} if isinstance(problem, MatmulProblem) else {})
     return problem_key(replace(problem, **sizes))  # type: ignore[arg-type]
-
-
-def _doublings(a: Tiled, b: Tiled) -> float:
-    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
 
 
 def trials(problem: Tiled, device: Device) -> list[Trial]:
@@ -116,7 +110,7 @@ def _near(problem: Tiled, device: Device) -> Plan | None:
     found, wanted = [], _class(problem)
     for other, config in known_pairs:
         if isinstance(other, MatmulProblem | TransposeProblem) and _class(other) == wanted:
-            distance = _doublings(problem, other)
+            distance = doublings(problem, other)
             if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
                 found.append((distance, config.key, other, config))
     if not found:

@@ -240,6 +240,11 @@ Problem = MatmulProblem | TransposeProblem | KernelProblem
 _KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, TransposeProblem, KernelProblem)}
 
 
+def doublings(a: Problem, b: Problem) -> float:
+    """How far apart the sizes of two problems are: 1 where one size is twice the other's."""
+    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
+
+
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """A dictionary that JSON holds and `problem_from_dict` reads back."""
     return {"op": problem.op} | asdict(problem)

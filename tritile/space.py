@@ -158,9 +158,11 @@ ALL_CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
 
 def _pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
     """Whether another config of the space does the same or strictly less work."""
-    tiles_m = -(-problem.m // config["BLOCK_M"])
-    if (config["GROUP_M"] > 1) == (tiles_m == 1 or problem.n <= config["BLOCK_N"]):
-        return isinstance(problem, MatmulProblem) or config["GROUP_M"] > 1
+    order_matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
+    if config["GROUP_M"] > 1 and not order_matters:
+        return True
+    if config["GROUP_M"] == 1 and order_matters and isinstance(problem, MatmulProblem):
+        return True  # a product reads its operands again and again: bands never hurt
     if isinstance(problem, TransposeProblem):
         return config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16)
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:

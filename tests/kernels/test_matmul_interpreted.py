@@ -19,6 +19,7 @@ from tests.reference import (
     bytes_of,
     frame,
     guard_intact,
+    name,
     placed,
     poison_empty,
     values,
@@ -61,10 +62,6 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch):
     poison_empty(monkeypatch)
-
-
-def name(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("size", [(17, 13, 29), (1, 1, 1), (64, 32, 48), (7, 1, 100)], ids=str)

@@ -8,7 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tritile
-from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, placed, poison_empty, values
+from tests.reference import (
+    DTYPES,
+    LAYOUTS,
+    bytes_of,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    random_bits,
+    same_bits,
+    values,
+)
 from tritile import launch
 from tritile.device import TARGETS
 from tritile.ops import transpose as transpose_op
@@ -18,12 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
-NAMES = (
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
-    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
-    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
-)  # fmt: skip
-DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
 
@@ -33,27 +39,10 @@ def _poisoned(monkeypatch):
     poison_empty(monkeypatch)
 
 
-def name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def bits(shape, dtype, seed=0):
-    """Random bits as bytes, a last dimension longer than the tensor they are, and as that tensor."""
-    size = torch.zeros((), dtype=dtype).element_size()
-    generator = torch.Generator().manual_seed(seed)
-    most = 2 if dtype == torch.bool else 256
-    raw = torch.randint(0, most, (*shape, size), dtype=torch.uint8, generator=generator)
-    return raw, raw.view(dtype).squeeze(-1)
-
-
-def same_bits(got, raw):
-    return torch.equal(bytes_of(got), raw.contiguous().reshape(-1))
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (37, 53), (64, 16), (1, 19), (23, 1)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_every_dtype_bit_for_bit(dtype, shape):
-    raw, x = bits(shape, dtype)
+    raw, x = random_bits(shape, dtype)
     got = tritile.transpose(x)
     assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
     assert same_bits(got, raw.transpose(0, 1))
@@ -108,7 +97,7 @@ def test_permuted_inputs(order):
 @pytest.mark.parametrize("offset", [1, 2, 3, 7])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.complex64, torch.complex128], ids=name)
 def test_storage_offsets(offset, dtype):
-    raw, flat = bits((offset + 11 * 13,), dtype)
+    raw, flat = random_bits((offset + 11 * 13,), dtype)
     x = flat[offset:].view(11, 13)
     assert same_bits(tritile.transpose(x), raw[offset:].view(11, 13, -1).transpose(0, 1))
 
@@ -136,7 +125,7 @@ def negated(raw, dtype):
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=name)
 def test_lazy_conjugation_and_negation(dtype):
-    raw, x = bits((13, 21), dtype)
+    raw, x = random_bits((13, 21), dtype)
     cases = {
         "conj": (x.conj(), conjugated(raw, dtype)),
         "neg": (torch._neg_view(x), negated(raw, dtype)),
@@ -153,7 +142,7 @@ def test_lazy_conjugation_and_negation(dtype):
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=name)
 def test_the_imaginary_part_of_a_conjugate(dtype):
-    _, x = bits((13, 21), dtype)
+    _, x = random_bits((13, 21), dtype)
     imaginary = x.conj().imag  # lazily negated, and strided: every second number in memory
     assert imaginary.is_neg()
     expected = torch.view_as_real(x)[..., 1].contiguous()
@@ -164,7 +153,7 @@ def test_the_imaginary_part_of_a_conjugate(dtype):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex128], ids=name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_out_is_filled_and_nothing_around_it(layout, dtype):
-    raw, x = bits((2, 19, 33), dtype)
+    raw, x = random_bits((2, 19, 33), dtype)
     buffer, out = frame((2, 33, 19), dtype, layout)
     assert tritile.transpose(x, out=out) is out
     assert same_bits(out, raw.transpose(1, 2))
@@ -190,7 +179,7 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
     config = tritile.Config.of(
         num_warps=4, num_stages=1, family="tile", **dict(zip(names, blocks, strict=True))
     )
-    raw, x = bits((3, 37, 41), dtype)
+    raw, x = random_bits((3, 37, 41), dtype)
     out = torch.empty(3, 41, 37, dtype=dtype)
     call = transpose_op.described(x, out, [0, 2, 1])
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
@@ -209,7 +198,7 @@ def transpositions(draw):
 @given(transpositions(), st.integers(0, 2**16))
 def test_any_transposition(case, seed):
     shape, dims, dtype, (x_layout, out_layout) = case
-    raw, x = bits(shape, dtype, seed)
+    raw, x = random_bits(shape, dtype, seed)
     dim0, dim1 = (dim % len(shape) for dim in dims)
     expected = raw.transpose(dim0, dim1)
     assert same_bits(tritile.transpose(placed(x, x_layout), *dims), expected)

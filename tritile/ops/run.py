@@ -10,10 +10,8 @@ from torch.autograd import forward_ad
 from tritile import device as devices
 from tritile import ladder, launch, model
 from tritile.autotuner import capturing
-from tritile.config import Config
 from tritile.errors import InterpreterWarning, TuningError, UnsupportedError
 from tritile.settings import current_mode
-from tritile.space import illegal
 from tritile.views import Call
 
 _SCREENED = 40  # configs that mode "tune" measures of one problem, the likeliest first
@@ -46,20 +44,8 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16, *lazy)
 
 
-def _warn_interpreted() -> None:
-    if "interpreter" not in _warned:
-        _warned.add("interpreter")
-        warnings.warn(
-            "tensors are in host memory: kernels run in Triton's interpreter, thousands of times slower "
-            "than on a GPU; answers are right",
-            InterpreterWarning,
-            stacklevel=5,
-        )
-
-
 def interpret(call: Call) -> None:
     """Run a call on host tensors in the interpreter."""
-    _warn_interpreted()
     launch.run_interpreted(call, ladder.interpreted(call.problem).config)
 
 
@@ -86,8 +72,19 @@ def lasting() -> bool:
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether calls on this tensor are interpreted: in host memory, or TRITON_INTERPRET is set."""
-    return tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
+    """Whether calls on this tensor are interpreted: in host memory, or TRITON_INTERPRET is set.
+
+    Warns the first time that it is so, at the line that called the operation which asks.
+    """
+    host = tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
+    if host and "interpreter" not in _warned:
+        _warned.add("interpreter")
+        warnings.warn(
+            "kernels run in Triton's interpreter, thousands of times slower than on a GPU; answers are right",
+            InterpreterWarning,
+            stacklevel=4,  # on_host, the operation's _first, the operation, its caller
+        )
+    return host
 
 
 def written(out: torch.Tensor) -> torch.Tensor:
@@ -102,18 +99,13 @@ def differentiating_forward() -> bool:
     return forward_ad._current_level >= 0
 
 
-def prepared(call: Call, forced: Config | None = None) -> launch.Launch:
-    """The launch of a call on a GPU, by its plan, or by `forced`, a config to use whatever is planned.
+def prepared(call: Call) -> launch.Launch:
+    """The launch of a call on a GPU, by its plan.
 
     A planned config that turns out not to compile or load here gives way to the model's next ones.
-    Raises UnsupportedError where `forced` is illegal or nothing runs.
+    Raises UnsupportedError where none runs.
     """
     problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
-    if forced is not None:
-        reason = illegal(forced, problem, device)
-        if reason is not None:
-            raise UnsupportedError(f"{forced} may not run {problem.label}: {reason}")
-        return launch.prepare(call, forced)
     failures = []
     first = planned(call).config
     candidates = [first, *(c for c in model.screened(problem, device, _FALLBACKS) if c != first)]
