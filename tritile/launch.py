@@ -24,6 +24,7 @@ from tritile.space import ALL_CONFIGS, TILE
 from tritile.views import Call, MatmulCall, TransposeCall, View
 
 _MAX_GRID_AXIS: Final = 65535
+_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
 _WIDE: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
 
 
@@ -189,6 +190,50 @@ class Launch:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class SplitLaunch:
+    """Launches that share the batch of one call, each with the offset of its operands, in elements."""
+
+    pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
+
+    @property
+    def kernel(self) -> Any:
+        """The compiled kernel of the first piece."""
+        return self.pieces[0][0].kernel
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run one after the other on the current stream."""
+        for launch, offsets in self.pieces:
+            launch(*(_shifted(tensor, by) for tensor, by in zip(tensors, offsets, strict=True)))
+
+
+def _shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() + elements)
+
+
+def _piece(call: Call, axis: int, start: int, size: int) -> Call:
+    """The part of a call from `start` on along one axis of its batch."""
+
+    def part(view: View) -> View:
+        step = view.batch_strides[axis] * view.itemsize // view.tensor.element_size()
+        return replace(view, tensor=_shifted(view.tensor, start * step))
+
+    shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
+    if isinstance(call, MatmulCall):
+        return replace(call, a=part(call.a), b=part(call.b), out=part(call.out), batch_shape=shape)
+    return replace(call, x=part(call.x), out=part(call.out), batch_shape=shape)
+
+
+def _pieces(call: Call, config: Config) -> list[Call]:
+    """The call, in as many parts of its batch as keep each within what one launch can count."""
+    if prod(arguments(call, config).grid) <= _MAX_PROGRAMS:
+        return [call]
+    axis = max(range(len(call.batch_shape)), key=call.batch_shape.__getitem__)
+    size = call.batch_shape[axis]
+    halves = _piece(call, axis, 0, size // 2), _piece(call, axis, size // 2, size - size // 2)
+    return [piece for half in halves for piece in _pieces(half, config)]
+
+
 def compile_only(call: Call, config: Config) -> Any:
     """Triton's compiled kernel for `call` with `config`, for the current target; nothing is run."""
     kernel, shape, args, options = arguments(call, config)
@@ -196,11 +241,30 @@ def compile_only(call: Call, config: Config) -> Any:
         return kernel.warmup(*args, grid=shape, **options)
 
 
-def prepare(call: Call, config: Config) -> Launch:
+def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
     Raises TuningError where the config does not compile, or asks for more than the GPU has.
     """
+    pieces = _pieces(call, config)
+    if len(pieces) == 1:
+        return _prepared(call, config)
+    starts = [tensor.data_ptr() for tensor in call.tensors]
+    return SplitLaunch(
+        tuple(
+            (
+                _prepared(piece, config),
+                tuple(
+                    (tensor.data_ptr() - start) // tensor.element_size()
+                    for tensor, start in zip(piece.tensors, starts, strict=True)
+                ),
+            )
+            for piece in pieces
+        )
+    )
+
+
+def _prepared(call: Call, config: Config) -> Launch:
     device = call.tensors[0].device.index
     with torch.cuda.device(device):
         kernel, shape, args, options = arguments(call, config)
@@ -218,10 +282,10 @@ def measure(call: Call, configs: Sequence[Config]) -> Config:
 
     The output is overwritten by each. Raises TuningError where no config works.
     """
-    tuned = KERNELS[call.problem.op][configs[0].family]
+    tuned, timed = KERNELS[call.problem.op][configs[0].family], _pieces(call, configs[0])[0]
     with torch.cuda.device(call.tensors[0].device):
         options = [config.to_triton() for config in configs]
-        best = tuned.measure(call.problem, (), {**call_args(call), "grid": grid, "warmup": False}, options)
+        best = tuned.measure(call.problem, (), {**call_args(timed), "grid": grid, "warmup": False}, options)
     return replace(Config.from_triton(best), family=tuned.family)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.launch import Launch
+from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import (
     check_no_overlap,
     check_out,
@@ -42,7 +42,7 @@ _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wr
 
 
 class _Prepared(NamedTuple):
-    launch: Launch
+    launch: Launch | SplitLaunch
     shape: tuple[int, ...]
     dtype: torch.dtype
 

@@ -99,7 +99,7 @@ def differentiating_forward() -> bool:
     return forward_ad._current_level >= 0
 
 
-def prepared(call: Call) -> launch.Launch:
+def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     """The launch of a call on a GPU, by its plan.
 
     A planned config that turns out not to compile or load here gives way to the model's next ones.

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import ShapeError
-from tritile.launch import Launch
+from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor
 from tritile.ops.run import (
     PLAIN,
@@ -26,7 +26,7 @@ _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Prepared(NamedTuple):
-    launch: Launch
+    launch: Launch | SplitLaunch
     shape: tuple[int, ...]
 
 
