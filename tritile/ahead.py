@@ -95,7 +95,7 @@ def compiled_for(problem: Any, config: Config, device: Device) -> Any:
     # A refusal of the assembler comes with the whole assembly printed: the error says enough.
     with _compiling_for(device), contextlib.redirect_stdout(io.StringIO()):
         try:
-            return compile_only(call, config)
+            return compile_only(call, config, device)
         except Exception as error:  # a compiler may raise anything, and all of it means "refused"
             raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
 

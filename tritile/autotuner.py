@@ -68,6 +68,7 @@ class Autotuner(TritonAutotuner):
         super().__init__(HostAware(fn), fn.arg_names, configs, key, **hooks, **rest)
         self.mode = mode
         self.family = ""
+        self.also: tuple[Any, ...] = ()  # kernels that run beside this one, and count for its digest
         self.cache: dict[Any, triton.Config] = {}
         self._digest: str | None = None
         self._lock = threading.RLock()  # upstream keeps the arguments in hand on self while it measures
@@ -76,7 +77,7 @@ class Autotuner(TritonAutotuner):
     def digest(self) -> str:
         """A digest of the kernel's source; what was measured of another source is not believed."""
         if self._digest is None:
-            self._digest = source_hash(self.base_fn)
+            self._digest = source_hash(self.base_fn, *self.also)
         return self._digest
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
@@ -192,9 +193,11 @@ class Autotuner(TritonAutotuner):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         configs: Sequence[triton.Config] | None = None,
+        timer: Callable[[triton.Config], list[float]] | None = None,
     ) -> triton.Config:
         """Time those of `configs` (default: the pruned ones) never timed for `problem`; return the fastest.
 
+        `timer` takes the place of launching the kernel: milliseconds at the quantiles 0.5, 0.2 and 0.8.
         Each is remembered. Stops after the budget of `TRITILE_TUNE_BUDGET` once a config has worked.
         Raises TuningError, naming the reasons, where no config works.
         """
@@ -209,7 +212,7 @@ class Autotuner(TritonAutotuner):
                 for config in self.prune_configs(kwargs) if configs is None else configs:
                     if found and time.monotonic() > deadline:
                         break
-                    self._measure_one(config, problem, args, kwargs, store, known, found, failures)
+                    self._measure_one(config, problem, args, kwargs, store, known, found, failures, timer)
                 if found:
                     best = min(found, key=found.__getitem__)
                     self.pre_hook({**self.nargs, **kwargs, **best.all_kwargs()}, reset_only=True)
@@ -231,6 +234,7 @@ class Autotuner(TritonAutotuner):
         known: Mapping[str, Trial],
         found: dict[triton.Config, float],
         failures: list[str],
+        timer: Callable[[triton.Config], list[float]] | None,
     ) -> None:
         plain = _plain_config(config, self.family)
         if plain is not None and plain.key in known:
@@ -242,7 +246,7 @@ class Autotuner(TritonAutotuner):
             return
         now, measured = datetime.now(UTC).isoformat(timespec="seconds"), None
         try:
-            median, low, high = self._timed(config, args, kwargs)
+            median, low, high = timer(config) if timer else self._timed(config, args, kwargs)
             found[config] = median
             if plain is not None:
                 measured = Trial(problem, plain, median * 1e3, (high - low) / median, measured_utc=now)

@@ -139,7 +139,7 @@ def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: i
                 console.print(f"  refused {reason}", highlight=False, style="dim")
             if config is not None:
                 entries.append(table.Entry(problem, config, None))
-    kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
+    kernels = launch.digests()
     table.write(table.Table(device.to_dict(), False, kernels, tuple(entries)), output)
     console.print(f"{len(entries)} predicted configs written to {output}")
     return failed
@@ -270,7 +270,7 @@ def export(
     would lose entries, or is of another GPU, is replaced only with --replace.
     """
     device = _device(target)
-    kernels = {op: families["tile"].digest for op, families in launch.KERNELS.items()}
+    kernels = launch.digests()
     made = table.from_store(store_of(device), device, kernels)
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:

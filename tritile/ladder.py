@@ -10,7 +10,7 @@ from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
 from tritile.problem import MatmulProblem, TransposeProblem, doublings, problem_key
 from tritile.settings import current_mode
-from tritile.space import TILE, illegal
+from tritile.space import illegal, tile
 from tritile.store import store_of
 from tritile.trial import Trial
 
@@ -95,8 +95,9 @@ def _tabled(problem: Tiled, device: Device) -> Plan | None:
 
 def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     """Whether a table's times are measurements of the kernels as they are."""
-    digests = {kernel.digest for kernel in KERNELS[problem.op].values()}
-    return shipped.measured and shipped.kernels.get(problem.op) in digests
+    entry = shipped.find(problem)
+    kernel = KERNELS[problem.op].get(entry.config.family) if entry is not None else None
+    return kernel is not None and shipped.counts(problem.op, kernel.family, kernel.digest)
 
 
 def _near(problem: Tiled, device: Device) -> Plan | None:
@@ -136,7 +137,7 @@ def interpreted(problem: Tiled) -> Plan:
     blocks = {"BLOCK_M": block(problem.m, 128), "BLOCK_N": block(problem.n, 128), "GROUP_M": 8}
     if isinstance(problem, MatmulProblem):
         blocks["BLOCK_K"] = block(problem.k, 128)
-    config = Config.of(family=TILE, **blocks)
+    config = Config.of(family=tile.NAME, **blocks)
     return Plan(problem, config, "interpreter", INTERPRETER, None, "tensors in host memory are interpreted")
 
 

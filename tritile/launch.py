@@ -1,192 +1,232 @@
 """Call + config -> running kernel.
 
-`arguments` is the one place that knows what each kernel takes. `prepare` compiles and returns a
-`Launch`, which runs the compiled kernel with nothing left to decide: calling it costs a stream
-look-up and the driver's launch.
+`prepare` compiles what `tritile.work` says a call launches, and returns a `Launch`, which runs the
+compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import triton
-from triton.runtime.driver import driver
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritile.autotuner import Autotuner, autotune
+from tritile import device as devices
+from tritile.autotuner import Autotuner, autotune, capturing
 from tritile.config import Config
 from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
+from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
+from tritile.kernels.repack import repack
 from tritile.kernels.transpose import transpose_tile
-from tritile.space import ALL_CONFIGS, TILE
-from tritile.views import Call, MatmulCall, TransposeCall, View
+from tritile.kernels.warpgroups import matmul_warpgroups
+from tritile.native import NativeLaunch
+from tritile.space import ALL_CONFIGS, descriptor, tile, warpgroups
+from tritile.table import kernel_name
+from tritile.timing import do_bench
+from tritile.views import Call, MatmulCall, View
+from tritile.work import work_of
+from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
-_MAX_GRID_AXIS: Final = 65535
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
-_WIDE: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
+_RUNTIME: Final = triton.knobs.runtime
+_ALIGNMENT: Final = 256  # bytes, of each workspace
 
 
-def _overhangs(size: str, block: str) -> Any:
-    return lambda values: values[size] % values[block] != 0
-
-
-def _tuned(op: str, kernel: Any, key: list[str], heuristics: dict[str, Any]) -> Autotuner:
-    configs = [config.to_triton() for config in ALL_CONFIGS[op]]
-    tuner = autotune(configs, key)(triton.heuristics(heuristics)(kernel))
-    tuner.family = TILE
+def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, ...] = ()) -> Autotuner:
+    tuner = autotune([config.to_triton() for config in ALL_CONFIGS[op][family]], key)(kernel)
+    tuner.family, tuner.also = family, also
     return tuner
 
 
-# Kernels by operation and family, tuned over the blocks, GROUP_M, num_warps and num_stages of the space.
+_MATMUL_KEY: Final = ["M", "N", "K", "batch"]
+# Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "matmul": {
-        TILE: _tuned(
-            "matmul",
-            matmul_tile,
-            ["M", "N", "K", "batch", "ALIGN_A", "ALIGN_B", "ALIGN_OUT", "PRECISION"],
-            {
-                "MASK_M": _overhangs("M", "BLOCK_M"),
-                "MASK_N": _overhangs("N", "BLOCK_N"),
-                "MASK_K": _overhangs("K", "BLOCK_K"),
-            },
-        )
+        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY),
+        descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
+        warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
     },
-    "transpose": {
-        TILE: _tuned(
-            "transpose",
-            transpose_tile,
-            ["M", "N", "batch", "ALIGN_X", "ALIGN_OUT", "LANES"],
-            {"MASK_M": _overhangs("M", "BLOCK_M"), "MASK_N": _overhangs("N", "BLOCK_N")},
-        )
-    },
+    "transpose": {tile.NAME: _tuned("transpose", tile.NAME, transpose_tile, ["M", "N", "batch"])},
 }
 
 
-class Arguments(NamedTuple):
-    """A kernel, the grid to run it on, its arguments in order, and how to compile it."""
-
-    kernel: Any
-    grid: tuple[int, int, int]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-
-def _unit(extent: int, itemsize: int) -> int:
-    """The largest power of two that divides `extent`, up to 16 bytes of elements."""
-    return min(extent & -extent, max(1, 16 // itemsize)) or 1
-
-
-def _units(view: View, lanes: int = 1) -> tuple[int, int, int]:
-    """The same of a view's row, column and batch strides, counted in words of `lanes` to an element."""
-    word = view.itemsize // lanes
-    batch = min((_unit(lanes * s, word) for s in view.batch_strides if s), default=16 // word)
-    return _unit(lanes * view.strides[0], word), _unit(lanes * view.strides[1], word), batch
-
-
-def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
-    """The batch's shape and each operand's strides: never empty, which kernels could not index."""
-    if not batch_shape:
-        return ((1,), *(((0,),) * len(views)))
-    return (batch_shape, *(view.batch_strides for view in views))
-
-
-def _matmul_args(call: MatmulCall) -> dict[str, Any]:
-    """What `matmul_tile` takes that no config decides, by name."""
-    a, b, out = call.a, call.b, call.out
-    (m, k), n = a.shape, b.shape[1]
-    batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
-    exact = call.dtype == "float32" and call.precision == "ieee"
+def digests() -> dict[str, str]:
+    """The digest of each kernel's source, by op and family."""
     return {
-        "a_ptr": a.tensor, "b_ptr": b.tensor, "out_ptr": out.tensor,
-        "M": m, "N": n, "K": k,
-        "stride_am": a.strides[0], "stride_ak": a.strides[1],
-        "stride_bk": b.strides[0], "stride_bn": b.strides[1],
-        "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "batch": prod(batch_shape), "batch_shape": batch_shape,
-        "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
-        "ALIGN_M": _unit(m, a.itemsize), "ALIGN_N": _unit(n, a.itemsize), "ALIGN_K": _unit(k, a.itemsize),
-        "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "WIDE": max(a.span, b.span, out.span, m, n, k, prod(batch_shape)) >= _WIDE,
-        "PRECISION": call.precision, "COMPENSATED": exact,
-    }  # fmt: skip
+        kernel_name(op, name): tuner.digest
+        for op, family in KERNELS.items()
+        for name, tuner in family.items()
+    }
 
 
-def _transpose_args(call: TransposeCall) -> dict[str, Any]:
-    """What `transpose_tile` takes that no config decides, by name."""
-    x, out = call.x, call.out
-    m, n = x.shape
-    lanes = 2 if x.itemsize == 16 else 1
-    word = x.itemsize // lanes
-    batch_shape, x_batch, out_batch = _batch(call.batch_shape, x, out)
-    return {
-        "x_ptr": x.tensor, "out_ptr": out.tensor,
-        "M": m, "N": n,
-        "stride_xm": lanes * x.strides[0], "stride_xn": lanes * x.strides[1],
-        "stride_om": lanes * out.strides[0], "stride_on": lanes * out.strides[1],
-        "batch": prod(batch_shape), "batch_shape": batch_shape,
-        "x_batch_strides": tuple(lanes * stride for stride in x_batch),
-        "out_batch_strides": tuple(lanes * stride for stride in out_batch),
-        "ALIGN_M": _unit(m, word), "ALIGN_N": _unit(n, word),
-        "ALIGN_X": _units(x, lanes), "ALIGN_OUT": _units(out, lanes),
-        "WIDE": max(lanes * x.span, lanes * out.span, m, n, prod(batch_shape)) >= _WIDE,
-        "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
-    }  # fmt: skip
+@dataclass(frozen=True)
+class _At:
+    """An address with a dtype: what Triton takes for a tensor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
 
 
-def call_args(call: Call) -> dict[str, Any]:
-    """The arguments of a call's kernel that no config decides, by name."""
-    return _matmul_args(call) if isinstance(call, MatmulCall) else _transpose_args(call)
+def _bound(value: Any, buffers: Sequence[Any]) -> Any:
+    """An argument as Triton takes it, the buffers being tensors or what stands for them."""
+    if isinstance(value, Buffer):
+        return buffers[value.buffer]
+    if isinstance(value, Descriptor):
+        base, block = buffers[value.buffer], list(value.block)
+        if value.layout is not None:
+            return GluonDescriptor(base, list(value.shape), list(value.strides), block, value.layout)
+        return TensorDescriptor(base, list(value.shape), list(value.strides), block)
+    return value
 
 
-def grid(values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The grid of a tile kernel: tiles of a matrix, then matrices, over two axes as one is too short."""
-    tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
-    across = min(values["batch"], _MAX_GRID_AXIS)
-    return tiles, across, -(-values["batch"] // across)
+def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
+    arrivals = [Section("int32", work.arrivals)] if work.arrivals else []
+    return [make(section) for section in (*work.scratch, *arrivals)]
 
 
-def arguments(call: Call, config: Config) -> Arguments:
-    """What launches `call` with `config`."""
-    tuned = KERNELS[call.problem.op][config.family]
-    values = call_args(call) | dict(config.kwargs)
-    for name, heuristic in tuned.fn.values.items():
-        values[name] = heuristic(values)
-    options = {name: v for name, v in config.to_triton().all_kwargs().items() if name not in values}
-    args = tuple(values[name] for name in tuned.arg_names)
-    return Arguments(tuned.fn.fn.fn, grid(values), args, options)
+def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
+    args = [_bound(value, buffers) for value in step.args]
+    options = {name: value for name, value in step.options.items() if value or name != "launch_pdl"}
+    with library_lock:
+        return step.kernel.warmup(*args, grid=step.grid, **options)
 
 
-@dataclass(frozen=True, slots=True)
+def compile_only(call: Call, config: Config, device: devices.Device) -> Any:
+    """Triton's compiled kernel for `call` with `config`, for the current target; nothing is run.
+
+    Where a call takes several kernels, the last: the one that computes.
+    """
+    work = work_of(call, config, device.processors, early(device))
+    kind = type(call.tensors[0])
+    buffers = [*call.tensors, *_workspaces(work, lambda section: kind(section.dtype, 0))]
+    return [_compiled(step, buffers) for step in work.steps][-1]
+
+
+def early(device: devices.Device) -> bool:
+    """Whether kernels on this GPU may start before the one ahead of them is done."""
+    return 90 <= device.nvidia < 120
+
+
+class _TritonLaunch:
+    """A compiled kernel launched by Triton's own launcher: on any GPU, and where a profiler listens."""
+
+    def __init__(self, kernel: Any, step: Step, dtypes: Sequence[torch.dtype]) -> None:
+        self._kernel, self._step, self._dtypes = kernel, step, dtypes
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]
+        args = [_bound(value, buffers) for value in self._step.args]
+        args = [arg.address if isinstance(arg, _At) else arg for arg in args]
+        kernel, grid, hooks = self._kernel, self._step.grid, triton.knobs.runtime
+        metadata = kernel.launch_metadata(grid, stream, *args)
+        kernel.run(
+            *grid, stream, kernel.function, kernel.packed_metadata, metadata,
+            hooks.launch_enter_hook, hooks.launch_exit_hook, *args,
+        )  # fmt: skip
+
+
+def _listened() -> bool:
+    """Whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
+    enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
+    try:
+        return bool(enter.calls or leave.calls)
+    except AttributeError:  # a function of the user's own, or None
+        return any(getattr(hook, "calls", hook) for hook in (enter, leave))
+
+
+class _Arrivals:
+    """Zeroed counters on one GPU, for programs that share a tile to count who has arrived.
+
+    Launches of one stream follow one another and share theirs. A captured launch may be replayed on any
+    stream, and gets counters of its own that are never given out again; when none are left, the capture
+    itself zeroes fresh ones.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device, self._lock, self._taken = device, threading.Lock(), 0
+        self._captured = torch.zeros(1 << 20, dtype=torch.int32, device=f"cuda:{device}")
+        self._eager: dict[int, torch.Tensor] = {}
+        torch.cuda.synchronize(device)
+
+    def take(self, count: int, stream: int) -> torch.Tensor:
+        """Counters for a launch on the current stream, which is `stream`."""
+        if capturing():
+            with self._lock:
+                start = self._taken
+                if start + count <= self._captured.numel():
+                    self._taken += count
+                    return self._captured[start : start + count]
+            return torch.zeros(count, dtype=torch.int32, device=self._captured.device)
+        if stream not in self._eager:
+            zeros = torch.zeros(descriptor.MAX_ARRIVALS, dtype=torch.int32, device=self._captured.device)
+            self._eager.setdefault(stream, zeros)
+        return self._eager[stream]
+
+
+@functools.cache
+def _arrivals_of(device: int) -> _Arrivals | None:
+    """The counters of a GPU; None during a capture that comes before there are any."""
+    return _Arrivals(device)
+
+
 class Launch:
-    """A compiled kernel with its grid and every argument but its pointers."""
+    """The compiled kernels of a call, with every argument but the addresses of its buffers."""
 
-    kernel: Any
-    grid: tuple[int, int, int]
-    rest: tuple[Any, ...]
-    device: int
+    def __init__(
+        self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
+    ) -> None:
+        sections = [*work.scratch]
+        self.kernel, self.device, self._arrivals = kernels[-1], device, work.arrivals
+        dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
+        self._offsets, self._bytes = [], 0
+        for section in sections:
+            self._offsets.append(self._bytes)
+            size = section.elements * getattr(torch, section.dtype).itemsize
+            self._bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._triton = [
+            _TritonLaunch(kernel, step, [*dtypes, torch.int32][: len(dtypes) + bool(work.arrivals)])
+            for kernel, step in zip(kernels, work.steps, strict=True)
+        ]
+        placeholder = tensors[0].data_ptr() // _ALIGNMENT * _ALIGNMENT  # any address that could be one
+        pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + 1)
+        try:
+            self._steps: list[Any] = [
+                NativeLaunch(kernel, step.grid, step.args, pointers)
+                for kernel, step in zip(kernels, work.steps, strict=True)
+            ]
+        except ValueError:
+            self._steps = list(self._triton)
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Run on the current stream of the GPU that the kernel was compiled for."""
-        if torch.cuda.current_device() != self.device:
-            with torch.cuda.device(self.device):
+        """Run on the current stream of the GPU that the kernels were compiled for."""
+        device = self.device
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
                 return self(*tensors)
-        kernel = self.kernel
-        stream = driver.active.get_current_stream(self.device)
-        metadata = kernel.launch_metadata(self.grid, stream, *tensors, *self.rest)
-        hooks = triton.knobs.runtime
-        kernel.run(
-            *self.grid,
-            stream,
-            kernel.function,
-            kernel.packed_metadata,
-            metadata,
-            hooks.launch_enter_hook,
-            hooks.launch_exit_hook,
-            *tensors,
-            *self.rest,
-        )
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if self._bytes:
+            # Its memory may be given to others once this returns: what they do comes after, on this stream.
+            memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
+            start = memory.data_ptr()
+            pointers += [start + offset for offset in self._offsets]
+        if self._arrivals:
+            counters = _arrivals_of(device)
+            assert counters is not None
+            pointers.append(counters.take(self._arrivals, stream).data_ptr())
+        for step in self._triton if _listened() else self._steps:
+            step(pointers, stream)
         return None
 
 
@@ -226,19 +266,12 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
 def _pieces(call: Call, config: Config) -> list[Call]:
     """The call, in as many parts of its batch as keep each within what one launch can count."""
-    if prod(arguments(call, config).grid) <= _MAX_PROGRAMS:
+    if prod(work_of(call, config, 1, False).steps[-1].grid) <= _MAX_PROGRAMS:
         return [call]
     axis = max(range(len(call.batch_shape)), key=call.batch_shape.__getitem__)
     size = call.batch_shape[axis]
     halves = _piece(call, axis, 0, size // 2), _piece(call, axis, size // 2, size - size // 2)
     return [piece for half in halves for piece in _pieces(half, config)]
-
-
-def compile_only(call: Call, config: Config) -> Any:
-    """Triton's compiled kernel for `call` with `config`, for the current target; nothing is run."""
-    kernel, shape, args, options = arguments(call, config)
-    with library_lock:
-        return kernel.warmup(*args, grid=shape, **options)
 
 
 def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
@@ -265,16 +298,20 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
 
 
 def _prepared(call: Call, config: Config) -> Launch:
-    device = call.tensors[0].device.index
-    with torch.cuda.device(device):
-        kernel, shape, args, options = arguments(call, config)
+    index = call.tensors[0].device.index
+    device = devices.gpu(index)
+    with torch.cuda.device(index):
         try:
-            with library_lock:
-                compiled = kernel.warmup(*args, grid=shape, **options)
-            compiled._init_handles()  # load now, so that what the GPU cannot take fails here
+            work = work_of(call, config, device.processors, early(device))
+            if work.arrivals:
+                _arrivals_of(index)
+            buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
+            kernels = [_compiled(step, buffers) for step in work.steps]
+            for kernel in kernels:
+                kernel._init_handles()  # load now, so that what the GPU cannot take fails here
+            return Launch(work, kernels, call.tensors, index)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
-    return Launch(compiled, shape, args[len(call.tensors) :], device)
 
 
 def measure(call: Call, configs: Sequence[Config]) -> Config:
@@ -282,14 +319,36 @@ def measure(call: Call, configs: Sequence[Config]) -> Config:
 
     The output is overwritten by each. Raises TuningError where no config works.
     """
-    tuned, timed = KERNELS[call.problem.op][configs[0].family], _pieces(call, configs[0])[0]
-    with torch.cuda.device(call.tensors[0].device):
-        options = [config.to_triton() for config in configs]
-        best = tuned.measure(call.problem, (), {**call_args(timed), "grid": grid, "warmup": False}, options)
-    return replace(Config.from_triton(best), family=tuned.family)
+    failures, found = [], []
+    for family in dict.fromkeys(config.family for config in configs):
+        tuned = KERNELS[call.problem.op][family]
+        own = [config.to_triton() for config in configs if config.family == family]
+        try:
+            with torch.cuda.device(call.tensors[0].device):
+                best = tuned.measure(call.problem, call.tensors, {}, own, _timer(call, family))
+            found.append((tuned.configs_timings[best][0], replace(Config.from_triton(best), family=family)))
+        except TuningError as error:
+            failures.append(str(error))
+    if not found:
+        raise TuningError("; ".join(failures))
+    return min(found, key=lambda pair: (pair[0], pair[1].key))[1]
+
+
+def _timer(call: Call, family: str) -> Callable[[triton.Config], list[float]]:
+    def milliseconds(config: triton.Config) -> list[float]:
+        launch = prepare(call, replace(Config.from_triton(config), family=family))
+        times = do_bench(lambda: launch(*call.tensors), quantiles=(0.5, 0.2, 0.8))
+        return list(times)
+
+    return milliseconds
 
 
 def run_interpreted(call: Call, config: Config) -> None:
     """Run on tensors in host memory, in Triton's interpreter."""
-    kernel, shape, args, _ = arguments(call, config)
-    interpret(kernel, shape, args, {})
+    work = work_of(call, config, 3, False)  # few processors, so that one makes several tiles
+    buffers = [
+        *call.tensors,
+        *_workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype))),
+    ]
+    for step in work.steps:
+        interpret(step.kernel, step.grid, tuple(_bound(value, buffers) for value in step.args), {})

@@ -6,14 +6,15 @@ the L2 cache, the load instructions, or the latency that too few stages leave un
 in microseconds; only the order of its answers matters.
 """
 
+import itertools
 from dataclasses import dataclass
 
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, MatmulProblem, TransposeProblem
-from tritile.space import (
+from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
+from tritile.space.tile import (
     accumulator_words,
-    legal_configs,
     loads_per_thread,
     shared_bytes,
     uses_tensor_cores,
@@ -54,6 +55,28 @@ class Fit:
 
 
 FITTED = Fit()
+
+
+@dataclass(frozen=True)
+class TmaFit:
+    """The same for kernels whose tiles travel by tensor descriptor."""
+
+    latency: float = 900.0  # from asking for a tile to having it, out of device memory
+    start: float = 3000.0  # to start a program and fill the pipeline
+    turn: float = 40.0  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 118.0  # of shared memory
+    l2_bytes: float = 130.0  # of the L2 cache, all processors reading
+    store_bytes: float = 60.0  # of the epilogue
+    exposed: float = 0.5  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 45.0  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 2000.0  # for programs that share a tile to meet
+    lone: float = 1.12  # how much slower tensor cores are fed by one warpgroup than by two
+    small_mma: float = 3.0  # how much slower tensor cores are without whole warpgroups
+    repack_us: float = 2.5  # of one more launch
+    repack_share: float = 0.6  # share of the peak bandwidth that copying an operand reaches
+
+
+TMA_FITTED = TmaFit()
 
 
 def _rate(problem: MatmulProblem, device: Device) -> float:
@@ -97,8 +120,72 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, fit: Fi
     return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
 
 
+def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
+    """Microseconds of copying the operands that no descriptor can read."""
+    moved = 0
+    for rows, columns, layout, align in (
+        (problem.m, problem.k, problem.a_layout, problem.a_align),
+        (problem.k, problem.n, problem.b_layout, problem.b_align),
+    ):
+        if align < 16 or layout == "strided":
+            moved += 2 * problem.batch * rows * columns * problem.itemsize
+    return fit.repack_us + moved / (device.memory_gbps * fit.repack_share * 1e3) if moved else 0.0
+
+
+def _tma_pieces(config: Config) -> list[tuple[int, int]]:
+    """(rows, columns) of each instruction's tile in one turn: every consumer's, main and rest."""
+    if config.family != warpgroups.NAME:
+        count = max(1, config.num_warps // 4)
+        return [(config["BLOCK_M"] // count, config["BLOCK_N"])] * count
+    main = warpgroups.main_columns(config)
+    rows, rest = config["BLOCK_M"] // config["CONSUMERS"], config["BLOCK_N"] - main
+    return ([(rows, main)] + [(rows, rest)] * (rest > 0)) * config["CONSUMERS"]
+
+
+def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+    """Predicted microseconds of a config of the descriptor or warpgroups family."""
+    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    specialised = config.family == warpgroups.NAME
+    split = 1 if specialised else config["SPLIT_K"]
+    whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100
+    rate = _rate(problem, device) / (1.0 if whole else fit.small_mma)
+    clocks = 0.0
+    for rows, columns in _tma_pieces(config):
+        read = (-(-rows // 64) * (min(64, rows) + columns)) * k * size / fit.shared_bytes
+        clocks += max(2.0 * rows * columns * k / rate, read)
+    groups = config["CONSUMERS"] if specialised else config.num_warps // 4
+    clocks *= fit.lone if groups < 2 else 1.0
+    turn = max(clocks, (m + n) * k * size / fit.l2_bytes) + fit.turn
+    turns = max(1.0, -(-problem.k // k) / split)
+    programs = descriptor.tiles(config, problem) * split
+    taken = warpgroups.shared_bytes if specialised else descriptor.shared_bytes
+    threads = 32 * (config.num_warps if not specialised else 4 * config["CONSUMERS"] + 4)
+    together = max(1, min(device.shared_memory // (taken(config, problem) + 1024), 512 // threads, 4))
+    together = min(together, -(-programs // device.processors))
+    alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
+    if split > 1:
+        store += fit.rendezvous + m * n * 4 * (split + 1) / fit.part_bytes
+    rounds = -(-programs // (device.processors * together))
+    loop = turns * max(alone, together * turn)
+    if config["PERSISTENT"]:
+        most = -(-programs // device.processors)  # tiles of the busiest processor
+        total = fit.start + most * (turns * alone + fit.exposed * store) + (1 - fit.exposed) * store
+    else:
+        last = programs - (rounds - 1) * device.processors * together
+        last_together = min(together, -(-last // device.processors))
+        total = (rounds - 1) * (loop + (fit.start / 2 + store * together) / (1 + (together > 1)))
+        total += fit.start + turns * max(alone, last_together * turn) + store * last_together
+    busy = max(0.05, min(1.0, programs / device.processors))
+    memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
+    compute_us = total / (device.clock_ghz * 0.82 * 1e3)
+    return (
+        max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 1.0 + _repack_us(problem, device, fit)
+    )
+
+
 def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
-    """Predicted microseconds of `config` on `problem`."""
+    """Predicted microseconds of a config of the tile family."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     turns = -(-problem.k // k)
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
@@ -145,14 +232,18 @@ def transpose_us(config: Config, problem: TransposeProblem, device: Device) -> f
 
 def predict_us(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> float:
     """Predicted microseconds of a legal config on a problem."""
-    if isinstance(problem, MatmulProblem):
-        return matmul_us(config, problem, device)
-    return transpose_us(config, problem, device)
+    if isinstance(problem, TransposeProblem):
+        return transpose_us(config, problem, device)
+    if config.family in (descriptor.NAME, warpgroups.NAME):
+        return tma_us(config, problem, device)
+    return matmul_us(config, problem, device)
 
 
-def ranked(problem: MatmulProblem | TransposeProblem, device: Device) -> list[Config]:
+def ranked(
+    problem: MatmulProblem | TransposeProblem, device: Device, family: str | None = None
+) -> list[Config]:
     """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
-    configs = legal_configs(problem, device)
+    configs = legal_configs(problem, device, family)
     return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
@@ -161,17 +252,31 @@ def pick(problem: MatmulProblem | TransposeProblem, device: Device) -> Config:
     return ranked(problem, device)[0]
 
 
-def screened(problem: MatmulProblem | TransposeProblem, device: Device, count: int) -> list[Config]:
-    """The `count` configs to try first: by predicted time, yet no tile shape twice before others had a turn.
+def _varied(configs: list[Config], count: int) -> list[Config]:
+    """`count` of these, in their order, yet no tile shape a third time before others had a turn.
 
-    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles, so a tile
-    may take a place in each round of four configs.
+    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles.
     """
     rounds: dict[int, list[Config]] = {}
     seen: dict[tuple[int, int], int] = {}
-    for config in ranked(problem, device)[: 40 * count]:
+    for config in configs[: 40 * count]:
         tile = (config["BLOCK_M"], config["BLOCK_N"])
         seen[tile] = seen.get(tile, 0) + 1
-        rounds.setdefault((seen[tile] - 1) // 4, []).append(config)
-    ordered = [config for turn in sorted(rounds) for config in rounds[turn]]
-    return ordered[:count]
+        rounds.setdefault((seen[tile] - 1) // 2, []).append(config)
+    return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
+
+
+def families(problem: MatmulProblem | TransposeProblem, device: Device) -> list[str]:
+    """The families that have a legal config for the problem."""
+    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
+    return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
+
+
+def screened(problem: MatmulProblem | TransposeProblem, device: Device, count: int) -> list[Config]:
+    """The `count` configs to try first: each family's likeliest in turn, over varied tiles."""
+    lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
+    if not lists:
+        legal_configs(problem, device)  # raises, with the reason
+    lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
+    turns = itertools.zip_longest(*lists)
+    return [config for turn in turns for config in turn if config is not None][:count]

@@ -42,8 +42,8 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{attribute}", getattr(value, attribute, None)
 
 
-def source_hash(kernel: Any) -> str:
-    """Sixteen hexadecimal digits that change with the source of `kernel` or of what it calls.
+def source_hash(*kernels: Any) -> str:
+    """Sixteen hexadecimal digits that change with the source of these kernels or of what they call.
 
     Followed are jitted functions and `tl.constexpr` values that it names, as globals, in its closure
     or as attributes of a module. Triton's own library is not: the version of Triton stands beside this
@@ -51,7 +51,7 @@ def source_hash(kernel: Any) -> str:
     """
     parts: list[tuple[str, str]] = []
     done: set[int] = set()
-    pending = [_function(kernel)]
+    pending = [_function(kernel) for kernel in kernels]
     while pending:
         function = pending.pop()
         if function is None or id(function) in done:

@@ -18,9 +18,9 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.problem import Problem, problem_key, problem_to_dict
 from tritile.store import Store
-from tritile.trial import MAX_US, number_from, pair_from
+from tritile.trial import MAX_US, Trial, number_from, pair_from
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MAX_BYTES: Final = 64 << 20
 _TOP: Final = ("format", "device", "measured", "kernels", "entries")
 
@@ -34,12 +34,18 @@ class Entry:
     us: float | None
 
 
+def kernel_name(op: str, family: str) -> str:
+    """What a table calls the kernel of one family."""
+    return f"{op}/{family}"
+
+
 @dataclass(frozen=True)
 class Table:
     """The best configs of one GPU model.
 
     `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
-    op's kernel at export. `measured` is False where configs were predicted and compiled, not timed.
+    kernel at export, by op and family ("matmul/tile"). `measured` is False where configs were predicted
+    and compiled, not timed.
     """
 
     device: dict[str, Any]
@@ -50,6 +56,10 @@ class Table:
     def find(self, problem: Problem) -> Entry | None:
         """The entry of just this problem, None where there is none."""
         return self._by_problem.get(problem)
+
+    def counts(self, op: str, family: str, digest: str) -> bool:
+        """Whether the times of a family are measurements of the kernel that has this digest."""
+        return self.measured and self.kernels.get(kernel_name(op, family)) == digest
 
     @functools.cached_property
     def _by_problem(self) -> dict[Problem, Entry]:
@@ -173,10 +183,22 @@ def write(table: Table, path: Path) -> None:
 
 
 def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:
-    """The best trial of each problem that the store holds for these ops and digests of their kernels."""
-    bests = (trial for op, kernel in kernels.items() for trial in store.bests(kernel, op))
-    entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests]
+    """The best trial of each problem that the store holds for these kernels: a name and a digest each.
+
+    One whose answer was checked goes before one that was only timed.
+    """
+    bests: dict[Problem, Trial] = {}
+    for name, digest in kernels.items():
+        for trial in store.bests(digest, name.partition("/")[0]):
+            rival = bests.setdefault(trial.problem, trial)
+            if _rank(trial) < _rank(rival):
+                bests[trial.problem] = trial
+    entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests.values()]
     return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
+
+
+def _rank(trial: Trial) -> tuple[bool, float, str]:
+    return trial.error is None, trial.us or math.inf, trial.config.key
 
 
 def completed(table: Table, old: Table) -> Table:
@@ -187,8 +209,12 @@ def completed(table: Table, old: Table) -> Table:
     if not old.measured or old.device["name"] != table.device["name"]:
         return table
     has = {entry.problem for entry in table.entries}
-    same = {op for op, digest in table.kernels.items() if old.kernels.get(op) == digest}
-    kept = [entry for entry in old.entries if entry.problem not in has and entry.problem.op in same]
+    same = {name for name, digest in table.kernels.items() if old.kernels.get(name) == digest}
+    kept = [
+        entry
+        for entry in old.entries
+        if entry.problem not in has and kernel_name(entry.problem.op, entry.config.family) in same
+    ]
     return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)))
 
 

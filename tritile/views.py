@@ -1,7 +1,7 @@
 """A call reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -47,6 +47,13 @@ class View:
         return align
 
     @property
+    def transposed(self) -> "View":
+        """The same matrices, rows for columns."""
+        rows, columns = self.shape
+        strides = (self.strides[1], self.strides[0])
+        return View(self.tensor, (columns, rows), strides, self.batch_strides, self.itemsize)
+
+    @property
     def span(self) -> int:
         """The offset of the last element of one matrix, in elements."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
@@ -54,7 +61,10 @@ class View:
 
 @dataclass(frozen=True)
 class MatmulCall:
-    """out[i] = a[i] @ b[i] for every i of `batch_shape`."""
+    """out[i] = a[i] @ b[i] for every i of `batch_shape`.
+
+    `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    """
 
     a: View
     b: View
@@ -63,6 +73,7 @@ class MatmulCall:
     dtype: str
     out_dtype: str
     precision: str
+    swapped: bool = False
 
     @property
     def problem(self) -> MatmulProblem:
@@ -82,6 +93,12 @@ class MatmulCall:
             self.out.align,
             self.precision,
         )
+
+    @property
+    def transposed(self) -> "MatmulCall":
+        """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
+        a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
+        return replace(self, a=a, b=b, out=out, swapped=not self.swapped)
 
     @property
     def tensors(self) -> tuple[Any, ...]:

@@ -9,7 +9,8 @@ from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import TuningError
 from tritile.problem import MatmulProblem, TransposeProblem
-from tritile.space import illegal, shared_bytes
+from tritile.space import illegal
+from tritile.space.tile import shared_bytes
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -101,7 +101,7 @@ def test_export_keeps_what_an_older_table_knows(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda lines: lines["kernels"].update(matmul="another version"),
+        lambda lines: lines["kernels"].update({"matmul/tile": "another version"}),
         lambda lines: lines["device"].update(name="NVIDIA Other"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 from tritile import launch
 from tritile.config import Config
 from tritile.ops.matmul import described
+from tritile.work import tile, work_of
 
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
 
@@ -22,7 +23,10 @@ def _product(*batch: int, m: int = 1, n: int = 1) -> object:
 def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     """Triton's launcher multiplies the grid in 32 bits, and runs nothing where the product turns negative."""
     pieces = launch._pieces(_product(*batch), TINY)
-    assert all(0 < prod(launch.arguments(piece, TINY).grid) < 2**31 for piece in pieces)
+    for piece in pieces:
+        (step,) = work_of(piece, TINY, 132, True).steps
+        assert step.grid == tile.work(piece, TINY).steps[0].grid
+        assert 0 < prod(step.grid) < 2**31
     assert sum(prod(piece.batch_shape) for piece in pieces) == prod(batch)
     start = 0
     for piece in pieces:

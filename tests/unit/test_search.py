@@ -6,7 +6,7 @@ import pytest
 
 from tritile import model, table
 from tritile.device import target_device
-from tritile.launch import KERNELS
+from tritile.launch import digests
 from tritile.problem import MatmulProblem, TransposeProblem
 from tritile.space import illegal
 from tritile.tune import search
@@ -69,4 +69,6 @@ def test_the_shipped_table_is_whole_and_legal():
     for entry in shipped.entries:
         assert illegal(entry.config, entry.problem, H200) is None
         assert entry.us > 0
-    assert set(shipped.kernels) == set(KERNELS)
+    used = {table.kernel_name(entry.problem.op, entry.config.family) for entry in shipped.entries}
+    assert used <= set(shipped.kernels)
+    assert shipped.kernels.items() <= digests().items()

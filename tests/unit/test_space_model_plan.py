@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tritile import ladder, model, space, table
+from tritile import ladder, model, table
 from tritile.config import Config
 from tritile.device import TARGETS, Device, target_device
 from tritile.errors import (
@@ -17,9 +17,10 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
-from tritile.launch import KERNELS
+from tritile.launch import KERNELS, digests
 from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
 from tritile.space import illegal, legal_configs
+from tritile.space.tile import shared_bytes
 from tritile.store import Trial, store_of
 from tritile.table import Entry, Table
 
@@ -113,10 +114,10 @@ def test_legal_configs_pass(config, problem, device):
 
 
 def test_shared_memory_is_counted_by_stages_in_flight():
-    assert space.shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
-    assert space.shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2
-    assert space.shared_bytes(tile(stages=1), SQUARE, SMALL) == 128 * 32 * 2
-    assert space.shared_bytes(turned(), TURN, HOPPER) == 64 * 64 * 2
+    assert shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
+    assert shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2
+    assert shared_bytes(tile(stages=1), SQUARE, SMALL) == 128 * 32 * 2
+    assert shared_bytes(turned(), TURN, HOPPER) == 64 * 64 * 2
 
 
 SIZES = [
@@ -208,7 +209,7 @@ def remember(problem, config, us, device=HOPPER, **rest):
 
 def ship(monkeypatch, *pairs, measured=True, current=True):
     entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
-    kernels = {op: family["tile"].digest for op, family in KERNELS.items()} if current else {}
+    kernels = digests() if current else {}
     shipped = Table(HOPPER.to_dict(), measured, kernels, entries)
     monkeypatch.setattr(table, "shipped", lambda device: shipped if device == HOPPER else None)
 

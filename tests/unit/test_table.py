@@ -16,7 +16,7 @@ from tritile.device import TARGETS
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_to_dict
 from tritile.store import Store
-from tritile.table import Entry, Table, from_store, read, shipped, write
+from tritile.table import Entry, Table, from_store, kernel_name, read, shipped, write
 from tritile.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
@@ -28,7 +28,7 @@ PROBLEMS = (
 )
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
-TABLE = Table(DEVICE.to_dict(), True, {"matmul": "0123", "transpose": "4567"}, ENTRIES)
+TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "transpose/tile": "4567"}, ENTRIES)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ BAD = [
 
 def document(**changes: Any) -> dict[str, Any]:
     facts = {"device": TABLE.device, "measured": True, "kernels": TABLE.kernels, "entries": [entry()]}
-    return {"format": 1} | facts | changes
+    return {"format": 2} | facts | changes
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -136,11 +136,11 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path: Path) -> None
     [
         "", "{", "[]", "null", EVIL, "[" * 100_000, '{"a":' * 100_000, "9" * 5000,
         *(json.dumps({k: v for k, v in document().items() if k != name}) for name in document()),
-        *(json.dumps(document(format=value)) for value in (0, 2, "1", True, None, [1])),
+        *(json.dumps(document(format=value)) for value in (0, 1, 3, "2", True, None, [2])),
         *(json.dumps(document(device=value)) for value in (None, [], {}, {"name": 1}, {"name": "", "": []})),
         *(json.dumps(document(device={"name": "x", "clock": value})) for value in (float("nan"), None, {})),
         *(json.dumps(document(measured=value)) for value in (1, None, "true")),
-        *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul": 1})),
+        *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul/tile": 1})),
         *(json.dumps(document(entries=value)) for value in (None, {}, "x")),
     ],
 )  # fmt: skip
@@ -183,7 +183,7 @@ def test_an_interrupted_write_leaves_the_old_table(
         {"entries": (ENTRIES[0], ENTRIES[0])},
         {"device": {"name": "x", "clock": float("inf")}},
         {"device": {}},
-        {"kernels": {"matmul": 1}},
+        {"kernels": {"matmul/tile": 1}},
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: Any) -> None:
@@ -199,8 +199,9 @@ def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
     store = Store(DEVICE, tmp_path)
     slow = Config.of(BLOCK_M=16)
     for problem in PROBLEMS[1:]:
-        store.add(TABLE.kernels[problem.op], Trial(problem, slow, 5.0))
-        store.add(TABLE.kernels[problem.op], Trial(problem, CONFIG, 2.0))
+        digest = TABLE.kernels[kernel_name(problem.op, "tile")]
+        store.add(digest, Trial(problem, slow, 5.0))
+        store.add(digest, Trial(problem, CONFIG, 2.0))
         store.add("older", Trial(problem, slow, 1.0))
     store.add("0123", Trial(PROBLEMS[0], CONFIG, 1.0))
     made = from_store(store, DEVICE, TABLE.kernels)

@@ -43,8 +43,11 @@ _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wr
 
 class _Prepared(NamedTuple):
     launch: Launch | SplitLaunch
+    swapped: bool  # the result lies column by column, and is made as b^T a^T
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
@@ -165,7 +168,8 @@ def described(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: st
     sizes, (a_batch, b_batch, out_batch) = merged(batch, *strides)
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     call = MatmulCall(_view(a, a_batch), _view(b, b_batch), _view(rows, out_batch), sizes, *dtypes, precision)
-    return _folded(call)
+    call = _folded(call)
+    return call.transposed if call.out.layout == "column" else call
 
 
 def check(
@@ -230,18 +234,22 @@ def matmul(
     key = None
     if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
-            wanted = (out_dtype, precision, default_precision(), current_mode(), torch.is_grad_enabled())
+            setting = default_precision() if a.dtype is torch.float32 else None
+            wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
             return _first(a, b, out, out_dtype, precision, None)
         if hit is not None:
             if out is None:
-                out = torch.empty(hit.shape, dtype=hit.dtype, device=a.device)
+                out = torch.empty_strided(hit.shape, hit.strides, dtype=hit.dtype, device=hit.device)
             else:
                 check_no_overlap("matmul", out, a, b)
                 written(out)
-            hit.launch(a, b, out)
+            if hit.swapped:
+                hit.launch(b, a, out)
+            else:
+                hit.launch(a, b, out)
             return out
     return _first(a, b, out, out_dtype, precision, key)
 
@@ -280,5 +288,5 @@ def _first(
     if given:
         written(out)
     if key is not None and dense_a is a and dense_b is b and lasting():
-        _memo[key] = _Prepared(launch, tuple(out.shape), out.dtype)
+        _memo[key] = _Prepared(launch, call.swapped, tuple(out.shape), out.stride(), out.dtype, out.device)
     return out

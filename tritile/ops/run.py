@@ -40,8 +40,16 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     """What of a tensor decides how it is launched. Raises RuntimeError where it has no dense memory."""
     if tensor is None:
         return None
-    lazy = (tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16, *lazy)
+    return (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.get_device(),
+        tensor.data_ptr() % 16,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.requires_grad,
+    )
 
 
 def interpret(call: Call) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from tritile import ladder, launch
+from tritile import ladder, launch, model
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TuningError, brief
@@ -49,8 +49,14 @@ def _now() -> str:
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:
-    """Whether a winner was measured and its answer checked, for the present kernels and versions."""
-    return any(t.error is not None and t.failure is None for t in ladder.trials(problem, device))
+    """Whether a winner was measured and its answer checked, each family of kernels having had its turn.
+
+    Counted is what was measured with the present kernels and versions.
+    """
+    known = ladder.trials(problem, device)
+    if not any(trial.error is not None and trial.failure is None for trial in known):
+        return False
+    return {trial.config.family for trial in known} >= set(model.families(problem, device))
 
 
 class _Session:
@@ -141,12 +147,26 @@ def _refusals(compiles: Sequence[Future[Refusals]]) -> Refusals:
     return refused
 
 
-def tune_problem(
-    problem: Tiled, device: Device, pool: CompilePool, ready: Sequence[Future[Refusals]]
-) -> Tuned:
-    """Measure one problem on the current GPU. `ready` are the compiles of its opening, under way."""
+@dataclass(frozen=True)
+class _Ahead:
+    """A problem whose first configs are being compiled."""
+
+    problem: Tiled
+    opening: list[Config]
+    compiles: list[Future[Refusals]]
+
+
+def _ahead(problem: Tiled, device: Device, pool: CompilePool, force: bool) -> _Ahead:
+    earlier = [] if force else ladder.trials(problem, device)
+    configs = search.opening(problem, device, OPENING, earlier)
+    return _Ahead(problem, configs, pool.warm(problem, configs, device))
+
+
+def _tune_problem(begun: _Ahead, device: Device, pool: CompilePool) -> Tuned:
+    """Measure one problem on the current GPU."""
+    problem = begun.problem
     session = _Session(problem, device)
-    session.screen(search.opening(problem, device, OPENING), ready)
+    session.screen(begun.opening, begun.compiles)
     for _ in range(ROUNDS):
         best = session.ranked()[:2]
         steps = search.refinement(best, session.trials, problem, device, REFINED)
@@ -181,22 +201,21 @@ def tune(
     """
     started = time.monotonic()
     todo = deque(dict.fromkeys(p for p in problems if force or not is_tuned(p, device)))
-    ahead: deque[tuple[Tiled, list[Future[Refusals]]]] = deque()
+    ahead: deque[_Ahead] = deque()
     while todo or ahead:
         while todo and len(ahead) < _LOOKAHEAD:
-            problem = todo.popleft()
-            ahead.append((problem, pool.warm(problem, search.opening(problem, device, OPENING), device)))
+            ahead.append(_ahead(todo.popleft(), device, pool, force))
         if not keep_on() or (budget_s is not None and time.monotonic() - started > budget_s):
-            for _, futures in ahead:
-                for future in futures:
+            for begun in ahead:
+                for future in begun.compiles:
                     future.cancel()
             return
-        problem, ready = ahead.popleft()
+        begun = ahead.popleft()
         try:
-            yield tune_problem(problem, device, pool, ready)
+            yield _tune_problem(begun, device, pool)
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            yield Tuned(problem, None, 0, 0.0, brief(error))
+            yield Tuned(begun.problem, None, 0, 0.0, brief(error))
         ladder.forget()
 
 

@@ -1,4 +1,4 @@
-"""Which configs exist for a problem, and the one predicate that says whether a config is legal."""
+"""The configs of the tile kernels, of any GPU: one program makes one tile, through pointers."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.errors import UnsupportedError
 from tritile.problem import FP8_DTYPES, MatmulProblem, TransposeProblem
+from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
 
-TILE: Final = "tile"
-_PARAMETERS: Final = {
+NAME: Final = "tile"
+PARAMETERS: Final = {
     "matmul": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
     "transpose": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
 }
@@ -67,31 +67,10 @@ def loads_per_thread(config: Config, problem: MatmulProblem, device: Device) -> 
     return float(loads / (config.num_warps * device.warp_size))
 
 
-def _least_blocks(problem: MatmulProblem) -> dict[str, int]:
-    """The smallest blocks that tl.dot takes."""
-    return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
-
-
-def _illegal_values(config: Config, op: str) -> str | None:
-    names = _PARAMETERS[op]
-    if config.family != TILE:
-        return f"family {config.family!r} is not one of {op}: {TILE}"
-    if tuple(name for name, _ in config.kwargs) != names:
-        return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
-    for name, value in config.kwargs:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
-            return f"{name} = {value!r} is not a power of two"
-        if value > _MAX_BLOCK[op]:
-            return f"{name} = {value} is above {_MAX_BLOCK[op]}"
-    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
-        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
-    return None
-
-
 def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
         return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
-    for name, least in _least_blocks(problem).items():
+    for name, least in least_blocks(problem).items():
         if config[name] < least:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
     if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
@@ -120,14 +99,12 @@ def _illegal_transpose(config: Config, problem: TransposeProblem, device: Device
 
 
 def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may.
-
-    This is a statement about values before compiling. What the compiled kernel really takes is
-    checked where it is compiled.
-    """
-    reason = _illegal_values(config, problem.op)
+    """Why `config` may not run `problem` on `device`, or None where it may."""
+    reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
     if reason is not None:
         return reason
+    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
+        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
     shared = shared_bytes(config, problem, device)
     if shared > device.shared_memory:
         return f"{shared} bytes of shared memory, of {device.shared_memory}"
@@ -140,45 +117,28 @@ def _matmul_configs() -> Iterator[Config]:
     blocks = itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
     for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
         kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
-        yield Config.of(family=TILE, num_warps=warps, num_stages=stages, **kwargs)
+        yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
 
 
 def _transpose_configs() -> Iterator[Config]:
     sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
     for m, n, warps, group in itertools.product(sides, sides, (4, 8), (1, 8, 32)):
         if 512 <= m * n <= 65536:
-            yield Config.of(family=TILE, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+            yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
-ALL_CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
+CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
     "matmul": tuple(_matmul_configs()),
     "transpose": tuple(_transpose_configs()),
 }
 
 
-def _pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
-    """Whether another config of the space does the same or strictly less work."""
-    order_matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
-    if config["GROUP_M"] > 1 and not order_matters:
+def pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
+    """Whether another config of the family does the same or strictly less work."""
+    if order_fault(config, problem):
         return True
-    if config["GROUP_M"] == 1 and order_matters and isinstance(problem, MatmulProblem):
-        return True  # a product reads its operands again and again: bands never hurt
     if isinstance(problem, TransposeProblem):
         return config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16)
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
         return True  # copies of under 4 bytes are not asynchronous: more stages hold nothing in flight
-    blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
-    least = _least_blocks(problem)
-    return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)
-
-
-def legal_configs(problem: MatmulProblem | TransposeProblem, device: Device) -> list[Config]:
-    """Every config of the space worth running for this problem on this device.
-
-    Raises UnsupportedError, with the reason, where none is legal.
-    """
-    legal = [config for config in ALL_CONFIGS[problem.op] if illegal(config, problem, device) is None]
-    if not legal:
-        reason = illegal(ALL_CONFIGS[problem.op][0], problem, device)
-        raise UnsupportedError(f"no config of {problem.label} is legal on {device.name}: {reason}")
-    return [config for config in legal if not _pointless(config, problem)] or legal
+    return oversized(config, problem, least_blocks(problem))

@@ -1,0 +1,289 @@
+"""Every family of matmul kernels on a GPU: answers, the same bits each time, streams, graphs, threads."""
+
+import threading
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import assert_product, bytes_of, frame, guard_intact, name, placed, poison_empty, values
+from tritile import device as devices
+from tritile import launch, model
+from tritile.config import Config
+from tritile.ops.matmul import described
+from tritile.space import illegal
+
+pytestmark = pytest.mark.gpu
+FAMILIES = ("tile", "descriptor", "warpgroups")
+HALF = (torch.float16, torch.bfloat16)
+# (a, b) as they lie: N in rows, T turned, S with gaps, O at an odd address
+TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
+TURNS |= {"SS": ("sparse", "strided"), "OO": ("offset", "offset"), "sliced": ("sliced", "column_sliced")}
+
+
+def tma(m, n, k, warps, stages, *, persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    return Config.of(
+        warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles
+    )
+
+
+def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+CONFIGS = [
+    tma(64, 64, 64, 4, 4),
+    tma(128, 128, 64, 8, 3, persistent=True),
+    tma(128, 256, 64, 8, 3, persistent=True, subtiles=2),
+    tma(16, 64, 128, 4, 4),
+    tma(64, 32, 64, 4, 4, split=2),
+    tma(16, 16, 64, 2, 5, split=4),
+    warpgroups(64, 64, 64, 1, 4),
+    warpgroups(128, 128, 64, 1, 3, persistent=True),
+    warpgroups(128, 256, 64, 2, 3, persistent=True, subtiles=2),
+    warpgroups(192, 96, 64, 3, 4),
+    warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
+    warpgroups(256, 128, 64, 2, 3, persistent=True),
+    warpgroups(192, 160, 128, 3, 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Workspaces and outputs begin as NaN, so that what is not written shows."""
+    poison_empty(monkeypatch)
+
+
+def skip_illegal(config, call):
+    reason = illegal(config, call.problem, devices.gpu(0))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def run(config, a, b, out):
+    call = described(a, b, out, "ieee")
+    skip_illegal(config, call)
+    prepared = launch.prepare(call, config)
+    prepared(*call.tensors)
+    return prepared, call
+
+
+def operands(m, n, k, dtype, turn="NN", batch=()):
+    a, b = values((*batch, m, k), dtype, 0, "cuda"), values((*batch, k, n), dtype, 1, "cuda")
+    return placed(a, TURNS[turn][0]), placed(b, TURNS[turn][1])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("size", [(256, 320, 512), (301, 203, 517), (77, 515, 259)], ids=str)
+def test_layouts_and_ragged_sizes(config, turn, size):
+    a, b = operands(*size, torch.bfloat16, turn)
+    buffer, out = frame((size[0], size[1]), a.dtype, "row", "cuda")
+    run(config, a, b, out)
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("layout", ["sliced", "offset", "column", "column_sliced"])
+def test_outputs_of_any_layout_and_nothing_beside_them(config, layout):
+    a, b = operands(200, 330, 264, torch.float16)
+    buffer, out = frame((200, 330), torch.float16, layout, "cuda")
+    run(config, a, b, out)
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("size", [(128, 192, 320), (101, 67, 259)], ids=str)
+def test_batches_broadcast_and_of_two_dimensions(config, size):
+    m, n, k = size
+    a, b = operands(m, n, k, torch.bfloat16, batch=(3, 5))
+    for left, right in (
+        (a, b),
+        (a.transpose(0, 1).contiguous().transpose(0, 1), b),
+        (a[:1], b),
+        (a, b[0]),
+        (a[:, 0], b[0, 0]),
+    ):
+        out = torch.empty(
+            *torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), m, n, dtype=a.dtype, device="cuda"
+        )
+        run(config, left, right, out)
+        assert_product(out, left, right)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name)
+def test_a_wider_output(config, dtype):
+    a, b = operands(260, 140, 300, dtype)
+    out = torch.empty(260, 140, dtype=torch.float32, device="cuda")
+    run(config, a, b, out)
+    assert_product(out, a, b)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32], ids=name
+)
+@pytest.mark.parametrize("turn", ["NN", "NT", "TT", "OO"])
+def test_other_types_by_descriptor(dtype, turn):
+    wide = {torch.int8: torch.int32, torch.float32: torch.float32}.get(dtype, torch.bfloat16)
+    a, b = operands(200, 264, 328, dtype, turn)
+    for config in (
+        tma(64, 64, 64, 4, 3),
+        tma(128, 64, 64, 4, 3, persistent=True),
+        tma(64, 64, 64, 4, 3, split=2),
+    ):
+        out = torch.empty(200, 264, dtype=wide, device="cuda")
+        call = described(a, b, out, "tf32" if dtype == torch.float32 else "ieee")
+        launch.prepare(call, config)(*call.tensors)
+        assert_product(out, a, b, "tf32" if dtype == torch.float32 else "ieee")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_not_finite_values_come_out_where_torch_has_them(config):
+    a, b = operands(300, 200, 517, torch.bfloat16)
+    a[3, 5], a[200, 516], b[7, 9], b[516, 199] = float("nan"), float("inf"), float("-inf"), float("nan")
+    out = torch.empty(300, 200, dtype=a.dtype, device="cuda")
+    run(config, a, b, out)
+    wanted = torch.matmul(a, b)
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out.isinf(), wanted.isinf())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_same_bits_from_run_to_run_and_beside_other_streams(config):
+    a, b = operands(517, 390, 1030, torch.bfloat16)
+    out = torch.empty(517, 390, dtype=a.dtype, device="cuda")
+    prepared, call = run(config, a, b, out)
+    wanted = bytes_of(out)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    outs = [[torch.empty_like(out) for _ in range(8)] for _ in streams]
+    torch.cuda.synchronize()
+    for turn in range(8):
+        for stream, own in zip(streams, outs, strict=True):
+            with torch.cuda.stream(stream):
+                prepared(call.a.tensor, call.b.tensor, own[turn])
+    torch.cuda.synchronize()
+    for own in outs:
+        for got in own:
+            assert torch.equal(bytes_of(got), wanted)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_chain_of_products_waits_for_what_it_reads(config):
+    """Each kernel may start before the one ahead of it is done, and must not read before it is."""
+    x, y = operands(256, 256, 256, torch.bfloat16)
+    a, b = x / 16, y / 16
+    outs = [torch.empty(256, 256, dtype=a.dtype, device="cuda") for _ in range(20)]
+    prepared, _ = run(config, a, b, outs[0])
+    torch.cuda.synchronize()
+    for i in range(1, 20):
+        prepared(outs[i - 1], b, outs[i])
+    for i in range(1, 20):
+        alone = torch.empty_like(a)
+        torch.cuda.synchronize()
+        prepared(outs[i - 1].clone(), b, alone)
+        assert torch.equal(bytes_of(alone), bytes_of(outs[i]))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("size", [(256, 256, 512), (131, 97, 611)], ids=str)
+def test_graphs_replay_on_any_stream(config, size):
+    a, b = operands(*size, torch.bfloat16)
+    out = torch.empty(size[:2], dtype=a.dtype, device="cuda")
+    prepared, call = run(config, a, b, out)
+    graphs, outs = [], []
+    for _ in range(2):
+        outs.append(torch.empty_like(out))
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            for _ in range(3):
+                prepared(call.a.tensor, call.b.tensor, outs[-1])
+    for got in outs:
+        got.fill_(float("nan"))
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        graphs[0].replay()
+        with torch.cuda.stream(side):
+            graphs[1].replay()
+        prepared(call.a.tensor, call.b.tensor, out)
+    torch.cuda.synchronize()
+    for got in (out, *outs):
+        assert_product(got, a, b)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_capture_from_a_cold_plan(family, monkeypatch):
+    a, b = operands(192, 200, 2056, torch.bfloat16)
+    torch.matmul(a, b)
+    device = devices.gpu(0)
+    original = model.ranked
+    monkeypatch.setattr(model, "ranked", lambda problem, device, _=None: original(problem, device, family))
+    tritile.forget()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode("off"), torch.cuda.graph(graph):
+        out = tritile.matmul(a, b)
+    with tritile.mode("off"):
+        assert tritile.plan(tritile.matmul, a, b).config.family == family
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_product(out, a, b)
+    assert device.nvidia >= 90 or family == "tile"
+    tritile.forget()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_threads_share_a_launch(config):
+    a, b = operands(200, 264, 520, torch.bfloat16)
+    out = torch.empty(200, 264, dtype=a.dtype, device="cuda")
+    prepared, call = run(config, a, b, out)
+    wanted, faults = bytes_of(out), []
+    torch.cuda.synchronize()
+
+    def work(seed):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            outs = [torch.empty_like(out) for _ in range(30)]
+            for got in outs:
+                prepared(call.a.tensor, call.b.tensor, got)
+            torch.cuda.current_stream().synchronize()
+            faults.extend(seed for got in outs if not torch.equal(bytes_of(got), wanted))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_thread_that_never_used_the_gpu(config):
+    """Such a thread has no context of the driver, and without memory to ask for gets none by itself."""
+    a, b = operands(256, 264, 520, torch.bfloat16)
+    out = torch.empty(256, 264, dtype=a.dtype, device="cuda")
+    prepared, call = run(config, a, b, out)
+    wanted, other = bytes_of(out), torch.zeros_like(out)
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=prepared, args=(call.a.tensor, call.b.tensor, other))
+    thread.start()
+    thread.join()
+    assert torch.equal(bytes_of(other), wanted)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_other_addresses_than_it_was_prepared_with(config):
+    a, b = operands(256, 256, 512, torch.float16)
+    prepared, _ = run(config, a, b, torch.empty(256, 256, dtype=a.dtype, device="cuda"))
+    for seed in range(4):
+        left, right = (
+            values((256, 512), a.dtype, seed + 5, "cuda"),
+            values((512, 256), a.dtype, seed + 9, "cuda"),
+        )
+        out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
+        prepared(left, right, out)
+        assert_product(out, left, right)

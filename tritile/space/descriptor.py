@@ -1,0 +1,127 @@
+"""The configs of the descriptor kernel: tiles by TMA, on NVIDIA GPUs from Hopper on."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from tritile.config import Config
+from tritile.device import Device
+from tritile.problem import ITEMSIZE, MatmulProblem
+from tritile.space.tile import accumulator_words, uses_tensor_cores
+from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
+
+NAME: Final = "descriptor"
+PARAMETERS: Final = (
+    "BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES"
+)  # fmt: skip
+MAX_ARRIVALS: Final = 16384  # tiles that may share their K among programs
+_MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
+_MAX_WORDS: Final = 128
+
+
+def reachable(problem: MatmulProblem) -> str | None:
+    """Why no kernel with tensor descriptors can make this product, or None where one can.
+
+    An operand whose rows do not start on 16 bytes is copied first; the result is stored either way.
+    """
+    if problem.out_layout != "row":
+        return f"out is {problem.out_layout}, not row by row"
+    if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
+        return f"sizes above {_MAX_SIZE}"
+    return None
+
+
+def shared_bytes(config: Config, problem: MatmulProblem) -> int:
+    """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
+    stored = part if config["PERSISTENT"] and problem.out_align == 16 else 0
+    return tile * config.num_stages + stored
+
+
+def tiles(config: Config, problem: MatmulProblem) -> int:
+    """Tiles of the result, over all of the batch."""
+    return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Why `config` may not run `problem` on `device`, or None where it may."""
+    if device.nvidia < 90 or device.nvidia >= 120:
+        return f"{device.name} has no tensor memory accelerator"
+    if not uses_tensor_cores(problem):
+        return f"{problem.dtype} {problem.precision} is summed by the tile kernel alone"
+    reason = blocks_fault(config, PARAMETERS, 256) or reachable(problem)
+    if reason is not None:
+        return reason
+    if config.num_ctas != 1 or config.num_warps not in (1, 2, 4, 8) or not 2 <= config.num_stages <= 8:
+        return "num_ctas must be 1, num_warps at most 8, num_stages 2 to 8"
+    for name, least in least_blocks(problem).items():
+        if config[name] < least:
+            return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
+    for name, extent in (
+        ("BLOCK_K", config["BLOCK_K"]),
+        ("BLOCK_M", config["BLOCK_M"]),
+        ("BLOCK_N", config["BLOCK_N"]),
+    ):
+        if extent * problem.itemsize < 16:
+            return f"{name} = {extent} is under 16 bytes of {problem.dtype}"
+    if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
+        return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
+    if config["SPLIT_K"] > 1:
+        if config["PERSISTENT"]:
+            return "SPLIT_K and PERSISTENT exclude each other"
+        if config["SPLIT_K"] * config["BLOCK_K"] > problem.k:
+            return f"SPLIT_K = {config['SPLIT_K']} leaves programs without a block of K = {problem.k}"
+        if tiles(config, problem) > MAX_ARRIVALS:
+            return f"{tiles(config, problem)} tiles share their K, of {MAX_ARRIVALS}"
+    if tiles(config, problem) * config["SPLIT_K"] >= 2**31:
+        return "more programs than a launch counts"
+    words = accumulator_words(config, problem, device)
+    if words > _MAX_WORDS:
+        return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
+    shared = shared_bytes(config, problem)
+    if shared > device.shared_memory:
+        return f"{shared} bytes of shared memory, of {device.shared_memory}"
+    return None
+
+
+def _warps(m: int, n: int) -> tuple[int, ...]:
+    """Warps that suit a tile: whole warpgroups for those that fill the tensor cores of Hopper."""
+    if m < 64:
+        return (2, 4) if n > 16 else (1, 2)
+    return (4, 8) if m * n >= 128 * 128 else (4,)
+
+
+def _configs() -> Iterator[Config]:
+    blocks = itertools.product((16, 64, 128, 256), (16, 32, 64, 128, 256), (64, 128, 256))
+    for m, n, k in blocks:
+        if not 256 <= m * n <= 128 * 256 or (k == 256 and m * n > 64 * 64) or (k == 64 and m * n < 64 * 64):
+            continue
+        for warps, stages, group in itertools.product(_warps(m, n), (3, 4, 5, 6, 8), (1, 8)):
+            if m * n // (32 * warps) > _MAX_WORDS:
+                continue
+            kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
+            for split in (1, 2, 4, 8, 16, 32, 64, 128) if m * n <= 128 * 128 else (1,):
+                yield Config.of(warps, stages, NAME, **kwargs, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+            if group > 1 and m * n >= 64 * 64:
+                for subtiles in (1, 2) if n >= 128 else (1,):
+                    yield Config.of(
+                        warps, stages, NAME, **kwargs, PERSISTENT=True, SPLIT_K=1, SUBTILES=subtiles
+                    )
+
+
+CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Whether another config of the family does the same or strictly less work."""
+    made = tiles(config, problem)
+    if config["PERSISTENT"] and made <= device.processors:
+        return True
+    if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > 4 * device.processors:
+        return True  # there are tiles enough
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
+        return True  # room for two more stages
+    least = least_blocks(problem) | {"BLOCK_K": 128}
+    return order_fault(config, problem) or oversized(config, problem, least)

@@ -1,0 +1,39 @@
+"""What configs of every family have in common: whole blocks, none larger than the problem."""
+
+from tritile.config import Config
+from tritile.problem import MatmulProblem, TransposeProblem
+
+
+def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
+    """What is wrong with a config's parameters: not these, not powers of two, or above `most`."""
+    if tuple(name for name, _ in config.kwargs) != names:
+        return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
+    for name, value in config.kwargs:
+        if name == "PERSISTENT":
+            if not isinstance(value, bool):
+                return f"{name} = {value!r} is neither True nor False"
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
+            return f"{name} = {value!r} is not a power of two"
+        elif value > most:
+            return f"{name} = {value} is above {most}"
+    return None
+
+
+def least_blocks(problem: MatmulProblem) -> dict[str, int]:
+    """The smallest blocks that tl.dot takes."""
+    return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
+
+
+def order_fault(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
+    """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
+    matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
+    if config["GROUP_M"] > 1 and not matters:
+        return True
+    # A product reads its operands again and again: bands never hurt.
+    return config["GROUP_M"] == 1 and matters and isinstance(problem, MatmulProblem)
+
+
+def oversized(config: Config, problem: MatmulProblem, least: dict[str, int]) -> bool:
+    """Whether a block is twice as large as the problem, or more, though it could be halved."""
+    blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
+    return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

@@ -1,0 +1,50 @@
+"""Work: what one call launches, with its tensors and workspaces named by number and not by address."""
+
+from typing import Any, NamedTuple
+
+
+class Buffer(NamedTuple):
+    """A kernel's pointer argument: the address of a buffer of the work."""
+
+    buffer: int
+
+
+class Descriptor(NamedTuple):
+    """A kernel's tensor descriptor argument: a buffer with this shape, strides (elements) and block.
+
+    `layout` is that of a tile in shared memory for kernels written in Gluon, None for others.
+    """
+
+    buffer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    layout: Any = None
+
+
+class Section(NamedTuple):
+    """A workspace: so many elements of a dtype."""
+
+    dtype: str
+    elements: int
+
+
+class Step(NamedTuple):
+    """One launch: a kernel, its grid, its arguments in order, and how to compile it."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Work(NamedTuple):
+    """The launches of one call, one after the other.
+
+    Their buffers are, in order: the call's tensors, the workspaces, and, where `arrivals` is above 0, that
+    many int32 counters, which are zero before and after.
+    """
+
+    steps: tuple[Step, ...]
+    scratch: tuple[Section, ...] = ()
+    arrivals: int = 0
