@@ -9,7 +9,7 @@ from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import TuningError
 from tritile.problem import MatmulProblem, TransposeProblem
-from tritile.space import illegal
+from tritile.space import illegal, warpgroups
 from tritile.space.tile import shared_bytes
 
 pytestmark = pytest.mark.skipif(
@@ -137,3 +137,60 @@ def test_the_driver_is_put_back():
             target_device("sm_90"),
         )
     assert driver._active is before
+
+
+def tma(m, n, k, warps, stages, persistent, split, subtiles):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    return Config.of(
+        warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles
+    )
+
+
+def groups(m, n, k, consumers, stages, persistent, subtiles):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+@pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
+@pytest.mark.parametrize("target", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tma(128, 128, 64, 8, 3, True, 1, 1),
+        tma(64, 64, 64, 4, 4, False, 4, 1),
+        tma(16, 64, 128, 4, 4, False, 1, 1),
+    ],
+    ids=str,
+)
+def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
+    device = target_device(target)
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
+    assert "griddepcontrol.wait" in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= device.shared_memory
+
+
+@pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        groups(128, 128, 64, 2, 4, True, 1),
+        groups(192, 96, 64, 3, 3, False, 1),
+        groups(64, 64, 64, 1, 6, False, 1),
+    ],
+    ids=str,
+)
+def test_warpgroups_compile_for_hopper(problem, config):
+    device = target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
+    assert ahead.resources(kernel).spills == 0
+    # the estimate is not below what is taken, and not wastefully above
+    assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_older_gpus_have_the_tile_kernel_alone(target):
+    assert model.families(SQUARE, target_device(target)) == ["tile"]

@@ -1,0 +1,88 @@
+"""The descriptor kernel and the copying of operands in Triton's interpreter."""
+
+import pytest
+import torch
+
+from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
+from tritile import launch
+from tritile.config import Config
+from tritile.errors import TuningError
+from tritile.ops.matmul import described
+from tritile.work import work_of
+
+
+def config(persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
+
+
+CONFIGS = [config(), config(True), config(True, subtiles=2), config(split=3), config(split=4, subtiles=2)]
+TURNS = [
+    ("row", "row"),
+    ("row", "column"),
+    ("column", "row"),
+    ("sliced", "column_sliced"),
+    ("sparse", "strided"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def run(config, a, b, out):
+    call = described(a, b, out, "tf32")  # computed as fp32 here
+    launch.run_interpreted(call, config)
+    assert_product(out, a, b)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("turn", TURNS, ids=str)
+@pytest.mark.parametrize("size", [(64, 68, 72), (67, 35, 83)], ids=str)
+def test_layouts_and_ragged_sizes(config, turn, size):
+    m, n, k = size
+    a, b = placed(values((m, k), torch.float32), turn[0]), placed(values((k, n), torch.float32, 1), turn[1])
+    buffer, out = frame((m, n), torch.float32, "row")
+    run(config, a, b, out)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("layout", ["sliced", "offset", "column", "column_sliced"])
+def test_outputs_of_any_layout(config, layout):
+    a, b = values((40, 64), torch.float32), values((64, 52), torch.float32, 1)
+    buffer, out = frame((40, 52), torch.float32, layout)
+    run(config, a, b, out)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_batches_broadcast_and_of_two_dimensions(config):
+    a, b = values((2, 3, 33, 48), torch.float32), values((2, 3, 48, 36), torch.float32, 1)
+    turned = a.transpose(0, 1).contiguous().transpose(0, 1)
+    for left, right in ((a, b), (turned, b), (a[:1], b), (a, b[0]), (a[:, 0], b[0, 0])):
+        shape = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        run(config, left, right, torch.empty(*shape, 33, 36))
+
+
+def test_only_the_operand_that_needs_it_is_copied():
+    def steps(a, b):
+        out = torch.empty(a.shape[0], b.shape[1])
+        work = work_of(described(a, b, out, "tf32"), config(), 1, False)
+        return [step.kernel.__name__ for step in work.steps], len(work.scratch)
+
+    even, odd = torch.empty(64, 64), torch.empty(64, 65)
+    assert steps(even, even) == (["matmul_descriptor"], 0)
+    assert steps(even, odd) == (["repack", "matmul_descriptor"], 1)
+    assert steps(odd.T, odd) == (["repack", "matmul_descriptor"], 2)
+    assert steps(even[:, :40], even[:40]) == (["matmul_descriptor"], 0)
+
+
+def test_a_batch_that_no_descriptor_sees_is_refused():
+    a = values((2, 3, 5, 16, 16), torch.float32).permute(2, 0, 1, 3, 4)[:, :, ::2]
+    call = described(a, a, torch.empty(5, 2, 2, 16, 16), "tf32")
+    if len(call.batch_shape) < 3:
+        pytest.skip("the batch merged")
+    with pytest.raises(TuningError, match="do not merge"):
+        work_of(call, config(), 1, False)
