@@ -91,8 +91,8 @@ def _bound(value: Any, buffers: Sequence[Any]) -> Any:
 
 
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
-    arrivals = [Section("int32", work.arrivals)] if work.arrivals else []
-    return [make(section) for section in (*work.scratch, *arrivals)]
+    counters = [Section("int64", work.counters)] if work.counters else []
+    return [make(section) for section in (*work.scratch, *counters)]
 
 
 def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
@@ -145,8 +145,8 @@ def _listened() -> bool:
         return any(getattr(hook, "calls", hook) for hook in (enter, leave))
 
 
-class _Arrivals:
-    """Zeroed counters on one GPU, for programs that share a tile to count who has arrived.
+class _Counters:
+    """Zeroed counters on one GPU, for programs that make a tile together.
 
     Launches of one stream follow one another and share theirs. A captured launch may be replayed on any
     stream, and gets counters of its own that are never given out again; when none are left, the capture
@@ -155,7 +155,7 @@ class _Arrivals:
 
     def __init__(self, device: int) -> None:
         self._device, self._lock, self._taken = device, threading.Lock(), 0
-        self._captured = torch.zeros(1 << 20, dtype=torch.int32, device=f"cuda:{device}")
+        self._captured = torch.zeros(1 << 20, dtype=torch.int64, device=f"cuda:{device}")
         self._eager: dict[int, torch.Tensor] = {}
         torch.cuda.synchronize(device)
 
@@ -167,17 +167,17 @@ class _Arrivals:
                 if start + count <= self._captured.numel():
                     self._taken += count
                     return self._captured[start : start + count]
-            return torch.zeros(count, dtype=torch.int32, device=self._captured.device)
+            return torch.zeros(count, dtype=torch.int64, device=self._captured.device)
         if stream not in self._eager:
-            zeros = torch.zeros(descriptor.MAX_ARRIVALS, dtype=torch.int32, device=self._captured.device)
+            zeros = torch.zeros(descriptor.MAX_SHARED, dtype=torch.int64, device=self._captured.device)
             self._eager.setdefault(stream, zeros)
         return self._eager[stream]
 
 
 @functools.cache
-def _arrivals_of(device: int) -> _Arrivals | None:
+def _counters_of(device: int) -> _Counters | None:
     """The counters of a GPU; None during a capture that comes before there are any."""
-    return _Arrivals(device)
+    return _Counters(device)
 
 
 class Launch:
@@ -187,7 +187,7 @@ class Launch:
         self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
     ) -> None:
         sections = [*work.scratch]
-        self.kernel, self.device, self._arrivals = kernels[-1], device, work.arrivals
+        self.kernel, self.device, self._counted = kernels[-1], device, work.counters
         dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
         self._offsets, self._bytes = [], 0
         for section in sections:
@@ -195,14 +195,14 @@ class Launch:
             size = section.elements * getattr(torch, section.dtype).itemsize
             self._bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._triton = [
-            _TritonLaunch(kernel, step, [*dtypes, torch.int32][: len(dtypes) + bool(work.arrivals)])
+            _TritonLaunch(kernel, step, [*dtypes, torch.int64][: len(dtypes) + bool(work.counters)])
             for kernel, step in zip(kernels, work.steps, strict=True)
         ]
         placeholder = tensors[0].data_ptr() // _ALIGNMENT * _ALIGNMENT  # any address that could be one
         pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + 1)
         try:
             self._steps: list[Any] = [
-                NativeLaunch(kernel, step.grid, step.args, pointers)
+                NativeLaunch(kernel, step.grid, step.args, pointers, device)
                 for kernel, step in zip(kernels, work.steps, strict=True)
             ]
         except ValueError:
@@ -221,10 +221,10 @@ class Launch:
             memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
             start = memory.data_ptr()
             pointers += [start + offset for offset in self._offsets]
-        if self._arrivals:
-            counters = _arrivals_of(device)
+        if self._counted:
+            counters = _counters_of(device)
             assert counters is not None
-            pointers.append(counters.take(self._arrivals, stream).data_ptr())
+            pointers.append(counters.take(self._counted, stream).data_ptr())
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
         return None
@@ -303,8 +303,8 @@ def _prepared(call: Call, config: Config) -> Launch:
     with torch.cuda.device(index):
         try:
             work = work_of(call, config, device.processors, early(device))
-            if work.arrivals:
-                _arrivals_of(index)
+            if work.counters:
+                _counters_of(index)
             buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:

@@ -65,6 +65,15 @@ def _checked(code: int, doing: str) -> None:
         raise RuntimeError(f"CUDA error {code} while {doing}: {(text.value or b'unknown').decode()}")
 
 
+@functools.cache
+def _context_of(device: int) -> ctypes.c_void_p:
+    """The context that torch and Triton share on a GPU. It is held for as long as the process runs."""
+    library, context = _driver(), ctypes.c_void_p()
+    assert library is not None
+    _checked(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering GPU {device}")
+    return context
+
+
 class _TensorMap:
     """An encoded tensor descriptor in memory, 64 bytes aligned as the driver wants it."""
 
@@ -104,15 +113,22 @@ class NativeLaunch:
     memory, or whose parameters are not what they were thought to be.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], args: Sequence[Any], pointers: Sequence[int]):
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        args: Sequence[Any],
+        pointers: Sequence[int],
+        device: int,
+    ) -> None:
         library, metadata = _driver(), kernel.metadata
         if library is None or metadata.target.backend != "cuda" or metadata.num_ctas != 1:
             raise ValueError("not a kernel of one NVIDIA GPU")
         if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid:
             raise ValueError("the kernel wants scratch memory or a cooperative grid")
         self._launch, self._replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
-        self._enter, self._context = library.cuCtxSetCurrent, ctypes.c_void_p()
-        _checked(library.cuCtxGetCurrent(ctypes.byref(self._context)), "asking for the context")
+        self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
+        self._enter(self._context)  # a thread that has not used the GPU yet has none
         self._kernel, self._lock = kernel, threading.Lock()
         self._pointers: list[tuple[Any, int]] = []  # parameter, buffer
         self._maps: list[tuple[_TensorMap, int]] = []

@@ -287,3 +287,21 @@ def test_other_addresses_than_it_was_prepared_with(config):
         out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
         prepared(left, right, out)
         assert_product(out, left, right)
+
+
+@pytest.mark.parametrize("split", [2, 8, 64])
+@pytest.mark.parametrize("polls", [1, 64])
+def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch, split, polls):
+    a, b = operands(150, 130, 64 * 64 * 2, torch.bfloat16)
+    wanted = None
+    for looks in (polls, polls, 0):
+        monkeypatch.setattr("tritile.work.tma._POLLS", looks)
+        out = torch.empty(150, 130, dtype=a.dtype, device="cuda")
+        call = described(a, b, out, "ieee")
+        ready = launch.prepare(call, tma(64, 64, 64, 4, 4, split=split))
+        for _ in range(50):
+            out.fill_(float("nan"))
+            ready(*call.tensors)
+            wanted = bytes_of(out) if wanted is None else wanted
+            assert torch.equal(bytes_of(out), wanted)
+    assert_product(out, a, b)

@@ -16,7 +16,7 @@ def config(persistent=False, split=1, subtiles=1):
     return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
 
 
-CONFIGS = [config(), config(True), config(True, subtiles=2), config(split=3), config(split=4, subtiles=2)]
+CONFIGS = [config(), config(True), config(True, subtiles=2), config(split=2), config(split=4, subtiles=2)]
 TURNS = [
     ("row", "row"),
     ("row", "column"),

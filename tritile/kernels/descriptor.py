@@ -21,11 +21,15 @@ def load_operand(desc, outer, inner, row, column, ROW_MAJOR: tl.constexpr):
 
 @triton.jit
 def multiply(
-    a_desc, b_desc, acc, outer, inner, m, n, first, last,
-    A_ROW: tl.constexpr, B_ROW: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    a_desc, b_desc, acc, outer, inner, m, n, part, blocks,
+    A_ROW: tl.constexpr, B_ROW: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc plus the product of a's rows from m and b's columns from n, over blocks first to last of K."""
-    for block in range(first, last):
+    """acc plus the product of a's rows from m and b's columns from n, over every SPLIT_K-th block of K.
+
+    Programs that share a tile then read side by side in memory, and not each in a far place of its own.
+    """
+    for block in range(part, blocks, SPLIT_K):
         a = load_operand(a_desc, outer, inner, m, block * BLOCK_K, A_ROW)
         b = load_operand(b_desc, outer, inner, block * BLOCK_K, n, B_ROW)
         if a.dtype.is_fp8():
@@ -80,19 +84,84 @@ def store_tile(
 
 
 @triton.jit
+def share_parts(
+    parts_ptr, counters_ptr, acc, index, part, out_ptr, stride_oo, stride_oi, stride_om, stride_on,
+    outer, inner, m, n, M, N, SPLIT_K: tl.constexpr, POLLS: tl.constexpr,
+):  # fmt: skip
+    """Leave `acc`, one of SPLIT_K parts of tile `index`; once all are there, sum the tile's rows and store.
+
+    Each program sums some of the rows, in the order of the parts, so that all work at once. None needs
+    another to be running: one that has looked POLLS times whether all parts are there says that it gives up,
+    and goes; then the last to arrive sums all rows.
+
+    The tile's counter holds, from bit 16 on, arrivals, which a launch brings to the next multiple of ALL; and
+    below, programs that gave up, which a launch brings back to 0.
+    """
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    SHARES: tl.constexpr = min(SPLIT_K, BLOCK_M)
+    ROWS: tl.constexpr = BLOCK_M // SHARES
+    AT_ONCE: tl.constexpr = min(SPLIT_K, 8)
+    ALL: tl.constexpr = 256 * 65536
+    ARRIVAL: tl.constexpr = ALL // SPLIT_K
+    ARRIVALS: tl.constexpr = ALL - 65536
+    parts = parts_ptr + index.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N)
+    counter = counters_ptr + index
+    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(parts + part * (BLOCK_M * BLOCK_N) + within, acc, cache_modifier=".cg")
+    tl.debug_barrier()  # every thread has written before one of them says so
+    before = tl.atomic_add(counter, ARRIVAL, sem="acq_rel")
+    share = part
+    end = part
+    if (before & ARRIVALS) == ALL - ARRIVAL:  # the last to arrive
+        gone = before & 65535
+        if (gone > 0) | (POLLS == 0):
+            tl.atomic_add(counter, -gone, sem="relaxed")
+            share = 0
+            end = SHARES
+        else:
+            end = min(part + 1, SHARES)
+    elif (part < SHARES) & (POLLS > 0):
+        seen = tl.atomic_add(counter, 0, sem="acquire")
+        polls = 1
+        while ((seen & ARRIVALS) != 0) & (polls < POLLS):
+            seen = tl.atomic_add(counter, 0, sem="acquire")
+            polls += 1
+        if (seen & ARRIVALS) != 0:
+            seen = tl.atomic_add(counter, 1, sem="acq_rel")
+            if (seen & ARRIVALS) == 0:  # the last came before that: it counts on this program
+                tl.atomic_add(counter, -1, sem="relaxed")
+        if (seen & ARRIVALS) == 0:
+            end = part + 1
+    of_share = tl.arange(0, ROWS)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    while share < end:
+        first = share * ROWS
+        total = tl.zeros((ROWS, BLOCK_N), acc.dtype)
+        for start in range(0, SPLIT_K, AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
+                rows = parts + (start + i) * (BLOCK_M * BLOCK_N) + first * BLOCK_N
+                total += tl.load(rows + of_share, cache_modifier=".cg")
+        store_part(
+            None, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m + first, n, M, N,
+            total, False,
+        )  # fmt: skip
+        share += 1
+
+
+@triton.jit
 def matmul_descriptor(
-    a_desc, b_desc, out_desc, out_ptr, parts_ptr, arrived_ptr,
+    a_desc, b_desc, out_desc, out_ptr, parts_ptr, counters_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
-    WAIT: tl.constexpr,
+    WAIT: tl.constexpr, POLLS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SPLIT_K: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
 
     PERSISTENT: a program makes tile after tile, so that one's epilogue runs beside the next one's loads.
-    SPLIT_K > 1: that many programs share a tile, each with a part of K; each leaves its sum in `parts`, and
-    the one that arrives last adds them in their order: the answer is the same however they raced.
+    SPLIT_K > 1: that many programs share a tile, each with a part of K, and the sum of the parts; the answer
+    is the same however they raced. POLLS: how often each looks whether the others have come.
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
     """
     if out_ptr.dtype.element_ty == tl.int32:
@@ -115,7 +184,7 @@ def matmul_descriptor(
             n = column * BLOCK_N
             acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
             acc = multiply(
-                a_desc, b_desc, acc, outer, inner, m, n, 0, blocks, A_ROW, B_ROW, BLOCK_K, PRECISION
+                a_desc, b_desc, acc, outer, inner, m, n, 0, blocks, A_ROW, B_ROW, BLOCK_K, 1, PRECISION
             )
             store_tile(
                 out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
@@ -129,23 +198,16 @@ def matmul_descriptor(
         row, column = grouped_tile(index % tiles, tiles_m, tiles_n, GROUP_M)
         m = row * BLOCK_M
         n = column * BLOCK_N
-        first = (blocks.to(tl.int64) * part // SPLIT_K).to(tl.int32)
-        last = (blocks.to(tl.int64) * (part + 1) // SPLIT_K).to(tl.int32)
         acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
-        acc = multiply(a_desc, b_desc, acc, outer, inner, m, n, first, last, A_ROW, B_ROW, BLOCK_K, PRECISION)
-        mine = True
+        acc = multiply(
+            a_desc, b_desc, acc, outer, inner, m, n, part, blocks, A_ROW, B_ROW, BLOCK_K, SPLIT_K, PRECISION
+        )
         if SPLIT_K > 1:
-            within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-            parts = parts_ptr + index.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N)
-            tl.store(parts + part * (BLOCK_M * BLOCK_N) + within, acc, cache_modifier=".cg")
-            tl.debug_barrier()  # every thread has written before one of them says so
-            mine = tl.atomic_add(arrived_ptr + index, 1, sem="acq_rel") == SPLIT_K - 1
-            if mine:
-                tl.atomic_xchg(arrived_ptr + index, 0, sem="relaxed")  # as the next launch wants to find it
-                acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
-                for i in range(SPLIT_K):
-                    acc += tl.load(parts + i * (BLOCK_M * BLOCK_N) + within, cache_modifier=".cg")
-        if mine:
+            share_parts(
+                parts_ptr, counters_ptr, acc, index, part,
+                out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, SPLIT_K, POLLS,
+            )  # fmt: skip
+        else:
             store_tile(
                 out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
                 BY_DESCRIPTOR, SUBTILES,

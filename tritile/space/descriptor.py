@@ -14,7 +14,7 @@ NAME: Final = "descriptor"
 PARAMETERS: Final = (
     "BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES"
 )  # fmt: skip
-MAX_ARRIVALS: Final = 16384  # tiles that may share their K among programs
+MAX_SHARED: Final = 16384  # tiles that several programs may make together
 _MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_WORDS: Final = 128
 
@@ -72,8 +72,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
             return "SPLIT_K and PERSISTENT exclude each other"
         if config["SPLIT_K"] * config["BLOCK_K"] > problem.k:
             return f"SPLIT_K = {config['SPLIT_K']} leaves programs without a block of K = {problem.k}"
-        if tiles(config, problem) > MAX_ARRIVALS:
-            return f"{tiles(config, problem)} tiles share their K, of {MAX_ARRIVALS}"
+        if tiles(config, problem) > MAX_SHARED:
+            return f"{tiles(config, problem)} tiles share their K, of {MAX_SHARED}"
     if tiles(config, problem) * config["SPLIT_K"] >= 2**31:
         return "more programs than a launch counts"
     words = accumulator_words(config, problem, device)

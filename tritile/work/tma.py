@@ -20,6 +20,7 @@ from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 _MAX_EXTENT: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
+_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
 _COPIED: Final = (8, 256, 4)  # rows and columns of a copied tile, and its warps: the fastest measured
 
 
@@ -172,9 +173,9 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = batch * -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
     scratch = inputs.scratch
-    parts = arrived = None
+    parts = counters = None
     if split > 1:
-        parts, arrived = Buffer(3 + len(scratch)), Buffer(4 + len(scratch))
+        parts, counters = Buffer(3 + len(scratch)), Buffer(4 + len(scratch))
         kind = "int32" if call.out_dtype == "int32" else "float32"
         scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
     grid = (min(tiles, processors), 1, 1) if config["PERSISTENT"] else (tiles, split, 1)
@@ -182,8 +183,9 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
         inputs.a.descriptor(block_m, block_k),
         inputs.b.descriptor(block_k, block_n),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
-        Buffer(2), parts, arrived, m, n, k, batch, inner, *out.strides,
+        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides,
         not inputs.a.transposed, not inputs.b.transposed, out.by_descriptor, call.precision, early,
+        _POLLS if tiles * split <= processors else 0,
         block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
     )  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}

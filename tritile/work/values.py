@@ -41,10 +41,10 @@ class Step(NamedTuple):
 class Work(NamedTuple):
     """The launches of one call, one after the other.
 
-    Their buffers are, in order: the call's tensors, the workspaces, and, where `arrivals` is above 0, that
-    many int32 counters, which are zero before and after.
+    Their buffers are, in order: the call's tensors, the workspaces, and, where `counters` is above 0, that
+    many int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
     """
 
     steps: tuple[Step, ...]
     scratch: tuple[Section, ...] = ()
-    arrivals: int = 0
+    counters: int = 0
