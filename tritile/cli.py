@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -23,12 +22,12 @@ from rich.table import Table as RichTable
 from tritile import device as devices
 from tritile import launch, table
 from tritile.device import Device
-from tritile.errors import InvalidValueError, TritileError, brief
+from tritile.errors import InvalidValueError, TritileError
 from tritile.problem import problem_key
-from tritile.report import bench as benchmark
 from tritile.report import console as printing
 from tritile.report import doctor as diagnosis
-from tritile.report import results as results_file
+from tritile.report import peers
+from tritile.report import run as benchmark
 from tritile.report.environment import environment
 from tritile.settings import cache_dir
 from tritile.store import store_of
@@ -36,7 +35,8 @@ from tritile.trial import Trial
 from tritile.tune import suites, tuner
 from tritile.tune.worker import CompilePool
 
-SUITES = Path(__file__).parents[1] / "tuning" / "suites"
+TUNING = Path(__file__).parents[1] / "tuning"
+SUITES, RESULTS = TUNING / "suites", TUNING / "results"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console(markup=False)  # brackets in data are no markup
@@ -75,6 +75,11 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _say(text: str) -> None:
+    """What went wrong without ending a command. A bar that is shown meanwhile stays below it."""
+    console.print(text, style="red", highlight=False)
 
 
 @contextmanager
@@ -186,36 +191,42 @@ def bench(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Besides torch: {', '.join(peers.PEERS)}; may be repeated. Takes seconds a product."
+        ),
+    ] = None,
+    only: Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')] = "",
     results: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Measure nothing: show results (of files or folders named) beside targets.")
+    ] = False,
 ) -> None:
-    """Time tritile against torch, side by side, with the configs that calls would use."""
+    """Time tritile against torch and other peers, side by side, with the configs that calls would use."""
+    if compare:
+        places = [Path(text) for text in shapes or []] or [results or RESULTS]
+        printing.print_targets(benchmark.stored(places, _say))
+        return
     here = devices.current_gpu()
     if here is None:
         raise InvalidValueError("there is no GPU here to measure")
-    cases, lines, env = _cases(shapes, suite, suites_dir, op, dtype, layout), [], environment(here)
-    failed = 0
+    names, env = peers.check_names(peer or []), environment(here)
+    cases = [c for c in _cases(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
+    if not cases:
+        raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     with _progress() as bar:
         task = bar.add_task("measuring", total=len(cases))
-        for case in cases:
-            try:
-                lines.append(results_file.result(case, benchmark.measured(case), env))
-                if results is not None:
-                    results_file.append(results / f"{case.suite}.jsonl", lines[-1:])
-            except OSError:
-                raise
-            except Exception as error:  # what one case raises, torch's refusals too, is not the others'
-                failed += 1
-                bar.console.print(f"{case.problem.label}: {brief(error)}", style="red")
-                torch.cuda.empty_cache()
-            bar.update(task, advance=1, description=case.problem.label)
+        lines, failed = benchmark.run_cases(
+            cases, names, env, results, _say, lambda label: bar.update(task, advance=1, description=label)
+        )
     if not quiet:
         printing.print_results(lines, console)
     printing.print_summary(lines, console)
-    for name, ours, theirs in benchmark.host_costs():
-        console.print(f"host cost of {name}: tritile {ours:.1f} us, torch {theirs:.1f} us")
+    printing.print_host(benchmark.run_host(env, results), console)
     if failed:
         raise typer.Exit(1)
 

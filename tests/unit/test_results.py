@@ -22,12 +22,12 @@ from tritile.report.results import (
     Result,
     append,
     case_of,
+    host_result,
     latest,
-    markdown_summary,
     read,
     result,
-    summary,
 )
+from tritile.report.summary import markdown_summary, summary
 from tritile.tune.suites import parse_shape
 
 ENV = {
@@ -80,11 +80,35 @@ def test_permute_line_counts_bytes_read_and_written() -> None:
     assert not {"m", "n", "k", "batch", "tflops"} & set(line)
 
 
+def test_a_line_of_before_the_tutorial_was_a_peer_is_read(tmp_path: Path) -> None:
+    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0), ENV)
+    assert new["ratio_tutorial"] == 3.0
+    old = {name: value for name, value in new.items() if "tutorial" not in name}
+    append(tmp_path / "given.jsonl", [old, new])
+    assert read(tmp_path / "given.jsonl") == [old, new]
+
+
+def test_host_lines_come_back_and_are_no_cases(tmp_path: Path) -> None:
+    line = host_result("matmul(a, b)", 8.0, 10.0, ENV)
+    assert (line["op"], line["suite"], line["ratio_torch"]) == ("host", "host", 1.25)
+    append(tmp_path / "host.jsonl", [line, line])
+    assert latest(read(tmp_path / "host.jsonl")) == [line]
+    assert summary([line]) == []
+    assert "no results" in printed([line])
+    assert "1.250" not in printed([line, product("64x64x64", 0.5)])
+
+
+@pytest.mark.parametrize("changes", [{"call": ""}, {"suite": "deep"}, {"torch_us": None}, {"env": {}}])
+def test_host_lines_are_checked(tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(InvalidValueError):
+        append(tmp_path / "host.jsonl", [host_result("matmul(a, b)", 8.0, 10.0, ENV) | changes])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"inductor_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1}, {"error": math.nan},
-        {"torch_error": math.inf}, {"spread": None}, {"plan_source": ""}, {"config": {}},
+        {"inductor_us": 0.0}, {"tutorial_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1},
+        {"error": math.nan}, {"torch_error": math.inf}, {"spread": None}, {"plan_source": ""}, {"config": {}},
     ],
 )  # fmt: skip
 def test_measurement_refuses(changes: dict) -> None:
@@ -128,6 +152,7 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path: Path) -> None:
         {"op": "conv"}, {"op": ["matmul"]}, {"m": 0}, {"m": "64"}, {"m": True}, {"dtype": "half"},
         {"layout": None}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None}, {"tritile_us": 10**400},
         {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
+        {"tutorial_us": 3.0, "ratio_tutorial": None},
         {"plan_source": 7}, {"spread": "?"},
     ],
 )  # fmt: skip
@@ -193,6 +218,14 @@ def test_print_results() -> None:
     assert re.search(r"transpose: 1000x2000 float32 .* 2000 GB/s \(80% of copy\)", text)
     assert "64x64, warps 8, stages 3" in text
     assert "no results" in printed([])
+
+
+def test_peers_are_printed_where_they_were_measured() -> None:
+    line = result(parse_shape("64x64x64"), measured(10.0, 20.0, inductor_us=15.0), ENV)
+    text = printed([line, product("64x64x64", 0.5)])
+    assert "inductor ratio" in text
+    assert "1.500" in text
+    assert "tutorial ratio" not in text
 
 
 def test_ratios_below_one_are_highlighted(monkeypatch: pytest.MonkeyPatch) -> None:

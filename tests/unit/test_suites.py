@@ -9,7 +9,7 @@ from tritile.problem import MatmulProblem, TransposeProblem
 from tritile.tune.suites import Case, find, load, parse_shape
 
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"
-COUNTS = {"square": 66, "ragged": 48, "llm": 128, "deep": 10, "batched": 10, "transpose": 40, "quick": 8}
+COUNTS = {"square": 110, "ragged": 48, "llm": 128, "deep": 10, "batched": 10, "transpose": 40, "quick": 8}
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
 

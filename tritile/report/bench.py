@@ -1,36 +1,23 @@
-"""tritile against torch on one case: both sides in one process, interleaved, on cold operands."""
+"""tritile against its peers on one case: all sides in one process, interleaved, on cold operands."""
 
 import contextlib
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from tritile import device as devices
 from tritile import ladder, launch
-from tritile.errors import UnsupportedError
+from tritile.errors import UnsupportedError, brief
 from tritile.ops.matmul import matmul
 from tritile.ops.transpose import transpose
-from tritile.problem import FP8_DTYPES
+from tritile.report import peers
 from tritile.report.results import Measurement
 from tritile.tune import measure
 from tritile.tune.suites import Case
-from tritile.views import Call, MatmulCall, TransposeCall
-
-
-def _batched(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    tensors = [measure.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out)]
-    if call.problem.batch == 1:
-        tensors = [tensor[0] for tensor in tensors]
-    return tensors[0], tensors[1], tensors[2]
-
-
-@functools.cache
-def _one(device: torch.device) -> torch.Tensor:
-    return torch.ones((), device=device)
+from tritile.views import Call, MatmulCall
 
 
 @contextlib.contextmanager
@@ -44,56 +31,35 @@ def _torch_precision(precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def torch_matmul(call: Call) -> None:
-    """What a torch user would call for this product, into the same output."""
-    assert isinstance(call, MatmulCall)
-    a, b, out = _batched(call)
-    if call.dtype == "int8":
-        torch._int_mm(a, b, out=out)
-    elif call.dtype in FP8_DTYPES:
-        one = _one(a.device)
-        torch._scaled_mm(a, b, one, one, out_dtype=out.dtype, out=out)
-    else:
-        torch.matmul(a, b, out=out)
-
-
-def _planes(call: TransposeCall, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    def plane(view: Any) -> torch.Tensor:
-        tensor = view.tensor.view(kind)
-        strides = (*(view.batch_strides or (0,)), *view.strides)
-        return tensor.as_strided((call.problem.batch, *view.shape), strides)
-
-    return plane(call.x), plane(call.out)
-
-
-def torch_transpose(dtype: str) -> Callable[[Call], None]:
-    """torch's own copy into the transposed order, of elements of this dtype."""
-    kind = getattr(torch, dtype)
-
-    def run(call: Call) -> None:
-        assert isinstance(call, TransposeCall)
-        x, out = _planes(call, kind)
-        out.copy_(x)
-
-    return run
-
-
-def device_copy(call: Call) -> None:
-    """A plain copy of the same bytes in their order: the speed limit of a transposition."""
-    assert isinstance(call, TransposeCall)
-    call.out.tensor.copy_(call.x.tensor)
-
-
-def _peer_error(case: Case, call: Call, run: Callable[[Call], None]) -> float:
+def _torch_error(call: Call, run: measure.Run) -> float:
     measure.poison(call.out)
     run(call)
     torch.cuda.synchronize()
     return measure.matmul_error(call) if isinstance(call, MatmulCall) else 0.0
 
 
-def measured(case: Case) -> Measurement:
-    """Time tritile and torch on a case, with the config that a call would use.
+def _peer_graphs(
+    case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
+) -> dict[str, measure.Graph]:
+    """The graphs of those of these peers that take the case and answer rightly; `tell` hears of the rest."""
+    graphs = {}
+    for name in names:
+        try:
+            graph = peers.peer_graph(name, calls)
+        except Exception as error:  # a peer that fails in any way costs its own numbers alone
+            tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
+            continue
+        if graph is not None:
+            graphs[name] = graph
+    return graphs
 
+
+def measured(
+    case: Case, names: Iterable[str] = (), tell: Callable[[str], None] = warnings.warn
+) -> Measurement:
+    """Time tritile, torch and the peers of these names on a case, with the config that a call would use.
+
+    `tell` is called with a line of text for a peer that fails or answers wrongly, which is left out.
     Raises UnsupportedError where there is no GPU, and what a call would raise.
     """
     device = devices.current_gpu()
@@ -105,28 +71,31 @@ def measured(case: Case) -> Measurement:
     calls = measure.copies_of(problem, device)
     ours = measure.run_of(launch.prepare(calls[0], chosen.config))
     is_matmul = isinstance(calls[0], MatmulCall)
-    theirs = torch_matmul if is_matmul else torch_transpose(case.dtype)
+    theirs = peers.torch_matmul if is_matmul else peers.torch_transpose(case.dtype)
     error = measure.check(ours, calls[0])
+    sides: dict[str, measure.Graph | measure.Eager] = {"tritile": measure.Graph(ours, calls)}
     with _torch_precision(case.precision):
-        torch_error = _peer_error(case, calls[0], theirs)
-        peer = measure.Graph(theirs, calls)
-    sides: list[measure.Graph | measure.Eager] = [measure.Graph(ours, calls), peer]
+        torch_error = _torch_error(calls[0], theirs)
+        sides |= {"torch": measure.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
     if not is_matmul:
-        sides += [measure.Graph(device_copy, calls), measure.Eager(device_copy, calls)]
-    samples = measure.interleaved(sides, budget_ms=100.0)
-    timings = [measure.timing_of(times) for times in samples]
-    # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
-    copy_gbps = None if is_matmul else problem.bytes / min(timing.us for timing in timings[2:]) / 1e3
+        # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
+        copy = peers.device_copy
+        sides |= {"copy": measure.Graph(copy, calls), "eager copy": measure.Eager(copy, calls)}
+    samples = measure.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
+    timings = {side: measure.timing_of(times) for side, times in zip(sides, samples, strict=True)}
+    us = {side: timing.us for side, timing in timings.items()}
+    copy_gbps = None if is_matmul else problem.bytes / min(us["copy"], us["eager copy"]) / 1e3
     return Measurement(
-        timings[0].us,
-        timings[1].us,
-        None,
-        timings[0].spread,
-        error,
-        torch_error,
-        copy_gbps,
-        chosen.config,
-        chosen.source,
+        tritile_us=us["tritile"],
+        torch_us=us["torch"],
+        inductor_us=us.get("inductor"),
+        tutorial_us=us.get("tutorial"),
+        spread=timings["tritile"].spread,
+        error=error,
+        torch_error=torch_error,
+        copy_gbps=copy_gbps,
+        config=chosen.config,
+        plan_source=chosen.source,
     )
 
 

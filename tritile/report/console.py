@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Iterable
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tritile.config import Config
-from tritile.report.results import Result, Summary, dtype_label, latest, sizes_label, summary
+from tritile.report.results import PEERS, Result
+from tritile.report.summary import Summary, dtype_label, of_cases, sizes_label, summary
+from tritile.report.targets import Row, compare
 
 _PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
 
@@ -62,14 +65,14 @@ def _config(config: Config) -> str:
     return ", ".join(["x".join(blocks), *rest, f"warps {config.num_warps}", f"stages {config.num_stages}"])
 
 
-def _row(line: Result, inductor: bool) -> list[str | Text]:
+def _row(line: Result, peers: list[str]) -> list[str | Text]:
     words = dtype_label(line["dtype"], line["precision"] or ""), line["layout"] or ""
     return [
         f"{line['suite']}: {sizes_label(line)} {' '.join(words)}".rstrip(),
         f"{line['tritile_us']:.1f}",
         f"{line['torch_us']:.1f}",
         _ratio(line["ratio_torch"]),
-        *([_ratio(line["ratio_inductor"])] if inductor else []),
+        *[_ratio(line.get(f"ratio_{peer}")) for peer in peers],
         f"{line['spread']:.1%}",
         _rate(line),
         f"{line['error']:.1e} / {line['torch_error']:.1e}",
@@ -84,22 +87,22 @@ def print_results(results: Iterable[Result], console: Console | None = None) -> 
     Times are in microseconds, ratios the peer's time by tritile's; the rate of a permute counts bytes
     read and written. `console` is standard output if it is left out.
     """
-    lines = latest(results)
+    lines = of_cases(results)
     if not lines:
         _console(console).print("no results")
         return
-    inductor = any(line["ratio_inductor"] is not None for line in lines)
-    peers = ("torch us", "torch ratio", *(["inductor ratio"] if inductor else []))
-    right = ("tritile us", *peers, "spread", "rate", "error / torch's")
+    peers = [name for name in PEERS if any(line.get(f"ratio_{name}") is not None for line in lines)]
+    ratios = [f"{name} ratio" for name in ("torch", *peers)]
+    right = ("tritile us", "torch us", *ratios, "spread", "rate", "error / torch's")
     table = _table(_title(lines), ("problem",), right, ("source", "config"))
     for line in lines:
-        _add(table, *_row(line, inductor))
+        _add(table, *_row(line, peers))
     _console(console).print(table)
 
 
 def print_summary(results: Iterable[Result], console: Console | None = None) -> None:
     """Print counts, geometric means and worst ratios against torch; ratios below 1 are highlighted."""
-    lines = latest(results)
+    lines = of_cases(results)
     rows: list[Summary] = summary(lines)
     if not rows:
         _console(console).print("no results")
@@ -111,3 +114,42 @@ def print_summary(results: Iterable[Result], console: Console | None = None) -> 
         numbers = (str(row.count), _ratio(row.geomean), str(row.behind), _ratio(row.worst))
         _add(table, *words, *numbers, row.worst_label)
     _console(console).print(table)
+
+
+def print_host(lines: Iterable[Result], console: Console | None = None) -> None:
+    """Print what calls cost the host, one a line."""
+    for line in lines:
+        times = f"tritile {line['tritile_us']:.1f} us, torch {line['torch_us']:.1f} us"
+        _console(console).print(f"host cost of {line['call']}: {times}", markup=False)
+
+
+_AIMS: Final = ("what", "cases", "worst", "geometric mean", "target worst", "target geometric mean", "met")
+
+
+def _aim(value: float | None, label: str = "", met: bool | None = None) -> Text:
+    if value is None:
+        return Text("-")
+    number = f"{value:.0f}" if value >= 100 else f"{value:.3f}"
+    return Text(f"{number} {label}".rstrip(), style="bold red" if met is False else "")
+
+
+def _add_aim(table: Table, row: Row) -> None:
+    marks = {None: Text("-"), True: Text("✓", style="green"), False: Text("✗", style="bold red")}
+    found = (_aim(row.worst, row.worst_label, row.worst_met), _aim(row.geomean, "", row.geomean_met))
+    noise = "" if row.target.noise is None else f"(noise: {row.target.noise:.3f})"
+    wanted = (_aim(row.target.worst, noise), _aim(row.target.geomean))
+    _add(table, row.what, str(row.cases), *found, *wanted, marks[row.met] if row.cases else "not measured")
+
+
+def print_targets(results: Iterable[Result], console: Console | None = None) -> None:
+    """Print each target beside the newest results, a table for each GPU; a missed target has a cross."""
+    lines = list(results)
+    if not lines:
+        _console(console).print("no results")
+    for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
+        here = [line for line in lines if line["env"]["gpu"] == gpu]
+        # Folded where the terminal is narrow: a column that is cut could hide what was missed.
+        table = _table(_title(here), (), (), _AIMS)
+        for row in compare(here):
+            _add_aim(table, row)
+        _console(console).print(table)

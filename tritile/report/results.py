@@ -2,9 +2,13 @@
 
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute), its times in microseconds
-(`tritile_us, torch_us, inductor_us`), `ratio_torch` and `ratio_inductor` (the peer's time by tritile's:
-above 1, tritile is faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`,
-`error, torch_error` and `env`.
+(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run), `ratio_torch`,
+`ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is faster), `spread`,
+`tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`. Lines of before
+there was a tutorial peer lack its two fields.
+
+A result of op "host" is the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
+`tritile_us, torch_us, ratio_torch` and `env`.
 """
 
 import json
@@ -25,7 +29,8 @@ from tritile.tune.suites import Case
 
 Result = dict[str, Any]
 
-_TIMES: Final = {"tritile_us": True, "torch_us": True, "inductor_us": False}  # whether it must be there
+HOST: Final = "host"  # the op and the suite of what a call costs the host
+PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {"matmul": ("tflops",), "permute": ("gbps", "copy_gbps")}
 _CASE_FIELDS: Final = {
     "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
@@ -53,9 +58,10 @@ class Measurement:
     copy_gbps: float | None
     config: Config
     plan_source: str
+    tutorial_us: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tritile_us", "torch_us", "inductor_us", "copy_gbps"):
+        for name in ("tritile_us", "torch_us", "inductor_us", "tutorial_us", "copy_gbps"):
             needed = name in ("tritile_us", "torch_us")
             _check_number(vars(self), name, needed=needed, above=True)
         for name in ("spread", "error", "torch_error"):
@@ -88,7 +94,8 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
     named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
-    ours, inductor = measured.tritile_us, measured.inductor_us
+    ours = measured.tritile_us
+    times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
     problem = case.problem
     rates: dict[str, float | None]
     if isinstance(problem, MatmulProblem):
@@ -97,10 +104,8 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         rates = {"gbps": problem.bytes / ours / 1e3, "copy_gbps": measured.copy_gbps}
     numbers = {
         "tritile_us": ours,
-        "torch_us": measured.torch_us,
-        "inductor_us": inductor,
-        "ratio_torch": measured.torch_us / ours,
-        "ratio_inductor": None if inductor is None else inductor / ours,
+        **{f"{peer}_us": us for peer, us in times.items()},
+        **{f"ratio_{peer}": None if us is None else us / ours for peer, us in times.items()},
         "spread": measured.spread,
         **rates,
         "error": measured.error,
@@ -113,6 +118,13 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         "plan_source": measured.plan_source,
         "env": dict(env),
     }
+
+
+def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:
+    """The line of a result file for the host time of one call, in microseconds."""
+    times = {"tritile_us": tritile_us, "torch_us": torch_us, "ratio_torch": torch_us / tritile_us}
+    rounded = {name: _rounded(value) for name, value in times.items()}
+    return {"op": HOST, "suite": HOST, "call": call, **rounded, "env": dict(env)}
 
 
 def case_of(line: Mapping[str, Any]) -> Case:
@@ -129,21 +141,32 @@ def _checked(line: Any) -> Result:
     """This value, if it is a result. Raises InvalidValueError otherwise."""
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
-    case = case_of(line)
-    for name, needed in _TIMES.items():
-        _check_number(line, name, needed=needed, above=True)
-    for name in ("ratio_torch", *_RATES[case.op]):
-        _check_number(line, name, needed=name != "copy_gbps", above=True)
-    _check_number(line, "ratio_inductor", needed=line.get("inductor_us") is not None, above=True)
-    for name in ("spread", "error", "torch_error"):
-        _check_number(line, name, needed=True, above=False)
-    Config.from_dict(line.get("config"))
+    if line.get("op") == HOST:
+        if line.get("suite") != HOST or not (isinstance(line.get("call"), str) and line["call"]):
+            raise InvalidValueError(f"suite, call: wanted {HOST!r} and the call as text")
+    else:
+        _check_case(line)
+    for name in ("tritile_us", "torch_us", "ratio_torch"):
+        _check_number(line, name, needed=True, above=True)
     env = line.get("env")
     if not isinstance(env, dict) or any(not isinstance(env.get(name), str) for name in ENV_FIELDS):
         raise InvalidValueError(f"env: wanted {', '.join(ENV_FIELDS)}, as text")
+    return line
+
+
+def _check_case(line: Result) -> None:
+    """Raises InvalidValueError for a result that lacks what one of a case holds, besides torch's times."""
+    case = case_of(line)
+    for peer in PEERS:
+        _check_number(line, f"{peer}_us", needed=False, above=True)
+        _check_number(line, f"ratio_{peer}", needed=line.get(f"{peer}_us") is not None, above=True)
+    for name in _RATES[case.op]:
+        _check_number(line, name, needed=name != "copy_gbps", above=True)
+    for name in ("spread", "error", "torch_error"):
+        _check_number(line, name, needed=True, above=False)
+    Config.from_dict(line.get("config"))
     if not isinstance(line.get("plan_source"), str):
         raise InvalidValueError("plan_source: wanted text")
-    return line
 
 
 def append(path: Path, results: Iterable[Result]) -> None:
@@ -190,89 +213,10 @@ def read(path: Path) -> list[Result]:
     return good
 
 
+def _subject(line: Result) -> tuple[Case | str, str]:
+    return line["call"] if line["op"] == HOST else case_of(line), line["env"]["gpu"]
+
+
 def latest(results: Iterable[Result]) -> list[Result]:
-    """The last result of each case on each GPU, in the order in which the cases first came."""
-    return list({(case_of(line), line["env"]["gpu"]): line for line in results}.values())
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How tritile compares over the cases of one suite, dtype, precision and layout on one GPU.
-
-    `geomean` and `worst` are of `ratio_torch` (above 1: tritile is faster); `behind` counts the cases
-    below 1; `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
-    """
-
-    gpu: str
-    suite: str
-    dtype: str
-    precision: str
-    layout: str
-    count: int
-    geomean: float
-    worst: float
-    worst_label: str
-    behind: int
-
-
-def sizes_label(line: Result) -> str:
-    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one."""
-    if line["op"] == "permute":
-        return "x".join(str(size) for size in line["shape"])
-    batch = [line["batch"]] if line["batch"] > 1 else []
-    return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
-
-
-def summary(results: Iterable[Result]) -> list[Summary]:
-    """Counts, geometric means and worst ratios, in order of the results, each case once as `latest`."""
-    groups: dict[tuple[str, ...], list[Result]] = {}
-    for line in latest(results):
-        case = case_of(line)
-        words = (case.precision, case.layout) if case.op == "matmul" else ("", "")
-        groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
-    return [_summary_of(words, lines) for words, lines in groups.items()]
-
-
-def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
-    gpu, suite, dtype, precision, layout = words
-    ratios = [line["ratio_torch"] for line in lines]
-    worst = min(lines, key=lambda line: line["ratio_torch"])
-    return Summary(
-        gpu=gpu,
-        suite=suite,
-        dtype=dtype,
-        precision=precision,
-        layout=layout,
-        count=len(lines),
-        geomean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
-        worst=worst["ratio_torch"],
-        worst_label=sizes_label(worst),
-        behind=sum(ratio < 1 for ratio in ratios),
-    )
-
-
-def dtype_label(dtype: str, precision: str) -> str:
-    """The dtype, with how float32 is multiplied where that is not IEEE's way."""
-    return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype
-
-
-def markdown_summary(results: Iterable[Result]) -> str:
-    """The summary as Markdown: a table for each GPU, below the versions with which it was measured."""
-    results = latest(results)
-    rows = summary(results)
-    parts: list[str] = []
-    for gpu in dict.fromkeys(row.gpu for row in rows):
-        envs = [line["env"] for line in results if line["env"]["gpu"] == gpu]
-        with_ = [f"{name} {' / '.join(sorted({env[name] for env in envs}))}" for name in ("torch", "triton")]
-        parts += [
-            f"**{gpu or 'no GPU'}**, {', '.join(with_)}; torch's time / tritile's, above 1 is faster:",
-            "",
-        ]
-        parts += ["| suite | dtype | layout | problems | geometric mean | behind | worst | at |"]
-        parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
-        for row in (row for row in rows if row.gpu == gpu):
-            cells = (row.suite, dtype_label(row.dtype, row.precision), row.layout, row.count)
-            ratios = (f"{row.geomean:.2f}", row.behind, f"{row.worst:.2f}", row.worst_label)
-            parts += [f"| {' | '.join(map(str, (*cells, *ratios)))} |"]
-        parts += [""]
-    return "\n".join(parts)
+    """The last result of each case or call on each GPU, in the order in which these first came."""
+    return list({_subject(line): line for line in results}.values())

@@ -1,0 +1,156 @@
+"""Whom tritile is measured against: what they are asked for, and that a bad one costs only itself."""
+
+import json
+
+import pytest
+import torch
+
+from tritile.config import Config
+from tritile.errors import InvalidValueError
+from tritile.report import bench, peers, tutorial
+from tritile.report import run as benchmark
+from tritile.report.results import Measurement, read
+from tritile.tune import measure
+from tritile.tune.suites import parse_shape
+from tritile.views import posed
+
+ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
+
+
+class Graph:
+    """A graph that is no graph: it runs over all calls, once."""
+
+    def __init__(self, run, calls):
+        for call in calls:
+            run(call)
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch):
+    monkeypatch.setattr(measure, "Graph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure, "_sampled", torch.arange)
+
+
+def calls_of(case):
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        return torch.randn(elements).to(kind) if kind.is_floating_point else torch.ones(elements, dtype=kind)
+
+    return [posed(case.problem, make) for _ in range(2)]
+
+
+def graphs(case, names):
+    told = []
+    return bench._peer_graphs(case, calls_of(case), names, told.append), told
+
+
+def right(call):
+    a, b, out = peers.matrices(call)
+    return (a @ b).reshape(out.shape[-2:] if len(out) == 1 else out.shape)
+
+
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("shape", ["9x7x5", "3x9x7x5"])
+def test_a_right_answer_is_measured(shape, layout, monkeypatch):
+    case = parse_shape(shape, dtype="float32", layout=layout)
+    monkeypatch.setitem(peers.PEERS, "inductor", lambda call: right)
+    found, told = graphs(case, ["inductor"])
+    assert list(found) == ["inductor"]
+    assert told == []
+
+
+def failing(call):
+    raise RuntimeError("no such backend\nat line 7")
+
+
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        (failing, "RuntimeError: no such backend"),
+        (lambda call: lambda call: failing(call), "RuntimeError: no such backend"),
+        (lambda call: lambda call: torch.zeros(9, 7), "wrong answer"),
+        (lambda call: lambda call: peers.matrices(call)[2][0], "wrong answer"),  # nothing was written
+        (lambda call: lambda call: torch.zeros(2, 2), "RuntimeError"),
+    ],
+)
+def test_a_peer_that_fails_costs_itself_alone(peer, said, monkeypatch):
+    case = parse_shape("9x7x5", dtype="float16")
+    monkeypatch.setitem(peers.PEERS, "inductor", peer)
+    monkeypatch.setitem(peers.PEERS, "tutorial", lambda call: right)
+    found, (told,) = graphs(case, ["inductor", "tutorial"])
+    assert list(found) == ["tutorial"]
+    assert told.startswith("9x7x5 NN float16: not measured against inductor: ")
+    assert said in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        parse_shape("9x7", op="permute"),
+        parse_shape("16x16x16", dtype="int8"),
+        parse_shape("16x16x16", dtype="float64"),
+    ],
+)
+def test_what_a_peer_does_not_take_is_left_out_without_a_word(case):
+    assert graphs(case, ["tutorial"]) == ({}, [])
+
+
+def test_the_tutorial_writes_into_out(monkeypatch):
+    def multiply(a, b, out, precision):
+        assert precision == "tf32"
+        out.copy_(a @ b)
+
+    monkeypatch.setattr(tutorial, "tuned", lambda itemsize: multiply)
+    for shape in ("9x7x5", "3x9x7x5"):
+        case = parse_shape(shape, dtype="float32", layout="TN", precision="tf32")
+        assert graphs(case, ["tutorial"])[1] == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
+    asked = {}
+
+    def compiled(call, **options):
+        asked.update(options)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
+    made = peers.inductor(call)(call)
+    assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
+    peers.torch_matmul(call)
+    assert torch.equal(made, peers.matrices(call)[2][0])
+
+
+def test_names_are_checked():
+    assert peers.check_names(["tutorial", "inductor", "tutorial"]) == ("tutorial", "inductor")
+    with pytest.raises(InvalidValueError, match=r"'cutlass'.*inductor, tutorial"):
+        peers.check_names(["cutlass"])
+
+
+def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
+    def measured(case, names, tell):
+        assert names == ("tutorial",)
+        if case.m == 8:
+            raise ValueError("no")
+        return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact", 3.0)
+
+    monkeypatch.setattr(bench, "measured", measured)
+    told, done = [], []
+    cases = [parse_shape("8x8x8"), parse_shape("16x8x8")]
+    lines, failed = benchmark.run_cases(cases, ("tutorial",), ENV, tmp_path, told.append, done.append)
+    assert failed == 1
+    assert told == ["8x8x8 NN bfloat16: ValueError: no"]
+    assert done == [case.problem.label for case in cases]
+    assert read(tmp_path / "given.jsonl") == lines
+    assert [line["ratio_tutorial"] for line in lines] == [3.0]
+
+
+def test_host_costs_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "host_costs", lambda: [("matmul(a, b)", 8.0, 10.0)])
+    lines = benchmark.run_host(ENV, tmp_path)
+    assert read(tmp_path / "host.jsonl") == lines
+    assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
+    assert benchmark.run_host(ENV, None) == lines

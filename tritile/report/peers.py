@@ -1,0 +1,145 @@
+"""Whom tritile is measured against: torch, and on request torch.compile and Triton's tutorial."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from tritile.errors import InvalidValueError
+from tritile.problem import FP8_DTYPES
+from tritile.report import tutorial
+from tritile.tune import measure
+from tritile.views import Call, MatmulCall, TransposeCall
+
+Peer = Callable[[MatmulCall], torch.Tensor]
+
+
+def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """a, b and out as (batch, rows, columns) tensors."""
+    a, b, out = (measure.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
+    return a, b, out
+
+
+def _as_a_user_has_them(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a, b, out = matrices(call)
+    return (a[0], b[0], out[0]) if call.problem.batch == 1 else (a, b, out)
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+def _product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """What a torch user would call for this product, with a, b and `out=` or none."""
+    if call.dtype == "int8":
+        return torch._int_mm
+    if call.dtype in FP8_DTYPES:
+        one, kind = _one(call.a.tensor.device), getattr(torch, call.out_dtype)
+        return lambda a, b, **out: torch._scaled_mm(a, b, one, one, out_dtype=kind, **out)
+    return torch.matmul
+
+
+def torch_matmul(call: Call) -> None:
+    """What a torch user would call for this product, into the same output."""
+    assert isinstance(call, MatmulCall)
+    a, b, out = _as_a_user_has_them(call)
+    _product(call)(a, b, out=out)
+
+
+def _planes(call: TransposeCall, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def plane(view: Any) -> torch.Tensor:
+        tensor = view.tensor.view(kind)
+        strides = (*(view.batch_strides or (0,)), *view.strides)
+        return tensor.as_strided((call.problem.batch, *view.shape), strides)
+
+    return plane(call.x), plane(call.out)
+
+
+def torch_transpose(dtype: str) -> Callable[[Call], None]:
+    """torch's own copy into the transposed order, of elements of this dtype."""
+    kind = getattr(torch, dtype)
+
+    def run(call: Call) -> None:
+        assert isinstance(call, TransposeCall)
+        x, out = _planes(call, kind)
+        out.copy_(x)
+
+    return run
+
+
+def device_copy(call: Call) -> None:
+    """A plain copy of the same bytes in their order: the speed limit of a transposition."""
+    assert isinstance(call, TransposeCall)
+    call.out.tensor.copy_(call.x.tensor)
+
+
+def inductor(call: MatmulCall) -> Peer:
+    """The product by torch.compile, searching as widely as it can; it allocates its results.
+
+    CUDA graphs are left to the measurement, which puts every side into one. The first call compiles.
+    """
+    from torch._inductor import select_algorithm
+
+    select_algorithm.PRINT_AUTOTUNE = False  # a table of its candidates for every case
+    torch._dynamo.reset()  # what was compiled for other cases counts towards a limit
+    product = _product(call)
+    compiled = torch.compile(
+        lambda a, b: product(a, b), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
+    )
+    return lambda call: compiled(*_as_a_user_has_them(call)[:2])
+
+
+def tutorials(call: MatmulCall) -> Peer | None:
+    """The kernel of Triton's tutorial, tuned in the first call; None for products that it does not take."""
+    tensors = matrices(call)
+    # Its offsets within a matrix have 32 bits.
+    if call.dtype not in tutorial.DTYPES or max(math.prod(t.shape[1:]) for t in tensors) >= 2**31:
+        return None
+    multiply = tutorial.tuned(call.a.itemsize)
+
+    def run(call: MatmulCall) -> torch.Tensor:
+        a, b, out = matrices(call)
+        multiply(a, b, out, call.precision)
+        return out if call.problem.batch > 1 else out[0]
+
+    return run
+
+
+PEERS: Final[dict[str, Callable[[MatmulCall], Peer | None]]] = {"inductor": inductor, "tutorial": tutorials}
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """These names of peers, each once. Raises InvalidValueError for one that is none."""
+    found = tuple(dict.fromkeys(names))
+    for name in found:
+        if name not in PEERS:
+            raise InvalidValueError(f"peer {name!r}: wanted one of {', '.join(PEERS)}")
+    return found
+
+
+def peer_graph(name: str, calls: list[Call]) -> measure.Graph | None:
+    """A graph of this peer over all calls, its answer to the first checked; None where it takes no such call.
+
+    Raises TuningError for a wrong answer, and whatever the peer raises.
+    """
+    first = calls[0]
+    peer = PEERS[name](first) if isinstance(first, MatmulCall) else None
+    if peer is None:
+        return None
+
+    def answer(call: Call) -> torch.Tensor:
+        assert isinstance(call, MatmulCall)
+        return peer(call)
+
+    def into_out(call: Call) -> None:
+        made = answer(call)
+        assert isinstance(call, MatmulCall)
+        _as_a_user_has_them(call)[2].copy_(made)
+
+    measure.check(into_out, first)
+    # Kept through the capture, each result has memory of its own, cold like everyone's.
+    kept: list[torch.Tensor] = []
+    return measure.Graph(lambda call: kept.append(answer(call)), calls)

@@ -1,0 +1,153 @@
+"""What tritile aims at, as data, and how far results are from it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tritile.report.results import HOST, Result, latest
+from tritile.report.summary import dtype_label, geomean, sizes_label
+
+Values = list[tuple[float, str]]  # a number to be compared with a target, and what it is of
+Select = Callable[[list[Result]], Values]
+
+_ALIGNED: Final = ("square", "llm", "deep", "batched")
+_SHORT: Final = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The least that the worst and the geometric mean of some numbers should be; None: no such aim.
+
+    `select` takes these numbers from results. `noise`: a worst below its target, but not below this,
+    counts as met. `groups` also shows each suite and layout by itself.
+    """
+
+    what: str
+    select: Select
+    worst: float | None = None
+    geomean: float | None = None
+    noise: float | None = None
+    groups: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A target beside what was measured: nothing where `cases` is 0. `met` is None if nothing is asked."""
+
+    what: str
+    cases: int
+    worst: float | None
+    worst_label: str
+    geomean: float | None
+    target: Target
+    worst_met: bool | None
+    geomean_met: bool | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all that the target asks for is met."""
+        asked = [met for met in (self.worst_met, self.geomean_met) if met is not None]
+        return all(asked) if asked else None
+
+
+def _label(line: Result) -> str:
+    words = (line["suite"], sizes_label(line), dtype_label(line["dtype"], line["precision"] or ""))
+    return " ".join((*words, line["layout"] or "")).rstrip()
+
+
+def _short_products(results: Iterable[Result], suites: tuple[str, ...]) -> list[Result]:
+    return [
+        line
+        for line in results
+        if line["op"] == "matmul" and line["suite"] in suites and line["dtype"] in _SHORT
+    ]
+
+
+def _ratios(peer: str, suites: tuple[str, ...]) -> Select:
+    """Ratios to a peer of the suites' products of 16-bit types."""
+
+    def select(results: list[Result]) -> Values:
+        lines = _short_products(results, suites)
+        ratios = [(line.get(f"ratio_{peer}"), _label(line)) for line in lines]
+        return [(ratio, label) for ratio, label in ratios if ratio is not None]
+
+    return select
+
+
+def _squares(results: Iterable[Result], size: int) -> dict[tuple[str, str], Result]:
+    """The newest product of these sizes, of any suite, by dtype and layout."""
+    cube = [line for line in results if line["op"] == "matmul" and line["dtype"] in _SHORT]
+    cube = [line for line in cube if (line["batch"], line["m"], line["n"], line["k"]) == (1, *[size] * 3)]
+    return {(line["dtype"], line["layout"]): line for line in cube}
+
+
+def _odd_square(results: list[Result]) -> Values:
+    odd, even = _squares(results, 8191), _squares(results, 8192)
+    both = [key for key in odd if key in even and key[0] == "bfloat16" and key[1] in ("NN", "NT")]
+    return [(odd[key]["tflops"] / even[key]["tflops"], " ".join(key)) for key in both]
+
+
+def _host_cost(results: list[Result]) -> Values:
+    lines = [line for line in results if line["op"] == HOST and line["call"].startswith("matmul")]
+    return [(line["ratio_torch"], line["call"]) for line in lines]
+
+
+def _peak_rate(results: list[Result]) -> Values:
+    rates = [(line["tflops"], " ".join(key)) for key, line in _squares(results, 8192).items()]
+    return sorted(rates)[-1:]
+
+
+def _permutes(results: list[Result]) -> Values:
+    return [(line["ratio_torch"], _label(line)) for line in results if line["op"] == "permute"]
+
+
+def _permutes_by_copy(results: list[Result]) -> Values:
+    lines = [line for line in results if line["op"] == "permute" and line.get("copy_gbps") is not None]
+    return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines]
+
+
+TARGETS: Final = (
+    Target(f"{', '.join(_ALIGNED)} against cuBLAS", _ratios("torch", _ALIGNED), 1.0, 1.1, 0.97, groups=True),
+    Target("ragged against cuBLAS", _ratios("torch", ("ragged",)), 1.5, 4.0),
+    Target("ragged against torch.compile max-autotune", _ratios("inductor", ("ragged",)), 1.0, 1.1),
+    Target("against Triton's tutorial", _ratios("tutorial", (*_ALIGNED, "ragged"))),
+    Target("8191^3 against tritile's own 8192^3", _odd_square, 0.92),
+    Target("host cost of a call against torch.matmul", _host_cost, 1.0),
+    Target("peak rate at 8192^3, TFLOP/s", _peak_rate, 800.0),
+    Target("transposes against torch", _permutes, None, 6.0),
+    Target("transposes against a plain copy", _permutes_by_copy, 0.97),
+)
+
+
+def _row(what: str, values: Values, target: Target) -> Row:
+    worst, label = min(values, default=(None, ""))
+    mean = geomean(value for value, _ in values) if values else None
+    enough = target.worst if target.noise is None else target.noise
+    return Row(
+        what,
+        len(values),
+        worst,
+        label,
+        mean,
+        target,
+        None if worst is None or enough is None else worst >= enough,
+        None if mean is None or target.geomean is None else mean >= target.geomean,
+    )
+
+
+def _time(line: Result) -> str:
+    return line["env"]["time"]
+
+
+def compare(results: Iterable[Result]) -> list[Row]:
+    """Each target beside the newest results of one GPU; of a case measured again, the last time counts."""
+    lines = sorted(latest(sorted(results, key=_time)), key=_time)
+    rows: list[Row] = []
+    for target in TARGETS:
+        if target.groups:
+            keys = dict.fromkeys((line["suite"], line["layout"]) for line in _short_products(lines, _ALIGNED))
+            for suite, layout in sorted(keys, key=lambda key: (_ALIGNED.index(key[0]), key[1])):
+                part = [line for line in lines if (line["suite"], line.get("layout")) == (suite, layout)]
+                rows.append(_row(f"{suite} {layout} against cuBLAS", target.select(part), target))
+        rows.append(_row(target.what, target.select(lines), target))
+    return rows
