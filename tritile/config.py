@@ -1,5 +1,6 @@
 """Config: one way to run a kernel, as a frozen value."""
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ class Config:
     num_ctas: int = 1
     maxnreg: int | None = None
     family: str = ""
+    _values: dict[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.kwargs, tuple) or len(self.kwargs) > _MAX_KWARGS:
@@ -71,6 +73,7 @@ class Config:
             _checked_count("maxnreg", self.maxnreg, 8, 512)
         if not isinstance(self.family, str) or not (self.family == "" or self.family.isidentifier()):
             raise InvalidValueError(f"family = {self.family!r}: wanted a kernel family's name")
+        object.__setattr__(self, "_values", dict(self.kwargs))
 
     @classmethod
     def of(
@@ -85,7 +88,7 @@ class Config:
 
     def __getitem__(self, name: str) -> Any:
         """The value of one parameter. Raises KeyError where there is none of that name."""
-        return dict(self.kwargs)[name]
+        return self._values[name]
 
     def __str__(self) -> str:
         blocks = [f"{name}={value}" for name, value in self.kwargs]
@@ -122,7 +125,7 @@ class Config:
             raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
         return cls(tuple(sorted(data["kwargs"].items())), **{k: v for k, v in data.items() if k != "kwargs"})
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The config as one line of JSON, the same for equal configs."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))

@@ -81,7 +81,8 @@ def _measured(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, best.config, "exact", device, best.us, why)
 
 
-def _tabled(problem: Tiled, device: Device) -> Plan | None:
+def tabled(problem: Tiled, device: Device) -> Plan | None:
+    """What the shipped table holds, if it may run here."""
     shipped = table.shipped(device)
     entry = shipped.find(problem) if shipped is not None else None
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
@@ -143,7 +144,7 @@ def interpreted(problem: Tiled) -> Plan:
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """The first rung that holds; None where mode "tune" is to measure."""
-    known = None if mode == "off" else _measured(problem, device) or _tabled(problem, device)
+    known = None if mode == "off" else _measured(problem, device) or tabled(problem, device)
     if mode == "strict":
         shipped = table.shipped(device)
         if known is None or (known.source == "table" and not (shipped and _table_counts(shipped, problem))):

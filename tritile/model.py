@@ -68,8 +68,8 @@ class TmaFit:
     l2_bytes: float = 130.0  # of the L2 cache, all processors reading
     store_bytes: float = 60.0  # of the epilogue
     exposed: float = 0.5  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 45.0  # of partial sums, left and gathered where programs share a tile
-    rendezvous: float = 2000.0  # for programs that share a tile to meet
+    part_bytes: float = 20.0  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 2500.0  # for programs that share a tile to meet
     lone: float = 1.12  # how much slower tensor cores are fed by one warpgroup than by two
     small_mma: float = 3.0  # how much slower tensor cores are without whole warpgroups
     repack_us: float = 2.5  # of one more launch
@@ -165,7 +165,8 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
     store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
     if split > 1:
-        store += fit.rendezvous + m * n * 4 * (split + 1) / fit.part_bytes
+        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
     rounds = -(-programs // (device.processors * together))
     loop = turns * max(alone, together * turn)
     if config["PERSISTENT"]:

@@ -8,6 +8,7 @@ and `cuTensorMapReplaceAddress`.
 
 import ctypes
 import functools
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -163,7 +164,7 @@ class NativeLaunch:
                 raise ValueError(f"an argument of type {kind}")
         put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none
         put(ctypes.c_uint64(0))
-        self._check_parameters(library, kernel.function, sizes)
+        self._check_parameters(library, kernel, sizes)
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
         threads = 32 * metadata.num_warps
@@ -183,14 +184,15 @@ class NativeLaunch:
         )
 
     @staticmethod
-    def _check_parameters(library: ctypes.CDLL, function: int, sizes: Sequence[int]) -> None:
-        """Ask the driver what parameters the kernel has: a Triton that passes others is found out here."""
+    def _check_parameters(library: ctypes.CDLL, kernel: Any, sizes: Sequence[int]) -> None:
+        """Ask what parameters the kernel has: a Triton that passes others is found out here."""
+        entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm["ptx"], re.DOTALL)
+        if entry is None or entry[1].count(".param") != len(sizes):
+            raise ValueError(f"the kernel has not {len(sizes)} parameters")
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for index, wanted in enumerate(sizes):
-            if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
+            if library.cuFuncGetParamInfo(kernel.function, index, offset, size) or size.value != wanted:
                 raise ValueError(f"parameter {index} is not of {wanted} bytes")
-        if not library.cuFuncGetParamInfo(function, len(sizes), offset, size):
-            raise ValueError("the kernel has more parameters")
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""

@@ -29,6 +29,15 @@ def test_the_opening_is_legal_varied_and_holds_the_models_pick(problem):
     assert len({(config["BLOCK_M"], config["BLOCK_N"]) for config in opening}) >= 4
 
 
+def test_the_opening_begins_with_what_is_known_to_be_good():
+    problem = PROBLEMS[0]
+    known = model.ranked(problem, H200)[-1]
+    opening = search.opening(problem, H200, 24, known=[known])
+    assert opening[0] == known
+    assert len(opening) == len(set(opening)) == 24
+    assert model.pick(problem, H200) in opening
+
+
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_a_refinement_is_new_legal_and_one_step_away(problem):
     best, *tried = search.opening(problem, H200, 5)

@@ -14,23 +14,31 @@ Tiled = MatmulProblem | TransposeProblem
 _SEARCHED = 8  # trials of a family from which on it counts as searched
 
 
-def opening(problem: Tiled, device: Device, count: int, earlier: Sequence[Trial] = ()) -> list[Config]:
-    """The configs to screen first: the model's favourites of each family, over varied tiles.
+def opening(
+    problem: Tiled,
+    device: Device,
+    count: int,
+    earlier: Sequence[Trial] = (),
+    known: Sequence[Config] = (),
+) -> list[Config]:
+    """The configs to screen first: those `known` to be good, and the model's favourites of each family.
 
-    Of a family that was searched before, as `earlier` shows, the two fastest are enough.
+    Favourites are of varied tiles. Of a family that was searched before, as `earlier` shows, the two
+    fastest are enough.
     """
-    known: dict[str, list[Trial]] = {}
+    tried: dict[str, list[Trial]] = {}
     for trial in sorted(earlier, key=lambda t: (t.failure is not None, t.us or 0.0, t.config.key)):
-        known.setdefault(trial.config.family, []).append(trial)
-    searched = {family for family, trials in known.items() if len(trials) >= _SEARCHED}
+        tried.setdefault(trial.config.family, []).append(trial)
+    searched = {family for family, trials in tried.items() if len(trials) >= _SEARCHED}
     best = [
         t.config
         for family in sorted(searched)
-        for t in known[family][:2]
+        for t in tried[family][:2]
         if t.us is not None and not t.failure
     ]
     fresh = [config for config in screened(problem, device, 2 * count) if config.family not in searched]
-    return [*best, *fresh][: max(count, len(best))]
+    found = list(dict.fromkeys([*known, *best, *fresh]))
+    return found[: max(count, len(known) + len(best))]
 
 
 def _with(config: Config, name: str, value: int) -> Config:

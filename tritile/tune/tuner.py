@@ -158,7 +158,9 @@ class _Ahead:
 
 def _ahead(problem: Tiled, device: Device, pool: CompilePool, force: bool) -> _Ahead:
     earlier = [] if force else ladder.trials(problem, device)
-    configs = search.opening(problem, device, OPENING, earlier)
+    shipped = ladder.tabled(problem, device)
+    known = [shipped.config] if shipped is not None else []
+    configs = search.opening(problem, device, OPENING, earlier, known)
     return _Ahead(problem, configs, pool.warm(problem, configs, device))
 
 
