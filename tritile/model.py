@@ -61,19 +61,19 @@ FITTED = Fit()
 class TmaFit:
     """The same for kernels whose tiles travel by tensor descriptor."""
 
-    latency: float = 900.0  # from asking for a tile to having it, out of device memory
-    start: float = 3000.0  # to start a program and fill the pipeline
-    turn: float = 40.0  # barriers and bookkeeping in one turn of the K loop
-    shared_bytes: float = 118.0  # of shared memory
-    l2_bytes: float = 130.0  # of the L2 cache, all processors reading
-    store_bytes: float = 60.0  # of the epilogue
-    exposed: float = 0.5  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 20.0  # of partial sums, left and gathered where programs share a tile
-    rendezvous: float = 2500.0  # for programs that share a tile to meet
-    lone: float = 1.12  # how much slower tensor cores are fed by one warpgroup than by two
+    latency: float = 1500.0  # from asking for a tile to having it, out of device memory
+    start: float = 2900.0  # to start a program and fill the pipeline
+    turn: float = 42.0  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 264.0  # of shared memory
+    l2_bytes: float = 56.0  # of the L2 cache, all processors reading
+    store_bytes: float = 146.0  # of the epilogue
+    exposed: float = 0.083  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 13.9  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 3300.0  # for programs that share a tile to meet
+    lone: float = 1.5  # how much slower tensor cores are fed by one warpgroup than by two
     small_mma: float = 3.0  # how much slower tensor cores are without whole warpgroups
-    repack_us: float = 2.5  # of one more launch
-    repack_share: float = 0.6  # share of the peak bandwidth that copying an operand reaches
+    repack_us: float = 0.22  # of one more launch
+    repack_share: float = 0.91  # share of the peak bandwidth that copying an operand reaches
 
 
 TMA_FITTED = TmaFit()

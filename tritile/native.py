@@ -16,7 +16,8 @@ from typing import Any, Final
 from tritile.work.values import Buffer, Descriptor
 
 _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
-_NO_CONTEXT: Final = (3, 201)  # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT
+# CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+_NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
 _INTEGERS: Final = {
@@ -198,7 +199,7 @@ class NativeLaunch:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
         with self._lock:
             code = self._fire(pointers, stream)
-            if code in _NO_CONTEXT:  # a thread that has not used the GPU yet
+            if code in _NO_CONTEXT:  # a thread that has not used this GPU yet
                 self._enter(self._context)
                 code = self._fire(pointers, stream)
         if code:

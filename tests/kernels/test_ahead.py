@@ -1,8 +1,12 @@
 """Kernels compiled ahead of time, for GPUs that are not here: they compile, fit, and use the tensor cores."""
 
+import itertools
 import os
+import subprocess
+from dataclasses import replace
 
 import pytest
+import triton
 
 from tritile import ahead, model
 from tritile.config import Config
@@ -169,6 +173,20 @@ def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
     assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
     assert "griddepcontrol.wait" in kernel.asm["ptx"]
     assert kernel.metadata.shared <= device.shared_memory
+
+
+@pytest.mark.parametrize("layouts", itertools.product(("row", "column"), repeat=2), ids=str)
+@pytest.mark.parametrize("tile", [(128, 128), (64, 256)], ids=str)
+def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_path):
+    """ptxas makes each wait for the one before where it does not see that all is well."""
+    problem = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1])
+    config = tma(*tile, 64, 8, 4, False, 1, 1)
+    kernel = ahead.compiled_for(problem, config, target_device("nvidia-h200"))
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
 
 
 @pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)

@@ -16,7 +16,7 @@ def config(persistent=False, split=1, subtiles=1):
     return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
 
 
-CONFIGS = [config(), config(True), config(True, subtiles=2), config(split=2), config(split=4, subtiles=2)]
+CONFIGS = [config(), config(True), config(True, subtiles=2), config(split=2), config(split=4)]
 TURNS = [
     ("row", "row"),
     ("row", "column"),
@@ -24,6 +24,22 @@ TURNS = [
     ("sliced", "column_sliced"),
     ("sparse", "strided"),
 ]
+
+
+@pytest.mark.parametrize("size", [(30, 29, 64), (32, 32, 33)], ids=str)
+def test_programs_of_one_tile_that_find_the_others_gone(size):
+    """The interpreter runs the first of two programs to its end: it looks for the other, and gives up."""
+    m, n, k = size
+    a, b = values((m, k), torch.float32), values((k, n), torch.float32, 1)
+    buffer, out = frame((m, n), torch.float32, "row")
+    run(config(split=2), a, b, out)
+    assert guard_intact(buffer, out)
+
+
+def test_programs_without_a_block_are_refused():
+    a, b = values((32, 48), torch.float32), values((48, 32), torch.float32, 1)
+    with pytest.raises(TuningError, match="SPLIT_K = 4 leaves programs without a block of K = 48"):
+        run(config(split=4), a, b, torch.empty(32, 32))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +75,7 @@ def test_outputs_of_any_layout(config, layout):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_batches_broadcast_and_of_two_dimensions(config):
-    a, b = values((2, 3, 33, 48), torch.float32), values((2, 3, 48, 36), torch.float32, 1)
+    a, b = values((2, 3, 33, 64), torch.float32), values((2, 3, 64, 36), torch.float32, 1)
     turned = a.transpose(0, 1).contiguous().transpose(0, 1)
     for left, right in ((a, b), (turned, b), (a[:1], b), (a, b[0]), (a[:, 0], b[0, 0])):
         shape = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])

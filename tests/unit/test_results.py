@@ -166,6 +166,18 @@ def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) ->
         append(path, [good | changes])
 
 
+@pytest.mark.parametrize(
+    "changes", [{"layout": 5}, {"layout": ["x"]}, {"precision": True}, "layout", "precision"]
+)
+def test_permutes_that_name_no_layout_are_skipped(tmp_path: Path, changes: dict | str) -> None:
+    path = tmp_path / "transpose.jsonl"
+    good = transposed()
+    bad = {k: v for k, v in good.items() if k != changes} if isinstance(changes, str) else good | changes
+    path.write_text(json.dumps(bad) + "\n" + json.dumps(good) + "\n")
+    with pytest.warns(StoreWarning):
+        assert read(path) == [good]
+
+
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b'{"op": "matmul"}'])
 def test_garbage_is_skipped(tmp_path: Path, garbage: bytes) -> None:
     path = tmp_path / "square.jsonl"

@@ -81,6 +81,13 @@ def test_peers_count_where_they_were_measured() -> None:
     assert (row(TUTORIAL, *lines).cases, row(TUTORIAL, *lines).met) == (1, None)
 
 
+def test_a_later_run_without_a_peer_does_not_unmeasure_it() -> None:
+    with_peer = product("64x64x64", 5.0, "ragged", inductor=0.5)
+    without = product("64x64x64", 6.0, "ragged", time="2027-01-01T00:00:00+00:00")
+    assert row(INDUCTOR, with_peer, without).worst == pytest.approx(0.5)
+    assert row(RAGGED, with_peer, without).worst == pytest.approx(6.0)
+
+
 def test_odd_square_beside_the_even_one() -> None:
     even = product("8192x8192x8192", 1.0, us=1000.0)
     slow = product("8192x8192x8192", 1.0, "quick", us=2000.0, time="2025-01-01T00:00:00+00:00")

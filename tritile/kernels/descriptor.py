@@ -28,7 +28,9 @@ def multiply(
     """acc plus the product of a's rows from m and b's columns from n, over every SPLIT_K-th block of K.
 
     Programs that share a tile then read side by side in memory, and not each in a far place of its own.
+    There is a block for each of them. Unless told so, ptxas serialises the products of some layouts.
     """
+    tl.assume(blocks > part)
     for block in range(part, blocks, SPLIT_K):
         a = load_operand(a_desc, outer, inner, m, block * BLOCK_K, A_ROW)
         b = load_operand(b_desc, outer, inner, block * BLOCK_K, n, B_ROW)
@@ -92,16 +94,16 @@ def share_parts(
 
     Each program sums some of the rows, in the order of the parts, so that all work at once. None needs
     another to be running: one that has looked POLLS times whether all parts are there says that it gives up,
-    and goes; then the last to arrive sums all rows.
+    and goes; then the last to arrive sums all rows. Where POLLS is 0 it always does.
 
     The tile's counter holds, from bit 16 on, arrivals, which a launch brings to the next multiple of ALL; and
     below, programs that gave up, which a launch brings back to 0.
     """
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
-    SHARES: tl.constexpr = min(SPLIT_K, BLOCK_M)
+    SHARES: tl.constexpr = min(SPLIT_K, BLOCK_M) if POLLS else 1
     ROWS: tl.constexpr = BLOCK_M // SHARES
-    AT_ONCE: tl.constexpr = min(SPLIT_K, 8)
+    AT_ONCE: tl.constexpr = min(SPLIT_K, 8, 16384 // (ROWS * BLOCK_N))  # parts under way: what registers hold
     ALL: tl.constexpr = 256 * 65536
     ARRIVAL: tl.constexpr = ALL // SPLIT_K
     ARRIVALS: tl.constexpr = ALL - 65536

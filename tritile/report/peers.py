@@ -77,7 +77,7 @@ def device_copy(call: Call) -> None:
 
 
 def inductor(call: MatmulCall) -> Peer:
-    """The product by torch.compile, searching as widely as it can; it allocates its results.
+    """The product by torch.compile in its max-autotune mode; it allocates its results.
 
     CUDA graphs are left to the measurement, which puts every side into one. The first call compiles.
     """

@@ -157,6 +157,9 @@ def _checked(line: Any) -> Result:
 def _check_case(line: Result) -> None:
     """Raises InvalidValueError for a result that lacks what one of a case holds, besides torch's times."""
     case = case_of(line)
+    for name in ("precision", "layout"):
+        if not isinstance(line.get(name, 0), str | None):
+            raise InvalidValueError(f"{name} = {line.get(name)!r}: wanted text or null")
     for peer in PEERS:
         _check_number(line, f"{peer}_us", needed=False, above=True)
         _check_number(line, f"ratio_{peer}", needed=line.get(f"{peer}_us") is not None, above=True)

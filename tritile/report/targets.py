@@ -18,8 +18,8 @@ _SHORT: Final = ("float16", "bfloat16")
 class Target:
     """The least that the worst and the geometric mean of some numbers should be; None: no such aim.
 
-    `select` takes these numbers from results. `noise`: a worst below its target, but not below this,
-    counts as met. `groups` also shows each suite and layout by itself.
+    `select` takes these numbers from results in order of time. `noise`: a worst below its target, but
+    not below this, counts as met. `groups` also shows each suite and layout by itself.
     """
 
     what: str
@@ -68,8 +68,9 @@ def _ratios(peer: str, suites: tuple[str, ...]) -> Select:
 
     def select(results: list[Result]) -> Values:
         lines = _short_products(results, suites)
-        ratios = [(line.get(f"ratio_{peer}"), _label(line)) for line in lines]
-        return [(ratio, label) for ratio, label in ratios if ratio is not None]
+        # A later run without this peer says nothing of it.
+        lines = latest(line for line in lines if line.get(f"ratio_{peer}") is not None)
+        return [(line[f"ratio_{peer}"], _label(line)) for line in lines]
 
     return select
 
@@ -88,7 +89,7 @@ def _odd_square(results: list[Result]) -> Values:
 
 
 def _host_cost(results: list[Result]) -> Values:
-    lines = [line for line in results if line["op"] == HOST and line["call"].startswith("matmul")]
+    lines = [line for line in latest(results) if line["op"] == HOST and line["call"].startswith("matmul")]
     return [(line["ratio_torch"], line["call"]) for line in lines]
 
 
@@ -98,11 +99,13 @@ def _peak_rate(results: list[Result]) -> Values:
 
 
 def _permutes(results: list[Result]) -> Values:
-    return [(line["ratio_torch"], _label(line)) for line in results if line["op"] == "permute"]
+    return [(line["ratio_torch"], _label(line)) for line in latest(results) if line["op"] == "permute"]
 
 
 def _permutes_by_copy(results: list[Result]) -> Values:
-    lines = [line for line in results if line["op"] == "permute" and line.get("copy_gbps") is not None]
+    lines = [
+        line for line in latest(results) if line["op"] == "permute" and line.get("copy_gbps") is not None
+    ]
     return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines]
 
 
@@ -141,7 +144,7 @@ def _time(line: Result) -> str:
 
 def compare(results: Iterable[Result]) -> list[Row]:
     """Each target beside the newest results of one GPU; of a case measured again, the last time counts."""
-    lines = sorted(latest(sorted(results, key=_time)), key=_time)
+    lines = sorted(results, key=_time)
     rows: list[Row] = []
     for target in TARGETS:
         if target.groups:

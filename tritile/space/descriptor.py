@@ -70,6 +70,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if config["SPLIT_K"] > 1:
         if config["PERSISTENT"]:
             return "SPLIT_K and PERSISTENT exclude each other"
+        if config["SUBTILES"] > 1:
+            return "SUBTILES has no meaning for tiles that programs share"
         if config["SPLIT_K"] * config["BLOCK_K"] > problem.k:
             return f"SPLIT_K = {config['SPLIT_K']} leaves programs without a block of K = {problem.k}"
         if tiles(config, problem) > MAX_SHARED:

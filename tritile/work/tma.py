@@ -172,7 +172,10 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     m, n, k, batch, inner = _sizes(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = batch * -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
+    if -(-k // block_k) < split:
+        raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
     scratch = inputs.scratch
+    by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
     parts = counters = None
     if split > 1:
         parts, counters = Buffer(3 + len(scratch)), Buffer(4 + len(scratch))
@@ -182,9 +185,9 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     args = (
         inputs.a.descriptor(block_m, block_k),
         inputs.b.descriptor(block_k, block_n),
-        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
+        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides,
-        not inputs.a.transposed, not inputs.b.transposed, out.by_descriptor, call.precision, early,
+        not inputs.a.transposed, not inputs.b.transposed, by_descriptor, call.precision, early,
         _POLLS if tiles * split <= processors else 0,
         block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
     )  # fmt: skip
