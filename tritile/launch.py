@@ -4,7 +4,6 @@
 compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,8 +15,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile import device as devices
-from tritile.autotuner import Autotuner, autotune, capturing
+from tritile.autotuner import Autotuner, autotune
 from tritile.config import Config
+from tritile.counters import counters_of
 from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
@@ -35,7 +35,6 @@ from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
 _RUNTIME: Final = triton.knobs.runtime
-_STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread
 _ALIGNMENT: Final = 256  # bytes, of each workspace
 
 
@@ -145,59 +144,6 @@ def _listened() -> bool:
         return any(getattr(hook, "calls", hook) for hook in (enter, leave))
 
 
-class _Counters:
-    """Zeroed counters on one GPU, for programs that make a tile together.
-
-    Launches of one stream follow one another and share theirs. A captured launch may be replayed on any
-    stream, and gets counters of its own that are never given out again; when none are left, or none were
-    made before the capture, it zeroes fresh ones itself.
-    """
-
-    def __init__(self, device: int) -> None:
-        self._device, self._lock, self._taken = torch.device("cuda", device), threading.Lock(), 0
-        self._for_captures: torch.Tensor | None = None
-        self._eager: dict[tuple[int, int], torch.Tensor] = {}
-
-    def _zeros(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64, device=self._device)
-
-    def make_ready(self) -> None:
-        """Have counters for later captures; within a capture nothing can be made that outlives it."""
-        with self._lock:
-            if self._for_captures is None and not capturing():
-                zeros = self._zeros(1 << 20)
-                torch.cuda.synchronize(self._device)
-                self._for_captures = zeros
-
-    def take(self, count: int, stream: int) -> torch.Tensor:
-        """Counters for a launch on the current stream, which is `stream`."""
-        if capturing():
-            with self._lock:
-                ready, start = self._for_captures, self._taken
-                if ready is not None and start + count <= ready.numel():
-                    self._taken += count
-                    return ready[start : start + count]
-            return self._zeros(count)
-        # One handle, of every thread's own default stream, means another stream in each thread.
-        key = stream, threading.get_ident() if stream == _STREAM_OF_THREAD else 0
-        if key not in self._eager:
-            self._eager.setdefault(key, self._zeros(descriptor.MAX_SHARED))
-        return self._eager[key]
-
-
-_COUNTERS_LOCK: Final = threading.Lock()
-_COUNTERS: Final[dict[int, _Counters]] = {}
-
-
-def _counters_of(device: int) -> _Counters:
-    """The counters of a GPU."""
-    found = _COUNTERS.get(device)
-    if found is None:
-        with _COUNTERS_LOCK:
-            found = _COUNTERS.setdefault(device, _Counters(device))
-    return found
-
-
 class Launch:
     """The compiled kernels of a call, with every argument but the addresses of its buffers."""
 
@@ -240,7 +186,7 @@ class Launch:
             start = memory.data_ptr()
             pointers += [start + offset for offset in self._offsets]
         if self._counted:
-            counters = _counters_of(device).take(self._counted, stream)
+            counters = counters_of(device).take(self._counted, stream)
             pointers.append(counters.data_ptr())
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
@@ -321,7 +267,7 @@ def _prepared(call: Call, config: Config) -> Launch:
         try:
             work = work_of(call, config, device.processors, early(device))
             if work.counters:
-                _counters_of(index).make_ready()
+                counters_of(index).make_ready()
             buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:

@@ -25,6 +25,7 @@ ROWS = (
     ("store",),
     ("table",),
     ("autotuner",),
+    ("counters",),
     ("launch",),
     ("ladder",),
     ("ahead",),
