@@ -51,6 +51,7 @@ class Fit:
     spared_words: float = 9.2  # registers that neither accumulator nor loads can have
     small_mma: float = 3.8  # how much slower tensor cores are without whole warpgroups, on Hopper and later
     store_bytes: float = 86.0  # of the epilogue
+    reach: float = 2.0  # processors whose share of the bandwidth one can draw
     overlap: float = 0.21  # share of the fixed cost of a round that the next one does not hide
 
 
@@ -61,19 +62,23 @@ FITTED = Fit()
 class TmaFit:
     """The same for kernels whose tiles travel by tensor descriptor."""
 
-    latency: float = 1500.0  # from asking for a tile to having it, out of device memory
-    start: float = 2900.0  # to start a program and fill the pipeline
-    turn: float = 42.0  # barriers and bookkeeping in one turn of the K loop
-    shared_bytes: float = 264.0  # of shared memory
+    latency: float = 1410.0  # from asking for a tile to having it, out of device memory
+    start: float = 2780.0  # to start a program and fill the pipeline
+    start_specialised: float = 1890.0  # the same, of specialised warps
+    short: float = 0.168  # slower by this share where rows of a tile are half of 128 bytes
+    turn: float = 35.5  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 130.0  # of shared memory
     l2_bytes: float = 56.0  # of the L2 cache, all processors reading
-    store_bytes: float = 146.0  # of the epilogue
-    exposed: float = 0.083  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 13.9  # of partial sums, left and gathered where programs share a tile
-    rendezvous: float = 3300.0  # for programs that share a tile to meet
-    lone: float = 1.5  # how much slower tensor cores are fed by one warpgroup than by two
-    small_mma: float = 3.0  # how much slower tensor cores are without whole warpgroups
-    repack_us: float = 0.22  # of one more launch
-    repack_share: float = 0.91  # share of the peak bandwidth that copying an operand reaches
+    store_bytes: float = 355.0  # of the epilogue
+    odd_store: float = 28.0  # how much longer specialised warps store what no descriptor can
+    reach: float = 8.2  # processors whose share of the bandwidth one can draw
+    exposed: float = 0.0561  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 13.5  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 5090.0  # for programs that share a tile to meet
+    lone: float = 1.57  # how much slower tensor cores are fed by one warpgroup than by two
+    small_mma: float = 2.3  # how much slower tensor cores are without whole warpgroups
+    repack_us: float = 0.863  # of one more launch
+    repack_share: float = 0.952  # share of the peak bandwidth that copying an operand reaches
 
 
 TMA_FITTED = TmaFit()
@@ -163,7 +168,9 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     together = max(1, min(device.shared_memory // (taken(config, problem) + 1024), 512 // threads, 4))
     together = min(together, -(-programs // device.processors))
     alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    start = fit.start_specialised if specialised else fit.start
     store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
+    store *= fit.odd_store if specialised and problem.out_align < 16 else 1.0
     if split > 1:
         gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
         store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
@@ -171,14 +178,16 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     loop = turns * max(alone, together * turn)
     if config["PERSISTENT"]:
         most = -(-programs // device.processors)  # tiles of the busiest processor
-        total = fit.start + most * (turns * alone + fit.exposed * store) + (1 - fit.exposed) * store
+        total = start + most * (turns * alone + fit.exposed * store) + (1 - fit.exposed) * store
     else:
         last = programs - (rounds - 1) * device.processors * together
         last_together = min(together, -(-last // device.processors))
-        total = (rounds - 1) * (loop + (fit.start / 2 + store * together) / (1 + (together > 1)))
-        total += fit.start + turns * max(alone, last_together * turn) + store * last_together
-    busy = max(0.05, min(1.0, programs / device.processors))
+        total = (rounds - 1) * (loop + (start / 2 + store * together) / (1 + (together > 1)))
+        total += start + turns * max(alone, last_together * turn) + store * last_together
+    busy = max(0.05, min(1.0, fit.reach * programs / device.processors))
     memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
+    run = size * (n if problem.b_layout == "row" else k)  # b is the larger where memory counts
+    memory_us *= 1.0 + fit.short * max(0.0, 128 / run - 1.0)
     compute_us = total / (device.clock_ghz * 0.82 * 1e3)
     return (
         max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 1.0 + _repack_us(problem, device, fit)
@@ -201,7 +210,7 @@ def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit =
     last_together = min(together, -(-last // device.processors))
     full_round = turns * max(alone, together * turn) + fit.overlap * fixed
     clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
-    busy = max(0.05, min(1.0, tiles / device.processors))
+    busy = max(0.05, min(1.0, fit.reach * tiles / device.processors))
     memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
     # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.

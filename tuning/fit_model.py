@@ -1,17 +1,20 @@
-"""Fit the model's constants to a store's trials: python tuning/fit_model.py STORE.sqlite3 [--steps 400]
+"""Fit the model's constants to measured trials: python tuning/fit_model.py [STORE ...] [--steps 400]
 
+Stores are SQLite files named nvidia-h200.sqlite3, or .gz of them; by default the trials in tuning/trials.
 Regret is the time of the config that the formula puts first among those measured, over the time of the
 fastest. Every third problem is left out of the fit, and its regret printed beside. The constants of the
 tile kernel and of those with descriptors are fitted one after the other, each to all trials, so that the
-formulas also agree with each other.
+formulas also agree with each other. --steps 0 prints the regret of the constants as they are.
 """
 
 import argparse
+import gzip
 import math
 import random
-import sqlite3
 import statistics
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +29,19 @@ from tritile.store import Store
 Measured = dict[MatmulProblem, dict[Config, float]]
 Fits = dict[str, Any]  # "tile" and "tma", to their constants
 DEVICE = target_device("nvidia-h200")
+TRIALS = Path(__file__).parent / "trials" / f"{DEVICE.slug}.sqlite3.gz"
 
 
-def read(path: Path) -> Measured:
-    """Microseconds by problem and config, of the matmul trials that worked."""
+def read(paths: Iterable[Path]) -> Measured:
+    """Microseconds by problem and config, of the matmul trials that worked; later stores' go before."""
     found: Measured = defaultdict(dict)
-    for _, trial in Store(DEVICE, path.parent).everything():
-        if isinstance(trial.problem, MatmulProblem) and trial.us and trial.failure is None:
-            found[trial.problem][trial.config] = trial.us
+    for path in paths:
+        with tempfile.TemporaryDirectory() as folder:
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            (Path(folder) / f"{DEVICE.slug}.sqlite3").write_bytes(data)
+            for _, trial in Store(DEVICE, Path(folder)).everything():
+                if isinstance(trial.problem, MatmulProblem) and trial.us and trial.failure is None:
+                    found[trial.problem][trial.config] = trial.us
     return found
 
 
@@ -53,10 +61,25 @@ def regrets(measured: Measured, fits: Fits) -> list[float]:
     return ratios
 
 
+def misfit(measured: Measured, fits: Fits) -> float:
+    """How far predictions of each problem's better half are off, as a mean logarithm.
+
+    What is off by the same factor for all configs of a problem counts less: it changes no choice.
+    """
+    found = []
+    for problem, times in measured.items():
+        best = min(times.values())
+        logs = [math.log(predicted(c, problem, fits) / us) for c, us in times.items() if us < 2 * best]
+        middle = statistics.mean(logs)
+        found.append(statistics.mean(abs(log - middle) for log in logs) + 0.3 * abs(middle))
+    return statistics.mean(found)
+
+
 def loss(measured: Measured, fits: Fits) -> float:
-    """The mean logarithm of regret, the worst tenth counted twice."""
+    """The mean logarithm of regret, the worst tenth counted again at half weight, and half the misfit."""
     logs = sorted(math.log(ratio) for ratio in regrets(measured, fits))
-    return statistics.mean(logs) + statistics.mean(logs[-max(1, len(logs) // 10) :])
+    worst = logs[-max(1, len(logs) // 10) :]
+    return statistics.mean(logs) + 0.5 * statistics.mean(worst) + 0.5 * misfit(measured, fits)
 
 
 def report(name: str, measured: Measured, fits: Fits) -> None:
@@ -73,6 +96,8 @@ def fitted(name: str, measured: Measured, fits: Fits, steps: int) -> Fits:
         names = draw.sample([field.name for field in fields(fits[name])], draw.choice((1, 1, 2, 3)))
         scale = 0.5 * (1 - step / steps) + 0.05
         changes = {field: getattr(fits[name], field) * math.exp(draw.gauss(0, scale)) for field in names}
+        if changes.get("lone", 1.0) < 1.0 or changes.get("repack_share", 1.0) > 1.0:
+            continue  # against what the constant stands for
         trial = fits | {name: replace(fits[name], **changes)}
         value = loss(measured, trial)
         if value < best:
@@ -84,20 +109,23 @@ def fitted(name: str, measured: Measured, fits: Fits, steps: int) -> Fits:
 def main() -> None:
     """Fit, and print the constants with their regret before and after."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("store", type=Path)
+    parser.add_argument("stores", type=Path, nargs="*", default=[TRIALS])
     parser.add_argument("--steps", type=int, default=400)
     given = parser.parse_args()
-    if given.store.name != f"{DEVICE.slug}.sqlite3" or not given.store.is_file():
-        raise SystemExit(f"{given.store}: wanted a store named {DEVICE.slug}.sqlite3")
-    if not sqlite3.connect(given.store).execute("SELECT count(*) FROM trials").fetchone()[0]:
-        raise SystemExit(f"{given.store} holds no trials")
-    measured = read(given.store)
+    missing = [str(path) for path in given.stores if not path.is_file()]
+    if missing:
+        raise SystemExit(f"no store at {', '.join(missing)}")
+    measured = read(given.stores)
+    if not measured:
+        raise SystemExit(f"no trials of matmul in {', '.join(map(str, given.stores))}")
     problems = sorted(measured, key=lambda problem: problem.label)
     held_out = {p: measured[p] for p in problems[::3]}
     fitted_to = {p: measured[p] for i, p in enumerate(problems) if i % 3}
     fits: Fits = {"tile": FITTED, "tma": TMA_FITTED}
     for name, part in (("fitted to, before", fitted_to), ("left out, before", held_out)):
         report(name, part, fits)
+    if not given.steps:
+        return
     for name in ("tma", "tile"):
         fits = fitted(name, fitted_to, fits, given.steps)
     for name, part in (("fitted to, after", fitted_to), ("left out, after", held_out)):

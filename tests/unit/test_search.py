@@ -48,7 +48,8 @@ def test_a_refinement_is_new_legal_and_one_step_away(problem):
         assert illegal(step, problem, H200) is None
         differing = [pair for pair in step.kwargs if pair not in best.kwargs]
         differing += [0] * (step.num_warps != best.num_warps) + [0] * (step.num_stages != best.num_stages)
-        assert len(differing) == 1
+        rows = {"BLOCK_M", "CONSUMERS"}  # a warpgroup more brings its rows
+        assert len(differing) == 1 or {pair[0] for pair in differing} == rows
 
 
 def test_refinement_climbs_a_replayed_hill():

@@ -190,7 +190,7 @@ def test_what_is_screened_first(problem, count):
 
 
 def test_the_model_knows_the_obvious():
-    big, little = replace(SQUARE, m=8192, n=8192, k=8192), replace(SQUARE, m=1, n=64, k=64)
+    big, little = replace(SQUARE, m=8192, n=8192, k=8192), replace(SQUARE, m=1, n=8192, k=8192)
     assert model.pick(big, HOPPER)["BLOCK_M"] >= 64
     assert model.pick(little, HOPPER)["BLOCK_M"] == 16
     fast, slow = model.predict_us(tile(), big, HOPPER), model.predict_us(tile(), big, TARGETS["sm_80"])
