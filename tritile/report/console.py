@@ -67,6 +67,7 @@ def _config(config: Config) -> str:
 
 def _row(line: Result, peers: list[str]) -> list[str | Text]:
     words = dtype_label(line["dtype"], line["precision"] or ""), line["layout"] or ""
+    chosen = [line["plan_source"], _config(Config.from_dict(line["config"]))]
     return [
         f"{line['suite']}: {sizes_label(line)} {' '.join(words)}".rstrip(),
         f"{line['tritile_us']:.1f}",
@@ -76,8 +77,7 @@ def _row(line: Result, peers: list[str]) -> list[str | Text]:
         f"{line['spread']:.1%}",
         _rate(line),
         f"{line['error']:.1e} / {line['torch_error']:.1e}",
-        line["plan_source"],
-        _config(Config.from_dict(line["config"])),
+        *(chosen if not peers else []),  # peers' columns take their place
     ]
 
 
@@ -94,7 +94,7 @@ def print_results(results: Iterable[Result], console: Console | None = None) -> 
     peers = [name for name in PEERS if any(line.get(f"ratio_{name}") is not None for line in lines)]
     ratios = [f"{name} ratio" for name in ("torch", *peers)]
     right = ("tritile us", "torch us", *ratios, "spread", "rate", "error / torch's")
-    table = _table(_title(lines), ("problem",), right, ("source", "config"))
+    table = _table(_title(lines), ("problem",), right, ("source", "config") if not peers else ())
     for line in lines:
         _add(table, *_row(line, peers))
     _console(console).print(table)
