@@ -175,7 +175,7 @@ def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
     assert kernel.metadata.shared <= device.shared_memory
 
 
-@pytest.mark.parametrize("layouts", itertools.product(("row", "column"), repeat=2), ids=str)
+@pytest.mark.parametrize("layouts", list(itertools.product(("row", "column"), repeat=2)), ids=str)
 @pytest.mark.parametrize("tile", [(128, 128), (64, 256)], ids=str)
 def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_path):
     """ptxas makes each wait for the one before where it does not see that all is well."""
