@@ -1,6 +1,6 @@
 """Fit the model's constants to measured trials: python tuning/fit_model.py [STORE ...] [--steps 400]
 
-Stores are SQLite files named nvidia-h200.sqlite3, or .gz of them; by default the trials in tuning/trials.
+Stores are SQLite files of H200 trials, or .gz of them; by default the one in tuning/trials.
 Regret is the time of the config that the formula puts first among those measured, over the time of the
 fastest. Every third problem is left out of the fit, and its regret printed beside. The constants of the
 tile kernel and of those with descriptors are fitted one after the other, each to all trials, so that the
