@@ -155,7 +155,7 @@ def matmul_descriptor(
     a_desc, b_desc, out_desc, out_ptr, parts_ptr, counters_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
-    WAIT: tl.constexpr, POLLS: tl.constexpr,
+    WAIT: tl.constexpr, POLLS: tl.constexpr, FLAT: tl.constexpr, BATCHED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SPLIT_K: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
@@ -164,6 +164,8 @@ def matmul_descriptor(
     PERSISTENT: a program makes tile after tile, so that one's epilogue runs beside the next one's loads.
     SPLIT_K > 1: that many programs share a tile, each with a part of K, and the sum of the parts; the answer
     is the same however they raced. POLLS: how often each looks whether the others have come.
+    FLAT: the grid has an axis each for rows and columns of tiles, and one for matrices or parts of K.
+    BATCHED: there are several matrices.
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
     """
     if out_ptr.dtype.element_ty == tl.int32:
@@ -193,11 +195,22 @@ def matmul_descriptor(
                 BY_DESCRIPTOR, SUBTILES,
             )  # fmt: skip
     else:
-        index = tl.program_id(0)
-        part = tl.program_id(1)
-        outer = index // tiles // inner_batch
-        inner = index // tiles % inner_batch
-        row, column = grouped_tile(index % tiles, tiles_m, tiles_n, GROUP_M)
+        if FLAT:
+            row = tl.program_id(0)
+            column = tl.program_id(1)
+            matrix = tl.program_id(2) if BATCHED else 0
+            part = 0 if BATCHED else tl.program_id(2)
+            index = (matrix * tiles_n + column) * tiles_m + row
+        else:
+            index = tl.program_id(0)
+            part = tl.program_id(1)
+            matrix = index // tiles
+            row, column = grouped_tile(index % tiles, tiles_m, tiles_n, GROUP_M)
+        outer = row * 0
+        inner = row * 0
+        if BATCHED:
+            outer = matrix // inner_batch
+            inner = matrix % inner_batch
         m = row * BLOCK_M
         n = column * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)

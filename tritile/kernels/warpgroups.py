@@ -4,6 +4,8 @@ Written in Gluon: `tl.dot` has no tiles of 192 rows or 96 columns, and no produc
 tile while the last one is stored.
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,65 +18,152 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-@gluon.jit
-def tile_at(index, tiles_m, tiles_n, inner_batch, GROUP_M: gl.constexpr):
-    """The matrix (outer, inner), row and column of tile `index`, walked down bands of GROUP_M tile rows."""
-    tiles = tiles_m * tiles_n
-    matrix = index // tiles
-    index = index % tiles
-    band = GROUP_M * tiles_n
-    first = (index // band) * GROUP_M
-    rows = gl.minimum(tiles_m - first, GROUP_M)
-    within = index % band
-    return matrix // inner_batch, matrix % inner_batch, first + within % rows, within // rows
+class Operands(NamedTuple):
+    """Descriptors of the operands; `b_rest` sees tiles of the columns beyond MAIN_N."""
+
+    a: Any
+    b: Any
+    b_rest: Any
+
+
+class Shared(NamedTuple):
+    """Tiles in shared memory, and the barriers that tell which are full or empty."""
+
+    a: Any
+    b: Any
+    b_rest: Any
+    full: Any
+    empty: Any
+
+
+class Result(NamedTuple):
+    """Where the result goes: by descriptor, or by pointer and strides; and the shared memory on its way."""
+
+    desc: Any
+    rest_desc: Any
+    ptr: Any
+    tile: Any
+    rest_tile: Any
+    M: Any
+    N: Any
+    stride_o: Any
+    stride_i: Any
+    stride_m: Any
+    stride_n: Any
+
+
+class Walk(NamedTuple):
+    """How many tiles there are, and turns of the K loop in each."""
+
+    tiles_m: Any
+    tiles_n: Any
+    inner_batch: Any
+    tiles: Any
+    turns: Any
+
+
+class How(NamedTuple):
+    """What is known when compiled; see `matmul_warpgroups`."""
+
+    A_ROW: Any
+    B_ROW: Any
+    BY_DESCRIPTOR: Any
+    WAIT: Any
+    BLOCK_M: Any
+    BLOCK_N: Any
+    MAIN_N: Any
+    BLOCK_K: Any
+    GROUP_M: Any
+    STAGES: Any
+    CONSUMERS: Any
+    SUBTILES: Any
+    FLAT: Any
+    BATCHED: Any
 
 
 @gluon.jit
-def fetch(desc, outer, inner, row, column, ROW_MAJOR: gl.constexpr, barrier, tile):
-    """Start copying the tile at (row, column) to shared memory; not ROW_MAJOR: `desc` sees the transpose."""
-    if ROW_MAJOR:
+def tile_at(index, walk, how: gl.constexpr):
+    """The matrix (outer, inner), row and column of tile `index`, walked down bands of GROUP_M tile rows.
+
+    FLAT: of the program's only tile, by its place in the grid. A division takes some 0.1 us, which small
+    products feel. Not BATCHED: there is one matrix.
+    """
+    matrix = gl.program_id(2)
+    row = gl.program_id(0)
+    column = gl.program_id(1)
+    if not how.FLAT:
+        tiles = walk.tiles_m * walk.tiles_n
+        if how.BATCHED:
+            matrix = index // tiles
+            index = index % tiles
+        band = how.GROUP_M * walk.tiles_n
+        first = (index // band) * how.GROUP_M
+        rows = gl.minimum(walk.tiles_m - first, how.GROUP_M)
+        within = index % band
+        row = first + within % rows
+        column = within // rows
+    outer = matrix * 0
+    inner = outer
+    if how.BATCHED:
+        outer = matrix // walk.inner_batch
+        inner = matrix % walk.inner_batch
+    return outer, inner, row, column
+
+
+@gluon.jit
+def tiles_of(walk, how: gl.constexpr):
+    """First, end and step of the tiles that a program makes."""
+    first = gl.program_id(0)
+    step = gl.num_programs(0)
+    tiles = walk.tiles
+    if how.FLAT:
+        first = first * 0
+        step = first + 1
+        tiles = step
+    return first, tiles, step
+
+
+@gluon.jit
+def fetch(desc, outer, inner, row, column, ROW: gl.constexpr, barrier, tile):
+    """Start copying the tile at (row, column) to shared memory; not ROW: `desc` sees the transpose."""
+    if ROW:
         tma.async_copy_global_to_shared(desc, [outer, inner, row, column], barrier, tile)
     else:
         tma.async_copy_global_to_shared(desc, [outer, inner, column, row], barrier, tile)
 
 
 @gluon.jit
-def produce(
-    a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full, empty,
-    tiles_m, tiles_n, inner_batch, tiles, turns,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, WAIT: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    MAIN_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-):  # fmt: skip
+def produce(operands, shared, walk, how: gl.constexpr):
     """Keep the stages of shared memory filled with tiles of a and b, in the order they are consumed."""
-    ROWS: gl.constexpr = BLOCK_M // CONSUMERS
-    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K * a_desc.dtype.primitive_bitwidth // 8
+    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
+    SIZE: gl.constexpr = shared.a.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = (how.BLOCK_M + how.BLOCK_N) * how.BLOCK_K * SIZE
     stage = 0
     phase = 1
-    if WAIT:
+    if how.WAIT:
         gdc_wait()
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        outer, inner, row, column = tile_at(index, tiles_m, tiles_n, inner_batch, GROUP_M)
-        m = row * BLOCK_M
-        n = column * BLOCK_N
-        for turn in range(turns):
-            k = turn * BLOCK_K
-            ready = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(ready, BYTES)
-            for i in gl.static_range(CONSUMERS):
-                fetch(
-                    a_desc, outer, inner, m + i * ROWS, k, A_ROW, ready, a_tiles.index(stage * CONSUMERS + i)
-                )
-            fetch(b_desc, outer, inner, k, n, B_ROW, ready, b_tiles.index(stage))
-            if MAIN_N < BLOCK_N:
-                fetch(b_rest_desc, outer, inner, k, n + MAIN_N, B_ROW, ready, b_rest_tiles.index(stage))
+    mine, end, step = tiles_of(walk, how)
+    for index in range(mine, end, step):
+        outer, inner, row, column = tile_at(index, walk, how)
+        m = row * how.BLOCK_M
+        n = column * how.BLOCK_N
+        for turn in range(walk.turns):
+            k = turn * how.BLOCK_K
+            full = shared.full.index(stage)
+            mbarrier.wait(shared.empty.index(stage), phase)
+            mbarrier.expect(full, BYTES)
+            for i in gl.static_range(how.CONSUMERS):
+                tile = shared.a.index(stage * how.CONSUMERS + i)
+                fetch(operands.a, outer, inner, m + i * ROWS, k, how.A_ROW, full, tile)
+            fetch(operands.b, outer, inner, k, n, how.B_ROW, full, shared.b.index(stage))
+            if how.MAIN_N < how.BLOCK_N:
+                tile = shared.b_rest.index(stage)
+                fetch(operands.b_rest, outer, inner, k, n + how.MAIN_N, how.B_ROW, full, tile)
             stage += 1
-            if stage == STAGES:
+            if stage == how.STAGES:
                 stage = 0
                 phase ^= 1
-    if WAIT:
+    if how.WAIT:
         gdc_launch_dependents()
 
 
@@ -87,22 +176,19 @@ def flat(tile):
 
 
 @gluon.jit
-def operand(tile, ROW_MAJOR: gl.constexpr):
+def operand(tile, ROW: gl.constexpr):
     """A tile in shared memory as tensor cores are to read it."""
     tile = flat(tile)
-    if not ROW_MAJOR:
+    if not ROW:
         tile = tile.permute((1, 0))
     return tile
 
 
 @gluon.jit
-def store_part(
-    desc, out_ptr, tile, part, outer, inner, m, n, M, N, stride_oo, stride_oi, stride_om, stride_on,
-    BY_DESCRIPTOR: gl.constexpr,
-):  # fmt: skip
+def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
     """Store through shared memory, once the store before has let go of it; masked where no descriptor can."""
-    part = part.to(out_ptr.dtype.element_ty)
-    if BY_DESCRIPTOR:
+    part = part.to(result.ptr.dtype.element_ty)
+    if how.BY_DESCRIPTOR:
         tma.store_wait(0)
         flat(tile).store(part)
         fence_async_shared()
@@ -116,78 +202,73 @@ def store_part(
         part = flat(tile).load(layout)
         rows = m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         columns = n + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-        matrix = outer.to(gl.int64) * stride_oo + inner.to(gl.int64) * stride_oi
-        offsets = rows[:, None].to(gl.int64) * stride_om + columns[None, :].to(gl.int64) * stride_on
-        gl.store(out_ptr + matrix + offsets, part, mask=(rows[:, None] < M) & (columns[None, :] < N))
+        matrix = outer.to(gl.int64) * result.stride_o + inner.to(gl.int64) * result.stride_i
+        by_row = rows[:, None].to(gl.int64) * result.stride_m
+        offsets = by_row + columns[None, :].to(gl.int64) * result.stride_n
+        inside = (rows[:, None] < result.M) & (columns[None, :] < result.N)
+        gl.store(result.ptr + matrix + offsets, part, mask=inside)
 
 
 @gluon.jit
-def consume(
-    WHICH: gl.constexpr, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-    a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-    tiles_m, tiles_n, inner_batch, tiles, turns,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, MAIN_N: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, SUBTILES: gl.constexpr,
-):  # fmt: skip
+def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     """Multiply the rows of each tile that are consumer WHICH's, and store them."""
-    ROWS: gl.constexpr = BLOCK_M // CONSUMERS
-    REST_N: gl.constexpr = BLOCK_N - MAIN_N
+    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
+    MAIN_N: gl.constexpr = how.MAIN_N
+    REST_N: gl.constexpr = how.BLOCK_N - MAIN_N
     HALF: gl.constexpr = MAIN_N // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN_N, 16])
     rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 16])
     stage = 0
     phase = 0
-    for index in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        outer, inner, row, column = tile_at(index, tiles_m, tiles_n, inner_batch, GROUP_M)
+    mine, end, step = tiles_of(walk, how)
+    for index in range(mine, end, step):
+        outer, inner, row, column = tile_at(index, walk, how)
         acc = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
         rest = gl.zeros((ROWS, REST_N if REST_N else 16), gl.float32, rest_layout)
         last = 0
-        for turn in range(turns):
-            mbarrier.wait(full.index(stage), phase)
-            a = operand(a_tiles.index(stage * CONSUMERS + WHICH), A_ROW)
-            acc = warpgroup_mma(a, operand(b_tiles.index(stage), B_ROW), acc, is_async=True)
+        for turn in range(walk.turns):
+            mbarrier.wait(shared.full.index(stage), phase)
+            a = operand(shared.a.index(stage * how.CONSUMERS + WHICH), how.A_ROW)
+            acc = warpgroup_mma(a, operand(shared.b.index(stage), how.B_ROW), acc, is_async=True)
             if REST_N:
-                rest = warpgroup_mma(a, operand(b_rest_tiles.index(stage), B_ROW), rest, is_async=True)
+                b_rest = operand(shared.b_rest.index(stage), how.B_ROW)
+                rest = warpgroup_mma(a, b_rest, rest, is_async=True)
                 acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
             else:
                 acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
             if turn > 0:
-                mbarrier.arrive(empty.index(last), count=1)
+                mbarrier.arrive(shared.empty.index(last), count=1)
             last = stage
             stage += 1
-            if stage == STAGES:
+            if stage == how.STAGES:
                 stage = 0
                 phase ^= 1
         if REST_N:
             acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
         else:
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(last), count=1)
-        m = row * BLOCK_M + WHICH * ROWS
-        n = column * BLOCK_N
-        tile = out_tiles.index(WHICH)
-        if SUBTILES == 2:
+        mbarrier.arrive(shared.empty.index(last), count=1)
+        m = row * how.BLOCK_M + WHICH * ROWS
+        n = column * how.BLOCK_N
+        tile = result.tile.index(WHICH)
+        if how.SUBTILES == 2:
             left, right = acc.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
-            store_part(
-                out_desc, out_ptr, tile, left, outer, inner, m, n, M, N,
-                stride_oo, stride_oi, stride_om, stride_on, BY_DESCRIPTOR,
-            )  # fmt: skip
-            store_part(
-                out_desc, out_ptr, tile, right, outer, inner, m, n + HALF, M, N,
-                stride_oo, stride_oi, stride_om, stride_on, BY_DESCRIPTOR,
-            )  # fmt: skip
+            store_part(result.desc, tile, left, outer, inner, m, n, result, how)
+            store_part(result.desc, tile, right, outer, inner, m, n + HALF, result, how)
         else:
-            store_part(
-                out_desc, out_ptr, tile, acc, outer, inner, m, n, M, N,
-                stride_oo, stride_oi, stride_om, stride_on, BY_DESCRIPTOR,
-            )  # fmt: skip
+            store_part(result.desc, tile, acc, outer, inner, m, n, result, how)
         if REST_N:
-            store_part(
-                out_rest_desc, out_ptr, out_rest_tiles.index(WHICH), rest, outer, inner, m, n + MAIN_N, M, N,
-                stride_oo, stride_oi, stride_om, stride_on, BY_DESCRIPTOR,
-            )  # fmt: skip
+            tile = result.rest_tile.index(WHICH)
+            store_part(result.rest_desc, tile, rest, outer, inner, m, n + MAIN_N, result, how)
     tma.store_wait(0)
+
+
+@gluon.jit
+def tiles_in_shared_memory(dtype, COUNT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Room for so many tiles of a batch of two dimensions, as tensor cores read them."""
+    shape: gl.constexpr = [1, 1, ROWS, COLUMNS]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT] + shape, layout)
 
 
 @gluon.jit
@@ -195,9 +276,9 @@ def matmul_warpgroups(
     a_desc, b_desc, b_rest_desc, out_desc, out_rest_desc, out_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, WAIT: gl.constexpr,
-    MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-    CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr, SUBTILES: gl.constexpr,
+    MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
+    BATCHED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr, SUBTILES: gl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
 
@@ -206,94 +287,63 @@ def matmul_warpgroups(
 
     PERSISTENT: the grid has fewer programs than there are tiles. SUBTILES: the parts in which a tile's
     columns pass through shared memory to be stored. WAIT: launched before the kernel ahead of it is done,
-    so wait for that one before touching memory.
+    so wait for that one before touching memory. FLAT: the grid has an axis each for rows and columns of
+    tiles, and one for matrices. BATCHED: there are several of these.
     """
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
+    dtype: gl.constexpr = a_desc.dtype
     out_dtype: gl.constexpr = out_ptr.dtype.element_ty
-    out_shape: gl.constexpr = [1, 1, ROWS, MAIN_N // SUBTILES]
-    out_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(out_shape, out_dtype)
-    tiles_m = gl.cdiv(M, BLOCK_M)
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n * batch
-    turns = gl.cdiv(K, BLOCK_K)
-    a_tiles = gl.allocate_shared_memory(
-        a_desc.dtype, [STAGES * CONSUMERS] + a_desc.block_type.shape, a_desc.layout
-    )
-    b_tiles = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
-    out_tiles = gl.allocate_shared_memory(out_dtype, [CONSUMERS] + out_shape, out_layout)
-    if REST_N:
-        rest_shape: gl.constexpr = [1, 1, ROWS, REST_N]
-        rest_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(rest_shape, out_dtype)
-        b_rest_tiles = gl.allocate_shared_memory(
-            b_desc.dtype, [STAGES] + b_rest_desc.block_type.shape, b_rest_desc.layout
-        )
-        out_rest_tiles = gl.allocate_shared_memory(out_dtype, [CONSUMERS] + rest_shape, rest_layout)
+    if A_ROW:
+        a_tiles = tiles_in_shared_memory(dtype, STAGES * CONSUMERS, ROWS, BLOCK_K)
     else:
-        b_rest_tiles = b_tiles
-        out_rest_tiles = out_tiles
+        a_tiles = tiles_in_shared_memory(dtype, STAGES * CONSUMERS, BLOCK_K, ROWS)
+    if B_ROW:
+        b_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, MAIN_N)
+    else:
+        b_tiles = tiles_in_shared_memory(dtype, STAGES, MAIN_N, BLOCK_K)
+    out_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, MAIN_N // SUBTILES)
+    b_rest_tiles = b_tiles
+    out_rest_tiles = out_tiles
+    if REST_N:
+        if B_ROW:
+            b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, REST_N)
+        else:
+            b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, REST_N, BLOCK_K)
+        out_rest_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, REST_N)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
+    operands = Operands(a_desc, b_desc, b_rest_desc)
+    shared = Shared(a_tiles, b_tiles, b_rest_tiles, full, empty)
+    result = Result(
+        out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
+        M, N, stride_oo, stride_oi, stride_om, stride_on,
+    )  # fmt: skip
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K))
+    how: gl.constexpr = How(
+        A_ROW, B_ROW, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M,
+        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED,
+    )  # fmt: skip
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consume, (
-                0, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (produce, (
-                a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full, empty,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS,
-            )),
+            (consume, (0, result, shared, walk, how)),
+            (produce, (operands, shared, walk, how)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consume, (
-                0, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (consume, (
-                1, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (produce, (
-                a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full, empty,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS,
-            )),
+            (consume, (0, result, shared, walk, how)),
+            (consume, (1, result, shared, walk, how)),
+            (produce, (operands, shared, walk, how)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (
-                0, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (consume, (
-                1, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (consume, (
-                2, out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-                a_tiles, b_tiles, b_rest_tiles, full, empty, M, N, stride_oo, stride_oi, stride_om, stride_on,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, BY_DESCRIPTOR, BLOCK_M, BLOCK_N, MAIN_N, GROUP_M, STAGES, CONSUMERS, SUBTILES,
-            )),
-            (produce, (
-                a_desc, b_desc, b_rest_desc, a_tiles, b_tiles, b_rest_tiles, full, empty,
-                tiles_m, tiles_n, inner_batch, tiles, turns,
-                A_ROW, B_ROW, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS,
-            )),
+            (consume, (0, result, shared, walk, how)),
+            (consume, (1, result, shared, walk, how)),
+            (consume, (2, result, shared, walk, how)),
+            (produce, (operands, shared, walk, how)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

@@ -1,0 +1,121 @@
+"""Operands as tensor descriptors see them: where they lie, or in copies whose rows start on 16 bytes."""
+
+from typing import Any, Final, NamedTuple
+
+from tritile.errors import TuningError
+from tritile.kernels.repack import repack
+from tritile.views import MatmulCall, View
+from tritile.work.values import Buffer, Descriptor, Section, Step
+
+_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
+_ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
+_TILE: Final = (8, 256, 4)  # rows and columns of a copied tile, and its warps: the fastest measured
+
+
+class Seen(NamedTuple):
+    """An operand as a descriptor sees it: a batch of two dimensions of matrices whose rows are contiguous.
+
+    `transposed`: rows are the operand's columns.
+    """
+
+    buffer: int
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    transposed: bool
+
+    def descriptor(self, rows: int, columns: int, layout: Any = None) -> Descriptor:
+        """The descriptor for tiles of so many of the operand's own rows and columns."""
+        block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
+        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block))
+
+
+def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sizes and strides of the batch, as two dimensions."""
+    if len(call.batch_shape) > 2:
+        raise TuningError(
+            f"a batch of {len(call.batch_shape)} dimensions that do not merge: descriptors have 2"
+        )
+    sizes = (1,) * (2 - len(call.batch_shape)) + call.batch_shape
+    strides = (0,) * (2 - len(call.batch_shape)) + view.batch_strides
+    return (sizes[0], sizes[1]), (strides[0], strides[1])
+
+
+def seen_of(call: MatmulCall, view: View, index: int) -> Seen:
+    """The operand with its contiguous dimension last, whether or not a descriptor can read it."""
+    (outer, inner), (stride_o, stride_i) = batch_of(call, view)
+    (rows, columns), (stride_r, stride_c) = view.shape, view.strides
+    transposed = view.layout == "column"
+    if transposed:
+        rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
+    return Seen(index, (outer, inner, rows, columns), (stride_o, stride_i, stride_r, stride_c), transposed)
+
+
+def readable(seen: Seen, view: View) -> bool:
+    """Whether a descriptor can read the operand where it lies."""
+    if view.tensor.data_ptr() % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
+        return False
+    steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
+    return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
+
+
+def described(seen: Seen, itemsize: int) -> Seen:
+    """The same with strides that a descriptor takes where a dimension of size 1 is never stepped."""
+    unit = 16 // itemsize
+    steps = [s if size > 1 else unit for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True)]
+    return seen._replace(strides=(steps[0], steps[1], steps[2], 1))
+
+
+class _Copy(NamedTuple):
+    args: tuple[Any, ...]
+    seen: Seen
+    section: Section
+    tiles: int
+
+
+def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
+    """How to copy an operand into buffer `index`: a stretched batch once, its rows padded to whole units."""
+    outer, inner = (
+        1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
+    )
+    rows, columns = seen.shape[2:]
+    unit = _ROW_BYTES // view.itemsize
+    padded = -(-columns // unit) * unit
+    args = (Buffer(seen.buffer), Buffer(index), outer * inner, inner, rows, columns, *seen.strides, padded)
+    own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
+    tiles = outer * inner * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
+    section = Section(dtype, outer * inner * rows * padded)
+    return _Copy(args, Seen(index, seen.shape, own, seen.transposed), section, tiles)
+
+
+class Inputs(NamedTuple):
+    """Both operands as descriptors see them, the launch that copies what they could not, and where to."""
+
+    a: Seen
+    b: Seen
+    steps: tuple[Step, ...]
+    scratch: tuple[Section, ...]
+
+
+def inputs(call: MatmulCall, early: bool) -> Inputs:
+    """Both operands as descriptors can read them, and the launch that copies those which they could not."""
+    seen = [seen_of(call, call.a, 0), seen_of(call, call.b, 1)]
+    copies: list[_Copy | None] = []
+    scratch: list[Section] = []
+    for i, view in enumerate((call.a, call.b)):
+        copies.append(None if readable(seen[i], view) else _copy(seen[i], view, call.dtype, 3 + len(scratch)))
+        copy = copies[-1]
+        if copy is not None:
+            scratch.append(copy.section)
+            seen[i] = copy.seen
+    found = [described(s, call.a.itemsize) for s in seen]
+    made = [copy for copy in copies if copy is not None]
+    if not made:
+        return Inputs(found[0], found[1], (), ())
+    nothing = (*made[0].args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
+    first, second = (copy.args if copy is not None else nothing for copy in copies)
+    gaps = [copy is not None and copy.args[9] != 1 for copy in copies]
+    constants = (16 // call.a.itemsize, *gaps, *_TILE[:2], early)
+    options = {"num_warps": _TILE[2], "launch_pdl": early}
+    grid = (sum(copy.tiles for copy in made), 1, 1)
+    step = Step(repack, grid, (*first, *second, *constants), options)
+    return Inputs(found[0], found[1], (step,), tuple(scratch))
