@@ -38,21 +38,21 @@ class Fit:
     `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
     """
 
-    latency: float = 1685.0  # from asking for a tile to having it, out of device memory
-    start: float = 1495.0  # to start a program, compute its addresses and fill the pipeline
-    start_warp: float = 0.032  # the same for each warp, as a share of `start`
-    turn: float = 57.0  # barriers and bookkeeping in one turn of the K loop
-    turn_warp: float = 19.0  # the same for each warp
-    shared_bytes: float = 95.0  # of shared memory
-    l2_bytes: float = 183.0  # of the L2 cache, all processors reading
-    load: float = 6.7  # one warp-wide load instruction with its address and mask
-    narrow: float = 0.15  # how much longer one of under 4 bytes takes
-    load_words: float = 10.6  # registers that a load which is not asynchronous keeps busy
-    spared_words: float = 9.2  # registers that neither accumulator nor loads can have
-    small_mma: float = 3.8  # how much slower tensor cores are without whole warpgroups, on Hopper and later
-    store_bytes: float = 86.0  # of the epilogue
-    reach: float = 2.0  # processors whose share of the bandwidth one can draw
-    overlap: float = 0.21  # share of the fixed cost of a round that the next one does not hide
+    latency: float = 2160.0  # from asking for a tile to having it, out of device memory
+    start: float = 1490.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp: float = 0.007  # the same for each warp, as a share of `start`
+    turn: float = 59.0  # barriers and bookkeeping in one turn of the K loop
+    turn_warp: float = 8.5  # the same for each warp
+    shared_bytes: float = 94.5  # of shared memory
+    l2_bytes: float = 450.0  # of the L2 cache, all processors reading
+    load: float = 6.9  # one warp-wide load instruction with its address and mask
+    narrow: float = 0.42  # how much longer one of under 4 bytes takes
+    load_words: float = 9.7  # registers that a load which is not asynchronous keeps busy
+    spared_words: float = 13.4  # registers that neither accumulator nor loads can have
+    small_mma: float = 3.7  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    store_bytes: float = 3000.0  # of the epilogue
+    reach: float = 2.3  # processors whose share of the bandwidth one can draw
+    overlap: float = 0.01  # share of the fixed cost of a round that the next one does not hide
 
 
 FITTED = Fit()
@@ -62,23 +62,23 @@ FITTED = Fit()
 class TmaFit:
     """The same for kernels whose tiles travel by tensor descriptor."""
 
-    latency: float = 1410.0  # from asking for a tile to having it, out of device memory
-    start: float = 2780.0  # to start a program and fill the pipeline
-    start_specialised: float = 1890.0  # the same, of specialised warps
-    short: float = 0.168  # slower by this share where rows of a tile are half of 128 bytes
-    turn: float = 35.5  # barriers and bookkeeping in one turn of the K loop
-    shared_bytes: float = 130.0  # of shared memory
-    l2_bytes: float = 56.0  # of the L2 cache, all processors reading
-    store_bytes: float = 355.0  # of the epilogue
-    odd_store: float = 28.0  # how much longer specialised warps store what no descriptor can
-    reach: float = 8.2  # processors whose share of the bandwidth one can draw
-    exposed: float = 0.0561  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 13.5  # of partial sums, left and gathered where programs share a tile
-    rendezvous: float = 5090.0  # for programs that share a tile to meet
-    lone: float = 1.57  # how much slower tensor cores are fed by one warpgroup than by two
-    small_mma: float = 2.3  # how much slower tensor cores are without whole warpgroups
-    repack_us: float = 0.863  # of one more launch
-    repack_share: float = 0.952  # share of the peak bandwidth that copying an operand reaches
+    latency: float = 1310.0  # from asking for a tile to having it, out of device memory
+    start: float = 2460.0  # to start a program and fill the pipeline
+    start_specialised: float = 1370.0  # the same, of specialised warps
+    short: float = 0.236  # slower by this share where rows of a tile are half of 128 bytes
+    turn: float = 37.6  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 129.0  # of shared memory
+    l2_bytes: float = 56.8  # of the L2 cache, all processors reading
+    store_bytes: float = 335.0  # of the epilogue
+    odd_store: float = 30.4  # how much longer specialised warps store what no descriptor can
+    reach: float = 8.3  # processors whose share of the bandwidth one can draw
+    exposed: float = 0.06  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 12.5  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 5360.0  # for programs that share a tile to meet
+    lone: float = 1.37  # how much slower tensor cores are fed by one warpgroup than by two
+    small_mma: float = 3.9  # how much slower tensor cores are without whole warpgroups
+    repack_us: float = 1.04  # of one more launch
+    repack_share: float = 0.933  # share of the peak bandwidth that copying an operand reaches
 
 
 TMA_FITTED = TmaFit()

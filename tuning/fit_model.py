@@ -1,10 +1,11 @@
 """Fit the model's constants to measured trials: python tuning/fit_model.py [STORE ...] [--steps 400]
 
-Stores are SQLite files of H200 trials, or .gz of them; by default the one in tuning/trials.
-Regret is the time of the config that the formula puts first among those measured, over the time of the
-fastest. Every third problem is left out of the fit, and its regret printed beside. The constants of the
-tile kernel and of those with descriptors are fitted one after the other, each to all trials, so that the
-formulas also agree with each other. --steps 0 prints the regret of the constants as they are.
+Stores are SQLite files of H200 trials, or .gz of them, one for each tuning; by default those in
+tuning/trials. Regret is the time of the config that the formula puts first among those that a tuning
+measured, over the time of the fastest. Every third problem is left out of the fit, and its regret printed
+beside. The constants of the tile kernel and of those with descriptors are fitted one after the other, each to
+all trials, so that the formulas also agree with each other. --steps 0 prints the regret of the constants as
+they are.
 """
 
 import argparse
@@ -26,22 +27,22 @@ from tritile.problem import MatmulProblem
 from tritile.space import tile
 from tritile.store import Store
 
-Measured = dict[MatmulProblem, dict[Config, float]]
+Measured = dict[tuple[MatmulProblem, int], dict[Config, float]]  # by problem and tuning
 Fits = dict[str, Any]  # "tile" and "tma", to their constants
 DEVICE = target_device("nvidia-h200")
-TRIALS = Path(__file__).parent / "trials" / f"{DEVICE.slug}.sqlite3.gz"
+TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 
 
 def read(paths: Iterable[Path]) -> Measured:
-    """Microseconds by problem and config, of the matmul trials that worked; later stores' go before."""
+    """Microseconds of the matmul trials that worked."""
     found: Measured = defaultdict(dict)
-    for path in paths:
+    for tuning, path in enumerate(paths):
         with tempfile.TemporaryDirectory() as folder:
             data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             (Path(folder) / f"{DEVICE.slug}.sqlite3").write_bytes(data)
             for _, trial in Store(DEVICE, Path(folder)).everything():
                 if isinstance(trial.problem, MatmulProblem) and trial.us and trial.failure is None:
-                    found[trial.problem][trial.config] = trial.us
+                    found[trial.problem, tuning][trial.config] = trial.us
     return found
 
 
@@ -55,7 +56,7 @@ def predicted(config: Config, problem: MatmulProblem, fits: Fits) -> float:
 def regrets(measured: Measured, fits: Fits) -> list[float]:
     """For each problem, the time of the predicted best over that of the best."""
     ratios = []
-    for problem, times in measured.items():
+    for (problem, _), times in measured.items():
         pick = min(times, key=lambda config: (predicted(config, problem, fits), config.key))
         ratios.append(times[pick] / min(times.values()))
     return ratios
@@ -67,7 +68,7 @@ def misfit(measured: Measured, fits: Fits) -> float:
     What is off by the same factor for all configs of a problem counts less: it changes no choice.
     """
     found = []
-    for problem, times in measured.items():
+    for (problem, _), times in measured.items():
         best = min(times.values())
         logs = [math.log(predicted(c, problem, fits) / us) for c, us in times.items() if us < 2 * best]
         middle = statistics.mean(logs)
@@ -109,7 +110,7 @@ def fitted(name: str, measured: Measured, fits: Fits, steps: int) -> Fits:
 def main() -> None:
     """Fit, and print the constants with their regret before and after."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stores", type=Path, nargs="*", default=[TRIALS])
+    parser.add_argument("stores", type=Path, nargs="*", default=TRIALS)
     parser.add_argument("--steps", type=int, default=400)
     given = parser.parse_args()
     missing = [str(path) for path in given.stores if not path.is_file()]
@@ -118,9 +119,10 @@ def main() -> None:
     measured = read(given.stores)
     if not measured:
         raise SystemExit(f"no trials of matmul in {', '.join(map(str, given.stores))}")
-    problems = sorted(measured, key=lambda problem: problem.label)
-    held_out = {p: measured[p] for p in problems[::3]}
-    fitted_to = {p: measured[p] for i, p in enumerate(problems) if i % 3}
+    problems = sorted({problem for problem, _ in measured}, key=lambda problem: problem.label)
+    left_out = set(problems[::3])
+    held_out = {key: times for key, times in measured.items() if key[0] in left_out}
+    fitted_to = {key: times for key, times in measured.items() if key[0] not in left_out}
     fits: Fits = {"tile": FITTED, "tma": TMA_FITTED}
     for name, part in (("fitted to, before", fitted_to), ("left out, before", held_out)):
         report(name, part, fits)
