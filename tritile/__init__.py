@@ -1,8 +1,9 @@
-"""tritile: matrix products and transpositions in Triton, at the hardware's speed for any size.
+"""tritile: matrix products and permutations in Triton, at the hardware's speed for any size.
 
     import tritile
     c = tritile.matmul(a, b)       # as torch.matmul
     t = tritile.transpose(x)       # as x.mT.contiguous()
+    p = tritile.permute(x, dims)   # as x.permute(dims).contiguous()
 
 and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 """
@@ -14,10 +15,10 @@ from tritile.device import Device, target_device
 from tritile.errors import TritileError
 from tritile.ladder import Plan
 from tritile.ops.matmul import matmul
+from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.run import forget
-from tritile.ops.transpose import transpose
-from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
+from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.settings import current_mode, mode
 
 __version__ = "0.1.0"
@@ -27,15 +28,17 @@ __all__ = [
     "Device",
     "KernelProblem",
     "MatmulProblem",
+    "PermuteProblem",
     "Plan",
-    "TransposeProblem",
     "TritileError",
     "autotune",
+    "contiguous",
     "current_mode",
     "errors",
     "forget",
     "matmul",
     "mode",
+    "permute",
     "plan",
     "target_device",
     "transpose",

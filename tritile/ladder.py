@@ -1,14 +1,13 @@
 """The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tritile import model, table
 from tritile.config import Config
 from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
-from tritile.problem import MatmulProblem, TransposeProblem, doublings, problem_key
+from tritile.problem import MatmulProblem, PermuteProblem, doublings
 from tritile.settings import current_mode
 from tritile.space import illegal, tile
 from tritile.store import store_of
@@ -16,7 +15,7 @@ from tritile.trial import Trial
 
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
 
-Tiled = MatmulProblem | TransposeProblem
+Tiled = MatmulProblem | PermuteProblem
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,6 @@ _memo: dict[tuple[Tiled, Device, str], Plan] = {}
 def forget() -> None:
     """Drop every plan made so far in this process: after new measurements, plans may change."""
     _memo.clear()
-
-
-@functools.lru_cache(maxsize=8192)
-def _class(problem: Tiled) -> str:
-    """The problem without its sizes: neighbours differ in sizes alone."""
-    sizes = {"batch": 1, "m": 1, "n": 1} | ({"k": 1} if isinstance(problem, MatmulProblem) else {})
-    return problem_key(replace(problem, **sizes))  # type: ignore[arg-type]
 
 
 def trials(problem: Tiled, device: Device) -> list[Trial]:
@@ -109,9 +101,9 @@ def _near(problem: Tiled, device: Device) -> Plan | None:
     known_pairs = [(trial.problem, trial.config) for trial in known]
     if shipped is not None and shipped.measured:
         known_pairs += [(entry.problem, entry.config) for entry in shipped.entries]
-    found, wanted = [], _class(problem)
+    found, wanted = [], problem.kind
     for other, config in known_pairs:
-        if isinstance(other, MatmulProblem | TransposeProblem) and _class(other) == wanted:
+        if isinstance(other, MatmulProblem | PermuteProblem) and other.kind == wanted:
             distance = doublings(problem, other)
             if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
                 found.append((distance, config.key, other, config))

@@ -22,14 +22,14 @@ from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
+from tritile.kernels.permute import permute_tile
 from tritile.kernels.repack import repack
-from tritile.kernels.transpose import transpose_tile
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.native import NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.timing import do_bench
-from tritile.views import Call, MatmulCall, View
+from tritile.views import Call, PermuteCall, View
 from tritile.work import work_of
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
@@ -52,7 +52,7 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
         descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
         warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
     },
-    "transpose": {tile.NAME: _tuned("transpose", tile.NAME, transpose_tile, ["M", "N", "batch"])},
+    "permute": {tile.NAME: _tuned("permute", tile.NAME, permute_tile, ["M", "N", "batch"])},
 }
 
 
@@ -216,15 +216,22 @@ def _shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
 
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     """The part of a call from `start` on along one axis of its batch."""
+    if isinstance(call, PermuteCall):
+        problem, axis = call.problem, call.problem.plane.batch[axis]
+        shape = (*problem.shape[:axis], size, *problem.shape[axis + 1 :])
+        words = start * (2 if problem.itemsize == 16 else 1)
+        x, out = (
+            _shifted(tensor, words * strides[axis] * (problem.itemsize // tensor.element_size() or 1))
+            for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+        )
+        return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
 
     def part(view: View) -> View:
         step = view.batch_strides[axis] * view.itemsize // view.tensor.element_size()
         return replace(view, tensor=_shifted(view.tensor, start * step))
 
-    shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
-    if isinstance(call, MatmulCall):
-        return replace(call, a=part(call.a), b=part(call.b), out=part(call.out), batch_shape=shape)
-    return replace(call, x=part(call.x), out=part(call.out), batch_shape=shape)
+    batch_shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
+    return replace(call, a=part(call.a), b=part(call.b), out=part(call.out), batch_shape=batch_shape)
 
 
 def _pieces(call: Call, config: Config) -> list[Call]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import ITEMSIZE, MatmulProblem, TransposeProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
 from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
 from tritile.space.tile import (
     accumulator_words,
@@ -217,11 +217,10 @@ def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit =
     return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + _LAUNCH_US
 
 
-def transpose_us(config: Config, problem: TransposeProblem, device: Device) -> float:
+def permute_us(config: Config, problem: PermuteProblem, device: Device) -> float:
     """Predicted microseconds of `config` on `problem`: bytes over bandwidth, less what tiles waste."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
-    read = (n if problem.x_layout == "row" else m if problem.x_layout == "column" else 1) * size
-    written = (n if problem.out_layout == "row" else m if problem.out_layout == "column" else 1) * size
+    read, written = (run * size for run in problem.runs(m, n))
     tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
     tiles = tiles_m * tiles_n * problem.batch
     used = (problem.m * problem.n) / (tiles_m * m * tiles_n * n)
@@ -240,24 +239,24 @@ def transpose_us(config: Config, problem: TransposeProblem, device: Device) -> f
     return problem.bytes / (device.memory_gbps * 1e3 * max(efficiency * used, 1e-4)) + _LAUNCH_US
 
 
-def predict_us(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> float:
+def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> float:
     """Predicted microseconds of a legal config on a problem."""
-    if isinstance(problem, TransposeProblem):
-        return transpose_us(config, problem, device)
+    if isinstance(problem, PermuteProblem):
+        return permute_us(config, problem, device)
     if config.family in (descriptor.NAME, warpgroups.NAME):
         return tma_us(config, problem, device)
     return matmul_us(config, problem, device)
 
 
 def ranked(
-    problem: MatmulProblem | TransposeProblem, device: Device, family: str | None = None
+    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
 ) -> list[Config]:
     """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
     configs = legal_configs(problem, device, family)
     return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
-def pick(problem: MatmulProblem | TransposeProblem, device: Device) -> Config:
+def pick(problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
     """The config predicted to be fastest."""
     return ranked(problem, device)[0]
 
@@ -276,13 +275,13 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
     return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
 
 
-def families(problem: MatmulProblem | TransposeProblem, device: Device) -> list[str]:
+def families(problem: MatmulProblem | PermuteProblem, device: Device) -> list[str]:
     """The families that have a legal config for the problem."""
     configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 
-def screened(problem: MatmulProblem | TransposeProblem, device: Device, count: int) -> list[Config]:
+def screened(problem: MatmulProblem | PermuteProblem, device: Device, count: int) -> list[Config]:
     """The `count` configs to try first: each family's likeliest in turn, over varied tiles."""
     lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
     if not lists:

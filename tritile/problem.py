@@ -5,11 +5,12 @@ can be remembered, compared and planned for on a machine without the GPU. `opera
 strides of tensors that pose the problem.
 """
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.errors import InvalidValueError
 
@@ -23,6 +24,7 @@ LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
 PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
 MAX_EXTENT: Final = 2**48
+_TILE: Final = 4096  # elements that the dimensions of a tile should have
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,13 @@ class MatmulProblem:
         return (self.batch, self.m, self.n, self.k)
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        layouts = (self.a_layout, self.b_layout, self.out_layout)
+        aligns = (self.a_align, self.b_align, self.out_align)
+        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision)
+
+    @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
         """a, b and out: tensors that pose this problem."""
         out_size = ITEMSIZE[self.out_dtype]
@@ -147,35 +156,181 @@ class MatmulProblem:
         return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}"
 
 
-@dataclass(frozen=True)
-class TransposeProblem:
-    """`batch` copies of an m x n tile plane from x to out.
+def merged(
+    sizes: Sequence[int], *strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The same index space with the fewest dimensions: ones dropped, neighbours merged.
 
-    After merging dimensions, x is (when its layout is "row") contiguous along n and out (when its
-    layout is "column") contiguous along m: the general transposition. A plain strided copy has both
-    contiguous along n. Layouts and alignments as in `MatmulProblem`; itemsize in bytes.
+    Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
+    through its whole size. Returns the sizes and, for each operand, its strides.
+    """
+    out: list[list[int]] = []  # [size, stride of operand 0, stride of operand 1, ...]
+    for size, *steps in zip(sizes, *strides, strict=True):
+        if size == 1:
+            continue
+        if out and all(outer == inner * size for outer, inner in zip(out[-1][1:], steps, strict=True)):
+            out[-1] = [out[-1][0] * size, *steps]
+        else:
+            out.append([size, *steps])
+    columns = list(zip(*out, strict=True)) or [() for _ in range(1 + len(strides))]
+    return tuple(columns[0]), tuple(columns[1:])
+
+
+class Plane(NamedTuple):
+    """The dimensions of a permutation by what becomes of them; those of m and n innermost first.
+
+    Along `n` x is densest, along `m` out is. Either is one dimension, or several that follow each other
+    without a gap in x (n) or in out (m). `batch` are the rest, outermost first.
     """
 
-    op: ClassVar[str] = "transpose"
-    batch: int
-    m: int
-    n: int
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    batch: tuple[int, ...]
+
+
+def _run(
+    first: int, shape: Sequence[int], strides: Sequence[int], free: Collection[int], enough: int
+) -> tuple[int, ...]:
+    """`first` and the dimensions that follow it without a gap, until together they are `enough`."""
+    run, size = [first], shape[first]
+    while size < enough:
+        reach = strides[first] * size
+        following = [i for i in free if i not in run and strides[i] == reach]
+        if not following:
+            break
+        run.append(following[0])
+        size *= shape[following[0]]
+    return tuple(run)
+
+
+@dataclass(frozen=True)
+class PermuteProblem:
+    """A copy of elements of `itemsize` bytes from x to out, over one index space.
+
+    `shape` has the dimensions of out that are left where those of size 1 are dropped and those that stay
+    together merged, outermost first; strides count elements. Alignments as in `MatmulProblem`.
+    Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "permute"
+    shape: tuple[int, ...]
+    x_strides: tuple[int, ...]
+    out_strides: tuple[int, ...]
     itemsize: int
-    x_layout: str = "row"
-    out_layout: str = "column"
     x_align: int = 16
     out_align: int = 16
 
     def __post_init__(self) -> None:
-        _check(all(map(_extent, (self.batch, self.m, self.n))), self, "sizes of 1 and more")
+        lists = (self.shape, self.x_strides, self.out_strides)
+        _check(all(isinstance(values, tuple) for values in lists), self, "shape and strides as tuples")
+        _check(len({len(values) for values in lists}) == 1, self, "a stride for every dimension")
+        _check(all(map(_extent, self.shape)), self, "sizes of 1 and more")
+        steps = (*self.x_strides, *self.out_strides)
+        _check(all(_extent(step + 1) for step in steps if type(step) is int), self, "strides from 0")
+        _check(all(type(step) is int for step in steps), self, "whole strides")
         _check(_among(ALIGNMENTS, self.itemsize), self, f"an itemsize of {ALIGNMENTS}")
-        _check(_among(LAYOUTS, self.x_layout, self.out_layout), self, f"layouts of {', '.join(LAYOUTS)}")
         _check(_among(ALIGNMENTS, self.x_align, self.out_align), self, f"alignments of {ALIGNMENTS}")
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        x_strides: Sequence[int],
+        out_strides: Sequence[int],
+        itemsize: int,
+        addresses: tuple[int, int] = (0, 0),
+        widen: bool = True,
+    ) -> "PermuteProblem":
+        """The problem of moving x, whose dimensions are in out's order, to out.
+
+        `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
+        """
+        sizes, (of_x, of_out) = merged(shape, x_strides, out_strides)
+        if widen:
+            sizes, of_x, of_out, itemsize = _widened(sizes, of_x, of_out, itemsize, addresses)
+        aligns = (_alignment(itemsize, at, s) for at, s in zip(addresses, (of_x, of_out), strict=True))
+        return cls(sizes, of_x, of_out, itemsize, *aligns)
+
+    @classmethod
+    def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
+        """A batch of contiguous m x n matrices, each transposed."""
+        return cls.of((batch, n, m), (m * n, 1, n), (m * n, m, 1), itemsize, widen=False)
+
+    @functools.cached_property
+    def plane(self) -> Plane:
+        """Which dimensions make the tiles."""
+        axes = range(len(self.shape))
+        x, out = self.x_strides, self.out_strides
+        dense_x = min(axes, key=lambda i: (x[i] == 0, x[i], -i), default=None)
+        if dense_x is None:
+            return Plane((), (), ())
+        rest = sorted((i for i in axes if i != dense_x), key=lambda i: (out[i], x[i]))
+        if not rest:
+            return Plane((), (dense_x,), ())
+        long = max(32, 256 // self.itemsize)
+        both = out[dense_x] == min(step for step in out if step)  # out is densest along the same one
+        few = max(long, _TILE // self.shape[rest[0]])
+        n = (dense_x,) if both else _run(dense_x, self.shape, x, rest[1:], few)
+        columns = math.prod(self.shape[i] for i in n)
+        free = [i for i in rest if i not in n]
+        m = _run(rest[0], self.shape, out, free, max(long, _TILE // columns))
+        return Plane(m, n, tuple(i for i in axes if i not in m and i not in n))
+
+    @property
+    def m(self) -> int:
+        """The tile rows' extent: along it out is densest."""
+        return math.prod(self.shape[i] for i in self.plane.m)
+
+    @property
+    def n(self) -> int:
+        """The tile columns' extent: along it x is densest."""
+        return math.prod(self.shape[i] for i in self.plane.n)
+
+    @property
+    def batch(self) -> int:
+        """How many planes of m x n there are."""
+        return math.prod(self.shape[i] for i in self.plane.batch)
+
+    def _layout(self, strides: tuple[int, ...]) -> str:
+        if self.plane.n and strides[self.plane.n[0]] == 1:
+            return "row"
+        return "column" if self.plane.m and strides[self.plane.m[0]] == 1 else "strided"
+
+    @functools.cached_property
+    def x_layout(self) -> str:
+        """Along what x is contiguous: n ("row"), m ("column"), or neither."""
+        return self._layout(self.x_strides)
+
+    @functools.cached_property
+    def out_layout(self) -> str:
+        """The same of out."""
+        return self._layout(self.out_strides)
+
+    def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
+        """How many elements of a tile lie side by side in x, and in out."""
+        (m, n, _), x, out = self.plane, self.x_strides, self.out_strides
+        sides = (min(block_m, self.m), min(block_n, self.n))
+
+        def run(steps: tuple[int, ...], first: tuple[int, ...], then: tuple[int, ...], inner: int) -> int:
+            """Along the dimensions `first`, and on along `then` where a tile has all of those."""
+            side, other = (sides[0], sides[1]) if first is m else (sides[1], sides[0])
+            side = min(side, inner)
+            goes_on = side == inner and then and steps[then[0]] == inner
+            return side * other if goes_on else side
+
+        read = written = 1
+        if self.x_layout == "row":
+            read = run(x, n, m, self.n)
+        if self.out_layout == "column":
+            written = run(out, m, n, self.m)
+        elif self.out_layout == "row":
+            written = run(out, n, m, self.shape[n[0]])
+        return read, written
 
     @property
     def bytes(self) -> int:
         """Bytes moved: every element read once and written once."""
-        return 2 * self.batch * self.m * self.n * self.itemsize
+        return 2 * math.prod(self.shape) * self.itemsize
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -183,19 +338,63 @@ class TransposeProblem:
         return (self.batch, self.m, self.n)
 
     @property
-    def operands(self) -> tuple[Operand, Operand]:
-        """x and out: tensors that pose this problem."""
-        dtype, shape = f"int{8 * min(self.itemsize, 8)}", (self.batch, self.m, self.n)
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        runs = (len(self.plane.m), len(self.plane.n))
+        return (self.op, self.itemsize, self.x_layout, self.out_layout, self.x_align, self.out_align, runs)
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """How many elements of memory x and out span."""
+        sizes = self.shape
         return (
-            _operand(dtype, self.itemsize, self.x_layout, self.x_align, shape),
-            _operand(dtype, self.itemsize, self.out_layout, self.out_align, shape),
+            1 + sum((size - 1) * step for size, step in zip(sizes, self.x_strides, strict=True)),
+            1 + sum((size - 1) * step for size, step in zip(sizes, self.out_strides, strict=True)),
         )
 
     @property
     def label(self) -> str:
-        """A short name for a table of results."""
-        batch = f"{self.batch}x" if self.batch > 1 else ""
-        return f"{batch}{self.m}x{self.n} {self.x_layout}->{self.out_layout} {self.itemsize}-byte"
+        """A short name for a table of results: out's dimensions, and where each stood in x."""
+        order = sorted(range(len(self.shape)), key=lambda i: (-self.x_strides[i], i))
+        place = "".join(str(order.index(i)) for i in range(len(self.shape)))
+        return f"{'x'.join(map(str, self.shape)) or '1'} of {place or '0'} {self.itemsize}-byte"
+
+
+def _alignment(itemsize: int, address: int, strides: Sequence[int]) -> int:
+    """The largest power of two, up to 16, that divides the address and all strides but 1, in bytes."""
+    align = 16
+    for place in (address, *(step * itemsize for step in strides if step != 1)):
+        while place % align:
+            align //= 2
+    return align
+
+
+def _widened(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    itemsize: int,
+    addresses: tuple[int, int],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    """The same with pairs of elements as one, again and again, where short runs stay side by side."""
+    while itemsize < 8:
+        inner = [i for i, steps in enumerate(zip(x_strides, out_strides, strict=True)) if steps == (1, 1)]
+        others = [s for steps in (x_strides, out_strides) for i, s in enumerate(steps) if [i] != inner]
+        if (
+            not inner
+            or shape[inner[0]] * itemsize > 64
+            or any(value % 2 for value in (shape[inner[0]], *others))
+            or any(address % (2 * itemsize) for address in addresses)
+        ):
+            break
+        itemsize *= 2
+        shape = tuple(size // 2 if i == inner[0] else size for i, size in enumerate(shape))
+        x_strides, out_strides = (
+            tuple(1 if i == inner[0] else step // 2 for i, step in enumerate(steps))
+            for steps in (x_strides, out_strides)
+        )
+        shape, (x_strides, out_strides) = merged(shape, x_strides, out_strides)
+    return shape, x_strides, out_strides, itemsize
 
 
 def _pairs(value: Any) -> bool:
@@ -236,8 +435,8 @@ class KernelProblem:
         return f"{self.kernel} " + " ".join(f"{name}={value}" for name, value in self.key)
 
 
-Problem = MatmulProblem | TransposeProblem | KernelProblem
-_KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, TransposeProblem, KernelProblem)}
+Problem = MatmulProblem | PermuteProblem | KernelProblem
+_KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, PermuteProblem, KernelProblem)}
 
 
 def doublings(a: Problem, b: Problem) -> float:

@@ -1,11 +1,11 @@
 """A call reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tritile.problem import ITEMSIZE, MatmulProblem, Operand, TransposeProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, Operand, PermuteProblem
 
 
 @dataclass(frozen=True)
@@ -107,57 +107,38 @@ class MatmulCall:
 
 
 @dataclass(frozen=True)
-class TransposeCall:
-    """out[i, m, n] = x[i, m, n] for every i of `batch_shape`, words of `flip` bits inverted.
+class PermuteCall:
+    """The copy that `problem` tells of, from x to out, words of `flip` bits inverted.
 
-    Views count elements of `itemsize` bytes; an element of 16 bytes is two words of 8.
+    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of
+    16 bytes is two words of 8.
     """
 
-    x: View
-    out: View
-    batch_shape: tuple[int, ...]
+    problem: PermuteProblem
+    x: Any
+    out: Any
     flip: tuple[int, int] = (0, 0)
 
     @property
-    def problem(self) -> TransposeProblem:
-        """What planning needs to know of this call."""
-        return TransposeProblem(
-            prod(self.batch_shape),
-            *self.x.shape,
-            self.x.itemsize,
-            self.x.layout,
-            self.out.layout,
-            self.x.align,
-            self.out.align,
-        )
+    def batch_shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions over which tiles are repeated."""
+        return tuple(self.problem.shape[i] for i in self.problem.plane.batch)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether two dimensions are exchanged that have one size: what can be done in place."""
+        problem = self.problem
+        steps = zip(problem.shape, problem.x_strides, problem.out_strides, strict=True)
+        moved = [step for step in steps if step[1] != step[2]]
+        return len(moved) == 2 and moved[0] == (moved[1][0], moved[1][2], moved[1][1])
 
     @property
     def tensors(self) -> tuple[Any, ...]:
         """What the kernel's pointers point to."""
-        return (self.x.tensor, self.out.tensor)
+        return (self.x, self.out)
 
 
-Call = MatmulCall | TransposeCall
-
-
-def merged(
-    sizes: Sequence[int], *strides: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The same index space with the fewest dimensions: ones dropped, neighbours merged.
-
-    Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
-    through its whole size. Returns the sizes and, for each operand, its strides.
-    """
-    out: list[list[int]] = []  # [size, stride of operand 0, stride of operand 1, ...]
-    for size, *steps in zip(sizes, *strides, strict=True):
-        if size == 1:
-            continue
-        if out and all(outer == inner * size for outer, inner in zip(out[-1][1:], steps, strict=True)):
-            out[-1] = [out[-1][0] * size, *steps]
-        else:
-            out.append([size, *steps])
-    columns = list(zip(*out, strict=True)) or [() for _ in range(1 + len(strides))]
-    return tuple(columns[0]), tuple(columns[1:])
+Call = MatmulCall | PermuteCall
 
 
 Make = Callable[[str, int], Any]
@@ -171,7 +152,7 @@ def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     )
 
 
-def posed(problem: MatmulProblem | TransposeProblem, make: Make) -> Call:
+def posed(problem: MatmulProblem | PermuteProblem, make: Make) -> Call:
     """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
     An element of 16 bytes is asked for as two of int64.
@@ -187,5 +168,6 @@ def posed(problem: MatmulProblem | TransposeProblem, make: Make) -> Call:
             )
         )
         return MatmulCall(a, b, out, batch, problem.dtype, problem.out_dtype, problem.precision)
-    x, out = (_view(operand, problem.itemsize, problem.batch, make) for operand in problem.operands)
-    return TransposeCall(x, out, batch)
+    kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
+    x, out = (make(kind, lanes * span) for span in problem.spans)
+    return PermuteCall(problem, x, out)

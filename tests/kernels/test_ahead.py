@@ -12,7 +12,7 @@ from tritile import ahead, model
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import TuningError
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal, warpgroups
 from tritile.space.tile import shared_bytes
 
@@ -25,8 +25,8 @@ NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 SLACK = {16: 0, 2: 8192}
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
 RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
-TURN = TransposeProblem(1, 4096, 4096, 2)
-ODD_TURN = TransposeProblem(2, 1001, 1003, 16)
+TURN = PermuteProblem.turned(1, 4096, 4096, 2)
+ODD_TURN = PermuteProblem.turned(2, 1001, 1003, 16)
 
 
 def tile(m, n, k, warps, stages):

@@ -22,6 +22,10 @@ def transpose(*args, **kwargs):
     return lambda: tritile.transpose(*args, **kwargs)
 
 
+def permute(*args, **kwargs):
+    return lambda: tritile.permute(*args, **kwargs)
+
+
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
     """Every launch is recorded, and none happens."""
@@ -36,7 +40,7 @@ def overlapping(*shape):
 
 
 BASE = torch.zeros(6, 12)
-SQUARE = torch.zeros(6, 6)
+SQUARE, CUBE = torch.zeros(6, 6), torch.zeros(4, 4, 4)
 A, B = f32(3, 5), f32(5, 7)
 SHAPES = [
     ("inner", matmul(f32(3, 5), f32(4, 7)), ("(3, 5)", "(4, 7)", "5", "4")),
@@ -62,6 +66,13 @@ SHAPES = [
     ("dim as float", transpose(f32(2, 3), 0, 1.0), ("dim1", "1.0", "whole number")),
     ("dim as bool", transpose(f32(2, 3), True, 0), ("dim0", "True", "whole number")),
     ("dim None", transpose(f32(2, 3), None, 0), ("dim0", "None", "whole number")),
+    ("dims too few", permute(f32(2, 3), (1,)), ("(1,)", "each of 2 dimensions once")),
+    ("dims twice", permute(f32(2, 3), (1, -1)), ("(1, -1)", "each of 2 dimensions once")),
+    ("dims too large", permute(f32(2, 3), (0, 2)), ("a dimension is 2", "-2 to 1")),
+    ("dims as text", permute(f32(2, 3), "10"), ("'10'", "a sequence of 2 dimensions")),
+    ("dims as a number", permute(f32(2, 3), 1), ("dims is 1", "a sequence of 2 dimensions")),
+    ("dims of floats", permute(f32(2, 3), (0, 1.0)), ("1.0", "whole number")),
+    ("permuted out", permute(f32(2, 3), (1, 0), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("transposed out", transpose(f32(2, 3), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("transposed out, empty", transpose(f32(0, 3), out=f32(0, 3)), ("(0, 3)", "(3, 0)")),
 ]
@@ -116,7 +127,9 @@ OVERLAPS = [
     ("one column shared", matmul(BASE[:, :6], SQUARE, out=BASE[:, 5:11]), ("out", "input 0")),
     ("one element shared", matmul(BASE.view(-1)[:30].view(5, 6), SQUARE, out=BASE.view(-1)[29:59].view(5, 6)),
      ("out", "input 0")),
-    ("transpose in place", transpose(SQUARE, out=SQUARE), ("out", "input 0")),
+    ("transpose in place of a part", transpose(SQUARE[:4, :4], out=SQUARE[1:5, :4]), ("out", "input 0")),
+    ("reversal in place", permute(CUBE, (2, 1, 0), out=CUBE.permute(2, 1, 0)), ("out", "input 0")),
+    ("rotation in place", permute(CUBE, (1, 2, 0), out=CUBE), ("out", "input 0")),
     ("transpose onto its view", transpose(SQUARE, out=SQUARE.mT), ("out", "input 0")),
     ("transposed out expanded", transpose(A, out=overlapping(5, 3)), ("(5, 3)", "overlaps itself")),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from tritile import model, table
 from tritile.device import target_device
 from tritile.launch import digests
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal
 from tritile.tune import search
 
@@ -16,7 +16,7 @@ PROBLEMS = [
     MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16"),
     MatmulProblem(1, 1, 4096, 4096, "bfloat16", "bfloat16", b_layout="column"),
     MatmulProblem(1, 1001, 1003, 1007, "float32", "float32", a_align=4, b_align=4, out_align=4),
-    TransposeProblem(1, 8191, 8193, 1, x_align=1, out_align=1),
+    PermuteProblem.turned(1, 8191, 8193, 1),
 ]
 
 

@@ -18,7 +18,7 @@ from tritile.errors import (
     UnsupportedError,
 )
 from tritile.launch import KERNELS, digests
-from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem
+from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.space import illegal, legal_configs
 from tritile.space.tile import shared_bytes
 from tritile.store import Trial, store_of
@@ -27,7 +27,7 @@ from tritile.table import Entry, Table
 SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
 HOPPER = TARGETS["nvidia-h200"]
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
-TURN = TransposeProblem(1, 1024, 1024, 2)
+TURN = PermuteProblem.turned(1, 1024, 1024, 2)
 
 
 def tile(m=64, n=64, k=32, warps=4, stages=3, group=8, **changes):
@@ -140,14 +140,13 @@ ODD_MATMULS = [
     )
 ]
 ODD_TURNS = [
-    TransposeProblem(*size, itemsize, x, out, align, align)
-    for size, itemsize, x, out, align in [
-        ((1, 1, 1), 1, "row", "column", 1),
-        ((1, 1, 2**33), 16, "row", "row", 16),
-        ((1, 2**33, 1), 2, "column", "column", 2),
-        ((65537, 3, 5), 8, "strided", "strided", 8),
-        ((2, 997, 1009), 4, "row", "column", 4),
-    ]
+    PermuteProblem((), (), (), 1, 1, 1),
+    PermuteProblem((2**33,), (1,), (1,), 16),
+    PermuteProblem((2**33,), (3,), (1,), 2, 2, 2),
+    PermuteProblem((65537, 5, 3), (30, 2, 10), (90, 6, 2), 8, 8, 8),
+    PermuteProblem((2, 1009, 997), (997 * 1009, 1, 1009), (997 * 1009, 997, 1), 4, 4, 4),
+    PermuteProblem.of((3, 5, 7, 11, 13), (1001, 1, 143, 13, 5), (5005, 1001, 143, 13, 1), 2),
+    PermuteProblem((1000, 1000), (0, 0), (1000, 1), 4),
 ]
 FITTING = [
     (name, problem)
@@ -363,8 +362,8 @@ def test_transposes_climb_the_same_ladder():
     remember(TURN, turned(), 5.0)
     tritile.forget()
     assert planned(TURN) == ("exact", turned())
-    assert planned(replace(TURN, m=2048)) == ("near", turned())
-    assert planned(replace(TURN, itemsize=4))[0] == "model"
+    assert planned(PermuteProblem.turned(1, 2048, 1024, 2)) == ("near", turned())
+    assert planned(PermuteProblem.turned(1, 1024, 1024, 4))[0] == "model"
 
 
 def test_a_plan_reads_well():
@@ -402,7 +401,7 @@ KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
 @pytest.mark.parametrize(
     ("what", "error", "words"),
     [
-        (torch.matmul, InvalidValueError, ("tritile.matmul", "tritile.transpose", "problem")),
+        (torch.matmul, InvalidValueError, ("tritile.matmul", "permute", "transpose", "problem")),
         ("matmul", InvalidValueError, ("'matmul'", "tritile.matmul")),
         (None, InvalidValueError, ("None", "tritile.matmul")),
         (KERNEL, InvalidValueError, ("softmax", "tritile.matmul")),

@@ -23,7 +23,7 @@ from tritile import store as store_module
 from tritile.config import Config
 from tritile.device import TARGETS, Device
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_key
+from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
 from tritile.store import Store, store_of
 from tritile.trial import Trial, row_of
 
@@ -114,7 +114,7 @@ def test_one_store_of_a_device_and_a_directory(tmp_path: Path, monkeypatch: pyte
     "problem",
     [
         PROBLEM,
-        TransposeProblem(3, 1, 7, 2, x_align=2),
+        PermuteProblem.turned(3, 5, 7, 2),
         KernelProblem("mine", (("n", 5), ("x", None), ("s", "é\ud800"), ("f", 0.5)), (("x", "float16"),)),
     ],
 )

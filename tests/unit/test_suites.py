@@ -5,11 +5,20 @@ from pathlib import Path
 import pytest
 
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune.suites import Case, find, load, parse_shape
 
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"
-COUNTS = {"square": 110, "ragged": 48, "llm": 128, "deep": 10, "batched": 10, "transpose": 40, "quick": 8}
+COUNTS = {
+    "square": 110,
+    "ragged": 48,
+    "llm": 128,
+    "deep": 10,
+    "batched": 10,
+    "transpose": 40,
+    "permute": 42,
+    "quick": 8,
+}
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
 
@@ -18,8 +27,8 @@ def matmul(case: Case) -> MatmulProblem:
     return case.problem
 
 
-def transpose(case: Case) -> TransposeProblem:
-    assert isinstance(case.problem, TransposeProblem)
+def transpose(case: Case) -> PermuteProblem:
+    assert isinstance(case.problem, PermuteProblem)
     return case.problem
 
 
@@ -163,7 +172,12 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),
         (GOOD.replace("NN", "AB") + "squares = [8]", "layout"),
         (GOOD.replace("matmul", "permute") + "shapes = [[8, 8]]", "unknown keys layouts"),
-        ('[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[8]]', "2 or 3 whole numbers"),
+        ('[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[]]', "1 or more whole numbers"),
+        ('[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[8, 8]]\ndims = [[0, 0]]', "order"),
+        (
+            '[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[8, 8]]\ndims = [[1, 0], [0, 1]]',
+            "one for each",
+        ),
         ('[[cases]]\nop = "permute"\ndtypes = ["uint3"]\nshapes = [[8, 8]]', "dtype"),
     ],
 )
@@ -197,7 +211,7 @@ def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
         {"op": "matmul", "dtype": "float16", "m": 8, "n": 8, "k": 8.0},
         {"op": "matmul", "dtype": "float16", "m": 8, "n": 8, "k": 8, "dims": (1, 0)},
         {"op": "matmul", "dtype": None, "m": 8, "n": 8, "k": 8},
-        {"op": "permute", "dtype": "float16", "shape": (8, 8), "dims": (0, 1)},
+        {"op": "permute", "dtype": "float16", "shape": (8, 8), "dims": (0, 2)},
         {"op": "permute", "dtype": "float16", "shape": (8, 8), "dims": (1, 0), "m": 8},
         {"op": "permute", "dtype": "float16", "shape": [8, 8], "dims": (1, 0)},
     ],

@@ -14,7 +14,7 @@ from tritile import table as table_module
 from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import KernelProblem, MatmulProblem, TransposeProblem, problem_to_dict
+from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
 from tritile.store import Store
 from tritile.table import Entry, Table, from_store, kernel_name, read, shipped, write
 from tritile.trial import Trial
@@ -24,11 +24,11 @@ PROBLEMS = (
     KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),)),
     MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16"),
     MatmulProblem(1, 257, 4096, 65, "bfloat16", "bfloat16"),
-    TransposeProblem(3, 1, 7, 2),
+    PermuteProblem.turned(3, 5, 7, 2),
 )
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
-TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "transpose/tile": "4567"}, ENTRIES)
+TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "permute/tile": "4567"}, ENTRIES)
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS, merged
 from tritile.settings import current_mode
-from tritile.views import MatmulCall, View, merged
+from tritile.views import MatmulCall, View
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES: Final = {

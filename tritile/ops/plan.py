@@ -1,7 +1,7 @@
 """`tritile.plan`: what a call would run, and why, without running it."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -11,8 +11,8 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ladder import Plan
 from tritile.ops import matmul as matmul_op
-from tritile.ops import transpose as transpose_op
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.ops import permute as permute_op
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.views import Call
 
 
@@ -30,17 +30,30 @@ def _matmul_call(
     return matmul_op.described(dense_a, dense_b, out, precision)
 
 
-def _transpose_call(
-    x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
-) -> Call:
-    x, dims, out = transpose_op.checked(x, dim0, dim1, out)
+def _permute_call(op: str, x: torch.Tensor, which: Any, out: torch.Tensor | None) -> Call:
+    x, dims, out = permute_op.checked(op, x, which, out)
     if out.numel() == 0:
-        raise ShapeError(f"plan: transposing {tuple(x.shape)} launches no kernel")
-    return transpose_op.described(x, out, dims)
+        raise ShapeError(f"plan: permuting {tuple(x.shape)} launches no kernel")
+    return permute_op.described(x, out, dims)
+
+
+def _transposed(x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None) -> Call:
+    return _permute_call("transpose", x, (dim0, dim1), out)
+
+
+def _permuted(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> Call:
+    return _permute_call("permute", x, dims, out)
+
+
+_CALLS: Final[dict[Any, Callable[..., Call]]] = {
+    matmul_op.matmul: _matmul_call,
+    permute_op.permute: _permuted,
+    permute_op.transpose: _transposed,
+}
 
 
 def plan(
-    what: Callable[..., Any] | MatmulProblem | TransposeProblem,
+    what: Callable[..., Any] | MatmulProblem | PermuteProblem,
     *args: Any,
     device: Device | None = None,
     **kwargs: Any,
@@ -48,7 +61,7 @@ def plan(
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
-        what: `tritile.matmul` or `tritile.transpose`, followed by the arguments of the call; or a
+        what: `tritile.matmul`, `permute` or `transpose`, followed by the arguments of the call; or a
             problem alone.
         args: the call's positional arguments.
         device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
@@ -58,16 +71,16 @@ def plan(
     Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
     `what` or where no GPU is known, and NotTunedError in mode "strict".
     """
-    if isinstance(what, MatmulProblem | TransposeProblem):
+    if isinstance(what, MatmulProblem | PermuteProblem):
         problem, here = what, devices.current_gpu()
-    elif what is matmul_op.matmul or what is transpose_op.transpose:
-        call = (_matmul_call if what is matmul_op.matmul else _transpose_call)(*args, **kwargs)
+    elif callable(what) and what in _CALLS:
+        call = _CALLS[what](*args, **kwargs)
         problem, place = call.problem, call.tensors[0].device
         if place.type == "cpu" and device is None:
             return ladder.interpreted(problem)
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
-        raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, tritile.transpose or a problem")
+        raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, permute, transpose or a problem")
     device = device or here
     if device is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")

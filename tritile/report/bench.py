@@ -12,7 +12,7 @@ from tritile import device as devices
 from tritile import ladder, launch
 from tritile.errors import UnsupportedError, brief
 from tritile.ops.matmul import matmul
-from tritile.ops.transpose import transpose
+from tritile.ops.permute import transpose
 from tritile.report import peers
 from tritile.report.results import Measurement
 from tritile.tune import measure
@@ -32,7 +32,7 @@ def _torch_precision(precision: str) -> Iterator[None]:
 
 
 def _torch_error(call: Call, run: measure.Run) -> float:
-    measure.poison(call.out)
+    measure.poison(call)
     run(call)
     torch.cuda.synchronize()
     return measure.matmul_error(call) if isinstance(call, MatmulCall) else 0.0
@@ -71,7 +71,7 @@ def measured(
     calls = measure.copies_of(problem, device)
     ours = measure.run_of(launch.prepare(calls[0], chosen.config))
     is_matmul = isinstance(calls[0], MatmulCall)
-    theirs = peers.torch_matmul if is_matmul else peers.torch_transpose(case.dtype)
+    theirs = peers.torch_matmul if is_matmul else peers.torch_permute(case.dtype, case.shape, case.dims)
     error = measure.check(ours, calls[0])
     sides: dict[str, measure.Graph | measure.Eager] = {"tritile": measure.Graph(ours, calls)}
     with _torch_precision(case.precision):

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import torch
 
@@ -11,7 +11,7 @@ from tritile.errors import InvalidValueError
 from tritile.problem import FP8_DTYPES
 from tritile.report import tutorial
 from tritile.tune import measure
-from tritile.views import Call, MatmulCall, TransposeCall
+from tritile.views import Call, MatmulCall, PermuteCall
 
 Peer = Callable[[MatmulCall], torch.Tensor]
 
@@ -49,31 +49,23 @@ def torch_matmul(call: Call) -> None:
     _product(call)(a, b, out=out)
 
 
-def _planes(call: TransposeCall, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    def plane(view: Any) -> torch.Tensor:
-        tensor = view.tensor.view(kind)
-        strides = (*(view.batch_strides or (0,)), *view.strides)
-        return tensor.as_strided((call.problem.batch, *view.shape), strides)
-
-    return plane(call.x), plane(call.out)
-
-
-def torch_transpose(dtype: str) -> Callable[[Call], None]:
-    """torch's own copy into the transposed order, of elements of this dtype."""
+def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
+    """What a torch user would call for a contiguous x of this shape, into the same output."""
     kind = getattr(torch, dtype)
+    moved = [shape[dim] for dim in dims]
 
     def run(call: Call) -> None:
-        assert isinstance(call, TransposeCall)
-        x, out = _planes(call, kind)
-        out.copy_(x)
+        x, out = (tensor.view(kind) for tensor in call.tensors)
+        out.view(moved).copy_(x.view(list(shape)).permute(*dims))
 
     return run
 
 
 def device_copy(call: Call) -> None:
-    """A plain copy of the same bytes in their order: the speed limit of a transposition."""
-    assert isinstance(call, TransposeCall)
-    call.out.tensor.copy_(call.x.tensor)
+    """A plain copy of the same bytes in their order: the speed limit of a permutation."""
+    assert isinstance(call, PermuteCall)
+    words = min(call.x.numel(), call.out.numel())
+    call.out[:words].copy_(call.x[:words])
 
 
 def inductor(call: MatmulCall) -> Peer:

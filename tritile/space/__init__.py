@@ -9,20 +9,20 @@ from typing import Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import descriptor, tile, warpgroups
 
 FAMILIES: Final = {
     "matmul": (tile.NAME, descriptor.NAME, warpgroups.NAME),
-    "transpose": (tile.NAME,),
+    "permute": (tile.NAME,),
 }
 ALL_CONFIGS: Final[dict[str, dict[str, tuple[Config, ...]]]] = {
     "matmul": {module.NAME: module.CONFIGS["matmul"] for module in (tile, descriptor, warpgroups)},
-    "transpose": {tile.NAME: tile.CONFIGS["transpose"]},
+    "permute": {tile.NAME: tile.CONFIGS["permute"]},
 }
 
 
-def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> str | None:
+def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may.
 
     This is a statement about values before compiling. What the compiled kernel really takes is
@@ -38,7 +38,7 @@ def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: D
     return tile.illegal(config, problem, device)
 
 
-def _pointless(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> bool:
+def _pointless(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> bool:
     if isinstance(problem, MatmulProblem):
         if config.family == descriptor.NAME:
             return descriptor.pointless(config, problem, device)
@@ -48,7 +48,7 @@ def _pointless(config: Config, problem: MatmulProblem | TransposeProblem, device
 
 
 def legal_configs(
-    problem: MatmulProblem | TransposeProblem, device: Device, family: str | None = None
+    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
 ) -> list[Config]:
     """Every config of the space, or of one family, worth running for this problem on this device.
 

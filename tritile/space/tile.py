@@ -6,15 +6,15 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import FP8_DTYPES, MatmulProblem, TransposeProblem
+from tritile.problem import FP8_DTYPES, MatmulProblem, PermuteProblem
 from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
 
 NAME: Final = "tile"
 PARAMETERS: Final = {
     "matmul": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
-    "transpose": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
+    "permute": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
 }
-_MAX_BLOCK: Final = {"matmul": 256, "transpose": 4096}
+_MAX_BLOCK: Final = {"matmul": 256, "permute": 4096}
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
@@ -32,13 +32,13 @@ def accumulator_bytes(problem: MatmulProblem) -> int:
     return 8 if problem.dtype == "float64" else 4
 
 
-def shared_bytes(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> int:
+def shared_bytes(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
     that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
     """
-    if isinstance(problem, TransposeProblem):
+    if isinstance(problem, PermuteProblem):
         return config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
     held = warpgroup_mma(config, problem, device)
     stages = max(1, config.num_stages if held else config.num_stages - 1)
@@ -88,7 +88,7 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
     return None
 
 
-def _illegal_transpose(config: Config, problem: TransposeProblem, device: Device) -> str | None:
+def _illegal_permute(config: Config, problem: PermuteProblem, device: Device) -> str | None:
     tile = config["BLOCK_M"] * config["BLOCK_N"]
     threads = config.num_warps * device.warp_size
     if tile * problem.itemsize > 4 * MAX_REGISTER_WORDS * threads:
@@ -98,7 +98,7 @@ def _illegal_transpose(config: Config, problem: TransposeProblem, device: Device
     return None
 
 
-def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: Device) -> str | None:
+def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
     reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
     if reason is not None:
@@ -110,7 +110,7 @@ def illegal(config: Config, problem: MatmulProblem | TransposeProblem, device: D
         return f"{shared} bytes of shared memory, of {device.shared_memory}"
     if isinstance(problem, MatmulProblem):
         return _illegal_matmul(config, problem, device)
-    return _illegal_transpose(config, problem, device)
+    return _illegal_permute(config, problem, device)
 
 
 def _matmul_configs() -> Iterator[Config]:
@@ -120,7 +120,7 @@ def _matmul_configs() -> Iterator[Config]:
         yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
 
 
-def _transpose_configs() -> Iterator[Config]:
+def _permute_configs() -> Iterator[Config]:
     sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
     for m, n, warps, group in itertools.product(sides, sides, (4, 8), (1, 8, 32)):
         if 512 <= m * n <= 65536:
@@ -129,15 +129,15 @@ def _transpose_configs() -> Iterator[Config]:
 
 CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
     "matmul": tuple(_matmul_configs()),
-    "transpose": tuple(_transpose_configs()),
+    "permute": tuple(_permute_configs()),
 }
 
 
-def pointless(config: Config, problem: MatmulProblem | TransposeProblem) -> bool:
+def pointless(config: Config, problem: MatmulProblem | PermuteProblem) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
-    if isinstance(problem, TransposeProblem):
+    if isinstance(problem, PermuteProblem):
         return config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16)
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
         return True  # copies of under 4 bytes are not asynchronous: more stages hold nothing in flight

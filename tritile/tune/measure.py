@@ -14,8 +14,8 @@ import torch
 
 from tritile.device import Device
 from tritile.errors import TuningError
-from tritile.problem import ITEMSIZE, MatmulProblem, TransposeProblem
-from tritile.views import Call, MatmulCall, View, posed
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.views import Call, MatmulCall, PermuteCall, View, posed
 
 _MAX_COPIES = 400
 _CHECKED_ROWS = 256
@@ -50,7 +50,7 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
     return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
 
 
-def copies_of(problem: MatmulProblem | TransposeProblem, device: Device) -> list[Call]:
+def copies_of(problem: MatmulProblem | PermuteProblem, device: Device) -> list[Call]:
     """Calls that pose `problem` on random operands of their own, together over three times the L2 cache."""
     count = min(_MAX_COPIES, max(1, math.ceil(3 * device.l2_bytes / problem.bytes)))
     pools: list[tuple[torch.Tensor, int]] = []
@@ -138,9 +138,10 @@ def interleaved(
     return samples
 
 
-def poison(view: View) -> None:
-    """Overwrite an output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    view.tensor.fill_(float("nan") if view.tensor.is_floating_point() else -1)
+def poison(call: Call) -> None:
+    """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
+    out = call.tensors[-1]
+    out.fill_(float("nan") if out.is_floating_point() else -1)
 
 
 def _sampled(rows: int) -> torch.Tensor:
@@ -177,7 +178,7 @@ def allowed_error(call: MatmulCall) -> float:
 
 def check(run: Run, call: Call) -> float:
     """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer."""
-    poison(call.out)
+    poison(call)
     run(call)
     torch.cuda.synchronize()
     if isinstance(call, MatmulCall):
@@ -185,16 +186,21 @@ def check(run: Run, call: Call) -> float:
         if not error <= allowed:
             raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
         return error
-    batch, lanes = call.problem.batch, 2 if call.x.itemsize == 16 else 1
-    x, out = (_words(view, batch, lanes) for view in (call.x, call.out))
+    x, out = permuted(call)
     if not torch.equal(x, out):
         raise TuningError("wrong answer: elements differ")
     return 0.0
 
 
-def _words(view: View, batch: int, lanes: int) -> torch.Tensor:
-    strides = (*(view.batch_strides or (0,)), *view.strides)
-    return view.tensor.as_strided((batch, *view.shape, lanes), (*(lanes * s for s in strides), 1))
+def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and out over the same index space, in words; the last dimension counts those of an element."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+    x, out = (
+        tensor.as_strided((*problem.shape, lanes), (*(lanes * step for step in strides), 1))
+        for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+    )
+    return x, out
 
 
 def run_of(launch: Any) -> Run:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from tritile.config import Config
 from tritile.device import Device
 from tritile.model import predict_us, screened
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal, warpgroups
 from tritile.trial import Trial
 
-Tiled = MatmulProblem | TransposeProblem
+Tiled = MatmulProblem | PermuteProblem
 _SEARCHED = 8  # trials of a family from which on it counts as searched
 
 

@@ -3,11 +3,12 @@
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE) and sizes. Sizes of op "matmul" are
 one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
-`nk = [[n, k]]`; those of op "permute" are `shapes = [[rows, columns]]` or `[[batch, rows, columns]]`,
-of which the last two dimensions are exchanged.
+`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, whose dimensions go to the places
+that `dims = [[...]]` tells, one for each shape or one for all (left out: the last two are exchanged).
 """
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.problem import ALIGNMENTS, ITEMSIZE, MatmulProblem, TransposeProblem
+from tritile.problem import ALIGNMENTS, ITEMSIZE, MatmulProblem, PermuteProblem
 
 OPS: Final = ("matmul", "permute")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
@@ -26,15 +27,22 @@ PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
-_EXCHANGED: Final = {2: (1, 0), 3: (0, 2, 1)}
-_SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # numbers in an item
+_SIZE_KEYS: Final = {
+    "squares": 1,
+    "mnk": 3,
+    "bmnk": 4,
+    "m": 1,
+    "nk": 2,
+    "shapes": 0,
+    "dims": 0,
+}  # numbers in an item
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
     "permute": ({"shapes"},),
 }
 _OTHER_KEYS: Final = {
     "matmul": {"op", "dtypes", "layouts", "precisions"},
-    "permute": {"op", "dtypes"},
+    "permute": {"op", "dtypes", "dims"},
 }
 
 
@@ -88,8 +96,8 @@ class Case:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
             matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
             self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
-            exchanged = _EXCHANGED.get(len(self.shape))
-            self._check(self.dims == exchanged, "2 or 3 dimensions with the last two exchanged")
+            axes = list(range(len(self.shape)))
+            self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
         _ = self.problem  # checks the sizes
 
     def _check(self, condition: bool, wanted: str) -> None:
@@ -98,9 +106,9 @@ class Case:
             raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
 
     @property
-    def problem(self) -> MatmulProblem | TransposeProblem:
+    def problem(self) -> MatmulProblem | PermuteProblem:
         """The problem that contiguous tensors at aligned addresses pose."""
-        return self._matmul() if self.op == "matmul" else self._transpose()
+        return self._matmul() if self.op == "matmul" else self._permute()
 
     def _matmul(self) -> MatmulProblem:
         a_layout, b_layout = (_LAYOUT_OF[letter] for letter in self.layout)
@@ -120,17 +128,19 @@ class Case:
             precision=self.precision,
         )
 
-    def _transpose(self) -> TransposeProblem:
-        batch, m, n = (1, *self.shape)[-3:]
-        size = PERMUTE_ITEMSIZE[self.dtype]
-        return TransposeProblem(
-            batch=batch,
-            m=m,
-            n=n,
-            itemsize=size,
-            x_align=_matrix_alignment(size, "row", batch, m, n),
-            out_align=_matrix_alignment(size, "column", batch, m, n),
-        )
+    def _permute(self) -> PermuteProblem:
+        def strides(sizes: Sequence[int]) -> list[int]:
+            return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+
+        x_strides, shape = strides(self.shape), [self.shape[dim] for dim in self.dims]
+        moved = [x_strides[dim] for dim in self.dims]
+        return PermuteProblem.of(shape, moved, strides(shape), PERMUTE_ITEMSIZE[self.dtype])
+
+
+def _exchanged(count: int) -> tuple[int, ...]:
+    """The order of dimensions with the last two exchanged."""
+    axes = tuple(range(count))
+    return (*axes[:-2], *reversed(axes[-2:]))
 
 
 def _sized_case(
@@ -139,7 +149,7 @@ def _sized_case(
     """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
-        return Case(suite, op, dtype, shape=shape, dims=_EXCHANGED.get(len(shape), ()))
+        return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
     batch, m, n, k = (1, *sizes)[-4:]
     return Case(suite, op, dtype, layout, batch, m, n, k, precision)
 
@@ -159,14 +169,26 @@ def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
         return [[size] for size in _listed(entry, key, int)]
     rows = _listed(entry, key, list)
     for row in rows:
-        fits = len(row) in _EXCHANGED if key == "shapes" else len(row) == count
+        fits = len(row) == count if count else row
         if not fits or any(type(size) is not int for size in row):
-            raise InvalidValueError(f"{key} has {row!r}: wanted {count or '2 or 3'} whole numbers")
+            raise InvalidValueError(f"{key} has {row!r}: wanted {count or '1 or more'} whole numbers")
     return rows
 
 
+def _permutes(suite: str, entry: dict[str, Any], shapes: list[list[int]], dtypes: list[str]) -> list[Case]:
+    """A case of every dtype and shape, with its own order of dimensions or the one of all."""
+    orders = _rows(entry, "dims") if "dims" in entry else [list(_exchanged(len(s))) for s in shapes]
+    if len(orders) not in (1, len(shapes)):
+        raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
+    pairs = list(zip(shapes, orders if len(orders) > 1 else orders * len(shapes), strict=True))
+    return [
+        Case(suite, "permute", dtype, shape=tuple(shape), dims=tuple(dims))
+        for dtype, (shape, dims) in itertools.product(dtypes, pairs)
+    ]
+
+
 def _entry_sizes(entry: dict[str, Any], op: str) -> list[list[int]]:
-    given = set(entry) & set(_SIZE_KEYS)
+    given = set(entry) & set(_SIZE_KEYS) - {"dims"}
     if given not in _SIZES_WANTED[op]:
         wanted = ", ".join(" with ".join(sorted(keys)) for keys in _SIZES_WANTED[op])
         raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
@@ -185,7 +207,7 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     sizes, dtypes = _entry_sizes(entry, op), _listed(entry, "dtypes", str)
     if op == "permute":
-        return [_sized_case(shape, suite, op, dtype) for dtype in dtypes for shape in sizes]
+        return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
     ways = itertools.product(dtypes, _listed(entry, "layouts", str), precisions, sizes)
     return [_sized_case(row, suite, op, dtype, layout, how) for dtype, layout, how, row in ways]

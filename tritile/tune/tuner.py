@@ -18,13 +18,13 @@ from tritile import ladder, launch, model
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TuningError, brief
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.store import store_of
 from tritile.trial import Trial
 from tritile.tune import measure, search
 from tritile.tune.worker import COMPILE_LIMIT_S, CompilePool, Refusals
 
-Tiled = MatmulProblem | TransposeProblem
+Tiled = MatmulProblem | PermuteProblem
 OPENING = 24  # configs screened before any neighbour of the best
 REFINED = 8  # neighbours screened in each round
 ROUNDS = 2

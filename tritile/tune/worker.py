@@ -12,9 +12,9 @@ from tritile.ahead import Resources, compile_resources, compiled_for
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TritileError
-from tritile.problem import MatmulProblem, TransposeProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 
-Tiled = MatmulProblem | TransposeProblem
+Tiled = MatmulProblem | PermuteProblem
 COMPILE_LIMIT_S = 120.0
 T = TypeVar("T")
 

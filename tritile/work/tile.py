@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from tritile.config import Config
 from tritile.kernels.matmul import matmul_tile
-from tritile.kernels.transpose import transpose_tile
-from tritile.views import Call, MatmulCall, TransposeCall, View
+from tritile.kernels.permute import permute_tile, transpose_in_place
+from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work.values import Buffer, Step, Work
 
 _MAX_GRID_AXIS: Final = 65535
@@ -18,11 +18,11 @@ def _unit(extent: int, itemsize: int) -> int:
     return min(extent & -extent, max(1, 16 // itemsize)) or 1
 
 
-def _units(view: View, lanes: int = 1) -> tuple[int, int, int]:
-    """The same of a view's row, column and batch strides, counted in words of `lanes` to an element."""
-    word = view.itemsize // lanes
-    batch = min((_unit(lanes * s, word) for s in view.batch_strides if s), default=16 // word)
-    return _unit(lanes * view.strides[0], word), _unit(lanes * view.strides[1], word), batch
+def _units(view: View) -> tuple[int, int, int]:
+    """The same of a view's row, column and batch strides."""
+    size = view.itemsize
+    batch = min((_unit(step, size) for step in view.batch_strides if step), default=16 // size)
+    return _unit(view.strides[0], size), _unit(view.strides[1], size), batch
 
 
 def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
@@ -53,24 +53,33 @@ def _matmul_args(call: MatmulCall) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _transpose_args(call: TransposeCall) -> dict[str, Any]:
-    """What `transpose_tile` takes that no config decides, by name."""
-    x, out = call.x, call.out
-    m, n = x.shape
-    lanes = 2 if x.itemsize == 16 else 1
-    word = x.itemsize // lanes
-    batch_shape, x_batch, out_batch = _batch(call.batch_shape, x, out)
+def _permute_args(call: PermuteCall) -> dict[str, Any]:
+    """What `permute_tile` takes that no config decides, by name."""
+    problem, (m, n, batch) = call.problem, call.problem.plane
+    lanes = 2 if problem.itemsize == 16 else 1
+    word = problem.itemsize // lanes
+    sizes = problem.shape
+    x, out = (tuple(lanes * step for step in steps) for steps in (problem.x_strides, problem.out_strides))
+
+    def of(values: tuple[int, ...], dims: tuple[int, ...], none: int) -> tuple[int, ...]:
+        return tuple(values[i] for i in dims) or (none,)
+
+    def unit(*strides: int) -> int:
+        return min((_unit(step, word) for step in strides if step), default=16 // word)
+
+    x_m, x_n, x_batch = of(x, m, 0), of(x, n, 0), of(x, batch, 0)
+    out_m, out_n, out_batch = of(out, m, 0), of(out, n, 0), of(out, batch, 0)
+    spans = (lanes * span for span in problem.spans)
     return {
         "x_ptr": Buffer(0), "out_ptr": Buffer(1),
-        "M": m, "N": n,
-        "stride_xm": lanes * x.strides[0], "stride_xn": lanes * x.strides[1],
-        "stride_om": lanes * out.strides[0], "stride_on": lanes * out.strides[1],
-        "batch": prod(batch_shape), "batch_shape": batch_shape,
-        "x_batch_strides": tuple(lanes * stride for stride in x_batch),
-        "out_batch_strides": tuple(lanes * stride for stride in out_batch),
-        "ALIGN_M": _unit(m, word), "ALIGN_N": _unit(n, word),
-        "ALIGN_X": _units(x, lanes), "ALIGN_OUT": _units(out, lanes),
-        "WIDE": max(lanes * x.span, lanes * out.span, m, n, prod(batch_shape)) >= _WIDE,
+        "M": problem.m, "N": problem.n, "m_sizes": of(sizes, m, 1), "n_sizes": of(sizes, n, 1),
+        "x_m_strides": x_m, "stride_xn": x_n[0], "stride_om": out_m[0], "out_n_strides": out_n,
+        "batch": problem.batch, "batch_shape": of(sizes, batch, 1),
+        "x_batch_strides": x_batch, "out_batch_strides": out_batch,
+        "ALIGN_M": _unit(problem.m, word), "ALIGN_N": _unit(problem.n, word),
+        "ALIGN_X": (unit(*x_m), unit(x_n[0]), unit(*x_batch)),
+        "ALIGN_OUT": (unit(out_m[0]), unit(*out_n), unit(*out_batch)),
+        "WIDE": max(*spans, problem.m, problem.n, problem.batch) >= _WIDE,
         "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
     }  # fmt: skip
 
@@ -87,10 +96,33 @@ def _grid(values: dict[str, Any]) -> tuple[int, int, int]:
     return tiles, across, -(-values["batch"] // across)
 
 
+def _in_place(call: PermuteCall) -> Work:
+    """What transposes square matrices where they lie."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+    x, out = problem.x_strides, problem.out_strides
+    first, second = (i for i in range(len(x)) if x[i] != out[i])
+    rest = [i for i in range(len(x)) if i not in (first, second)]
+    shape = tuple(problem.shape[i] for i in rest) or (1,)
+    strides = tuple(lanes * x[i] for i in rest) or (0,)
+    size, block = problem.shape[first], 64 if problem.itemsize <= 4 else 32
+    tiles, batch = -(-size // block), prod(shape)
+    across = min(batch, _MAX_GRID_AXIS)
+    wide = max(lanes * span for span in problem.spans) >= _WIDE
+    args = (
+        Buffer(0), size, lanes * x[first], lanes * x[second], batch, shape, strides, tiles,
+        lanes, wide, *call.flip, block,
+    )  # fmt: skip
+    grid = (tiles * tiles, across, -(-batch // across))
+    return Work((Step(transpose_in_place, grid, args, {"num_warps": 4}),))
+
+
 def work(call: Call, config: Config) -> Work:
-    """What launches `call` with a config of the tile family."""
-    kernel = matmul_tile if isinstance(call, MatmulCall) else transpose_tile
-    values = _matmul_args(call) if isinstance(call, MatmulCall) else _transpose_args(call)
+    """What launches `call` with a config of the tile family; a call in place has a config of its own."""
+    if isinstance(call, PermuteCall) and call.x.data_ptr() == call.out.data_ptr() and call.mirrored:
+        return _in_place(call)
+    kernel = matmul_tile if isinstance(call, MatmulCall) else permute_tile
+    values = _matmul_args(call) if isinstance(call, MatmulCall) else _permute_args(call)
     values |= dict(config.kwargs)
     values |= _masks(values)
     args = tuple(values[name] for name in kernel.arg_names)

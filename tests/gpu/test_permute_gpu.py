@@ -1,7 +1,8 @@
-"""tritile.transpose on a GPU, bit for bit."""
+"""tritile.permute, transpose and contiguous on a GPU, bit for bit."""
 
 import functools
 import itertools
+import random
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tests.reference import (
 from tritile import launch
 from tritile.device import current_gpu
 from tritile.errors import GradientError, TritileError
-from tritile.ops import transpose as transpose_op
+from tritile.ops import permute as permute_op
 from tritile.space import illegal
 
 pytestmark = pytest.mark.gpu
@@ -230,7 +231,7 @@ def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode):
 def test_the_second_call_prepares_nothing(monkeypatch):
     raw, x = bits((131, 70), torch.float16)
     first = tritile.transpose(x)
-    monkeypatch.setattr(transpose_op, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(permute_op, "prepared", lambda call: pytest.fail("prepared again"))
     again = tritile.transpose(x)
     assert again.data_ptr() != first.data_ptr()
     assert same_bits(again, raw.transpose(0, 1))
@@ -250,7 +251,7 @@ def turned(m, n, warps=4, group=1):
 def test_any_legal_config_gives_the_answer(config, dtype):
     raw, x = bits((2, 777, 531), dtype)
     out = torch.zeros(2, 531, 777, dtype=dtype, device="cuda")
-    call = transpose_op.described(x, out, [0, 2, 1])
+    call = permute_op.described(x, out, [0, 2, 1])
     if illegal(config, call.problem, current_gpu()) is not None:
         pytest.skip("not a legal config")
     launch.prepare(call, config)(*call.tensors)
@@ -277,3 +278,54 @@ def test_wrong_arguments_raise_our_errors_on_a_first_and_a_later_call():
         tritile.transpose(x.clone().requires_grad_())
     with pytest.raises(GradientError):
         tritile.transpose(x, out=out.clone().requires_grad_())
+
+
+ORDERS = [
+    ((4, 33, 6, 64), (0, 2, 1, 3)), ((3, 57, 5, 40), (0, 2, 3, 1)), ((2, 3, 65, 67), (0, 2, 3, 1)),
+    ((2, 65, 67, 3), (0, 3, 1, 2)), ((2, 4, 2, 2, 17, 19), (0, 1, 4, 2, 5, 3)), ((9, 1000), (1, 0)),
+    ((3, 3, 14, 8, 14, 8), (0, 2, 4, 3, 5, 1)), ((7, 5, 3, 2, 11, 13), (5, 4, 3, 2, 1, 0)),
+    ((131, 3, 7), (2, 0, 1)), ((40, 50, 60), (0, 1, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dtype", SIZED, ids=name)
+@pytest.mark.parametrize(("shape", "order"), ORDERS, ids=str)
+def test_orders_of_dimensions(shape, order, dtype):
+    raw, x = bits(shape, dtype)
+    wanted = raw.permute(*order, len(shape))
+    assert same_bits(tritile.permute(x, order), wanted)
+    assert same_bits(tritile.permute(x, order), wanted)  # by what was prepared
+    back = tuple(order.index(i) for i in range(len(shape)))
+    assert same_bits(tritile.permute(tritile.permute(x, order), back), raw)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_permutation_of_any_permuted_view(seed):
+    draw = random.Random(seed)
+    shape = tuple(draw.choice((1, 2, 3, 5, 8, 17, 33)) for _ in range(draw.randint(2, 5)))
+    axes, dtype = range(len(shape)), draw.choice(DTYPES)
+    dims, lies = (draw.sample(axes, len(shape)) for _ in range(2))
+    raw, x = bits(shape, dtype, seed)
+    x = placed(x, draw.choice(LAYOUTS)).permute(*lies)
+    expected = raw.permute(*lies, len(shape)).permute(*dims, len(shape))
+    assert same_bits(tritile.permute(x, dims), expected)
+
+
+@pytest.mark.parametrize("size", [1, 64, 1000, 2049])
+@pytest.mark.parametrize("dtype", SIZED, ids=name)
+def test_square_matrices_in_place(size, dtype):
+    raw, x = bits((3, size, size), dtype)
+    raw = raw.clone()
+    for turns in range(3):
+        assert tritile.transpose(x, out=x) is x
+        assert same_bits(x, raw.transpose(1, 2) if turns % 2 == 0 else raw)
+    other = torch.empty_like(x)
+    assert same_bits(tritile.transpose(x, out=other), raw)  # what was prepared in place is not taken for this
+    assert same_bits(tritile.contiguous(x.mT), raw)
+
+
+def test_permuted_beyond_2_to_31_elements():
+    x = torch.randint(-128, 127, (5, 2**15 + 1, 3, 2**12 + 3), dtype=torch.int8, device="cuda")
+    got = tritile.permute(x, (2, 0, 3, 1))
+    assert torch.equal(got, x.permute(2, 0, 3, 1).contiguous())

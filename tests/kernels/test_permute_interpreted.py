@@ -23,7 +23,7 @@ from tests.reference import (
 )
 from tritile import launch
 from tritile.device import TARGETS
-from tritile.ops import transpose as transpose_op
+from tritile.ops import permute as permute_op
 from tritile.space import illegal
 
 pytestmark = [
@@ -181,7 +181,7 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
     )
     raw, x = random_bits((3, 37, 41), dtype)
     out = torch.empty(3, 41, 37, dtype=dtype)
-    call = transpose_op.described(x, out, [0, 2, 1])
+    call = permute_op.described(x, out, [0, 2, 1])
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
     assert same_bits(out, raw.transpose(1, 2))
@@ -206,3 +206,77 @@ def test_any_transposition(case, seed):
     tritile.transpose(placed(x, x_layout), *dims, out=out)
     assert same_bits(out, expected)
     assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
+def test_every_order_of_four_dimensions(order, dtype):
+    raw, x = random_bits((3, 4, 5, 6), dtype)
+    assert same_bits(tritile.permute(x, order), raw.permute(*order, 4))
+    assert same_bits(tritile.permute(x, [d - 4 for d in order]), raw.permute(*order, 4))
+
+
+def test_a_scalar_and_a_vector_are_permuted():
+    scalar, vector = torch.tensor(3.5), values((7,), torch.float32)
+    assert torch.equal(tritile.permute(scalar, ()), scalar)
+    assert torch.equal(tritile.permute(vector, (-1,)), vector)
+    assert tritile.permute(vector, (0,)).data_ptr() != vector.data_ptr()
+    assert tritile.permute(torch.zeros(2, 0, 3), (2, 0, 1)).shape == (3, 2, 0)
+
+
+@pytest.mark.parametrize("inner", [2, 4, 6, 8, 32])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64], ids=name)
+def test_elements_side_by_side_move_as_wider_words(inner, offset, dtype):
+    raw, flat = random_bits((offset + 5 * 7 * inner,), dtype)
+    x, bits = flat[offset:].view(5, 7, inner), raw[offset:].view(5, 7, inner, -1)
+    assert same_bits(tritile.transpose(x, 0, 1), bits.transpose(0, 1))
+    wide = permute_op.described(x, torch.empty(7, 5, inner, dtype=dtype), [1, 0, 2]).problem.itemsize
+    assert (wide > dtype.itemsize) == (dtype.itemsize < 8 and not offset % 2 and inner * dtype.itemsize <= 64)
+
+
+def test_contiguous_is_the_tensor_itself_where_it_is_contiguous():
+    x = values((5, 6, 7), torch.float32)
+    assert tritile.contiguous(x) is x
+    for view in (x[:, ::2], x.mT, x[:1].expand(4, 6, 7), x[:, :, 3]):
+        got = tritile.contiguous(view)
+        assert got.is_contiguous()
+        assert torch.equal(got, view)
+    conjugate = values((3, 4), torch.complex64).conj()
+    assert torch.equal(bytes_of(tritile.contiguous(conjugate)), bytes_of(conjugate.resolve_conj()))
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 130])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
+def test_square_matrices_in_place(size, dtype):
+    raw, x = random_bits((size, size), dtype)
+    raw = raw.clone()
+    assert tritile.transpose(x, out=x) is x
+    assert same_bits(x, raw.transpose(0, 1))
+
+
+def test_in_place_inside_a_larger_tensor():
+    buffer = values((4, 40, 3, 50), torch.float32)
+    before, x = buffer.clone(), buffer[1:3, 2:35, :, 4:37]
+    tritile.permute(x, (0, 3, 2, 1), out=x)
+    assert torch.equal(x, before[1:3, 2:35, :, 4:37].transpose(1, 3))
+    x.copy_(before[1:3, 2:35, :, 4:37])
+    assert torch.equal(buffer, before)
+
+
+@st.composite
+def permutations(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=2, max_size=6)))
+    dims = tuple(draw(st.permutations(range(len(shape)))))
+    x_layout = draw(st.sampled_from(LAYOUTS))
+    return shape, dims, draw(st.sampled_from(DTYPES)), x_layout, draw(st.permutations(range(len(shape))))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(permutations(), st.integers(0, 2**16))
+def test_any_permutation_of_any_permuted_view(case, seed):
+    shape, dims, dtype, layout, lies = case
+    raw, x = random_bits(shape, dtype, seed)
+    x = placed(x, layout).permute(*lies)
+    expected = raw.permute(*lies, len(shape)).permute(*dims, len(shape))
+    assert same_bits(tritile.permute(x, dims), expected)

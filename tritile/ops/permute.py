@@ -1,0 +1,250 @@
+"""`tritile.permute`, `transpose` and `contiguous`: a copy of any tensor, its dimensions in any order."""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tritile.errors import ShapeError
+from tritile.launch import Launch, SplitLaunch
+from tritile.ops.checks import check_no_overlap, check_out, check_tensor, same_place
+from tritile.ops.run import (
+    PLAIN,
+    differentiating_forward,
+    interpret,
+    lasting,
+    new_memo,
+    on_host,
+    place,
+    prepared,
+    written,
+)
+from tritile.problem import PermuteProblem
+from tritile.settings import current_mode
+from tritile.views import PermuteCall
+
+_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Prepared(NamedTuple):
+    launch: Launch | SplitLaunch
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+    in_place: bool
+
+
+_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
+
+
+def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
+    """What starts where x does, in words of `itemsize` bytes, at most 8, for its address and dtype alone."""
+    x = torch._neg_view(x) if x.is_neg() else x
+    x = x.conj() if x.is_conj() else x
+    kind = _WORDS[min(itemsize, 8)]
+    if x.element_size() == 16:
+        x = torch.view_as_real(x)
+    x = x.view(_WORDS[x.element_size()])
+    if kind == x.dtype:
+        return x
+    return torch.empty(0, dtype=kind, device=x.device).set_(
+        x.untyped_storage(), x.storage_offset() * x.element_size() // kind.itemsize, (1,), (1,)
+    )
+
+
+def _flips(x: torch.Tensor) -> tuple[int, int]:
+    """Bits to invert in the first and last word of each element, for lazy conjugation and negation."""
+    if not (x.is_conj() or x.is_neg()):
+        return 0, 0
+    bits = 8 * x.element_size()
+    if not x.is_complex():
+        return 0, _signed(1 << (bits - 1), bits)
+    real, imaginary = x.is_neg(), x.is_conj() != x.is_neg()
+    if bits == 128:
+        return real * _signed(1 << 63, 64), imaginary * _signed(1 << 63, 64)
+    flip = real * (1 << (bits // 2 - 1)) | imaginary * (1 << (bits - 1))
+    return 0, _signed(flip, bits)
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> PermuteCall:
+    """The call that copies x, its dimensions in the order `dims`, to out."""
+    flip = _flips(x)
+    # Wider words must start on whole ones both in memory and in the storage.
+    x_at, out_at = (t.data_ptr() | int(t.storage_offset()) * t.element_size() for t in (x, out))
+    problem = PermuteProblem.of(
+        [x.shape[d] for d in dims],
+        [x.stride()[d] for d in dims],
+        out.stride(),
+        x.element_size(),
+        (x_at % 16, out_at % 16),
+        widen=flip == (0, 0),
+    )
+    return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip)
+
+
+def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ShapeError(f"{op}: {name} is {dim!r}: wanted a whole number")
+    low = min(-ndim, -2) if op == "transpose" else -ndim  # a vector, or a scalar, is its own transpose
+    if not low <= dim < max(ndim, 1):
+        raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {max(ndim, 1) - 1} for {ndim} dimensions")
+
+
+def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
+    """The order of dimensions with two exchanged. Raises ShapeError for a dimension there is not."""
+    dims = list(range(ndim))
+    for name, dim in (("dim0", dim0), ("dim1", dim1)):
+        _dimension("transpose", name, dim, ndim)
+    if ndim > 1:
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return dims
+
+
+def ordered(ndim: int, dims: Any) -> list[int]:
+    """The order of dimensions, counted from the start. Raises ShapeError for what is no order of them."""
+    if not isinstance(dims, Sequence) or isinstance(dims, str | bytes):
+        raise ShapeError(f"permute: dims is {dims!r}: wanted a sequence of {ndim} dimensions")
+    for dim in dims:
+        _dimension("permute", "a dimension", dim, ndim)
+    found = [dim % ndim for dim in dims]
+    if sorted(found) != list(range(ndim)):
+        raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
+    return found
+
+
+def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A contiguous copy of x with its dimensions in another order: `x.permute(dims).contiguous()`.
+
+    Args:
+        x: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
+            negation are carried out on the way.
+        dims: which dimension of x comes at each place; negative ones count from the end.
+        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with x; or x
+            itself, where two dimensions of one size are exchanged.
+
+    Tensors in host memory are copied in Triton's interpreter.
+
+    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
+    arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode
+    "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
+    """
+    key = None
+    if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
+        try:
+            order = tuple(dims), tuple(map(type, dims))
+            key = (place(x), order, place(out), _here(x, out), current_mode(), torch.is_grad_enabled())
+            hit = _memo.get(key)
+        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+            return _first("permute", x, dims, out, None)
+        if hit is not None:
+            return _again("permute", hit, x, out)
+    return _first("permute", x, dims, out, key)
+
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x itself where it is contiguous, else a contiguous copy: of a slice, an expanded or a permuted view.
+
+    Raises as `permute` does.
+    """
+    check_tensor("contiguous", "x", x)
+    if x.is_contiguous() and not (x.is_conj() or x.is_neg()):
+        return x
+    return permute(x, tuple(range(x.ndim)))
+
+
+def transpose(
+    x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A contiguous copy of x with two dimensions exchanged: `x.transpose(dim0, dim1).contiguous()`.
+
+    Args:
+        x: as of `permute`; a vector, or a scalar, is its own transpose.
+        dim0: a dimension to exchange; a negative one counts from the end.
+        dim1: the other.
+        out: as of `permute`.
+
+    Raises and warns as `permute` does.
+    """
+    key = None
+    if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
+        try:
+            order = (dim0, type(dim0), dim1, type(dim1))
+            key = (place(x), order, place(out), _here(x, out), current_mode(), torch.is_grad_enabled())
+            hit = _memo.get(key)
+        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+            return _first("transpose", x, (dim0, dim1), out, None)
+        if hit is not None:
+            return _again("transpose", hit, x, out)
+    return _first("transpose", x, (dim0, dim1), out, key)
+
+
+def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
+    """Whether the result begins where x does."""
+    return out is not None and x.data_ptr() == out.data_ptr()
+
+
+def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
+    """Whether all that the order does is to exchange two dimensions of one size."""
+    moved = [i for i, dim in enumerate(dims) if i != dim]
+    return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
+
+
+def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """A call that was met before."""
+    if out is None:
+        out = torch.empty_strided(hit.shape, hit.strides, dtype=x.dtype, device=hit.device)
+    else:
+        if not hit.in_place:
+            check_no_overlap(op, out, x)
+        written(out)
+    if type(hit.launch) is Launch:  # which asks tensors for nothing but their addresses
+        hit.launch(x, out)
+    else:
+        hit.launch(_words(x, hit.itemsize), _words(out, hit.itemsize))
+    return out
+
+
+def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """x, the order of its dimensions, and the output: a fresh one where none came.
+
+    `which`: the two dimensions that "transpose" exchanges, or the order that "permute" wants.
+    """
+    check_tensor(op, "x", x)
+    dims = swapped(x.ndim, *which) if op == "transpose" else ordered(x.ndim, which)
+    shape = tuple(x.shape[d] for d in dims)
+    if out is None:
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    elif same_place(x, out) and _mirrored(x, dims):
+        check_out(op, out, shape, x.dtype)
+    else:
+        check_out(op, out, shape, x.dtype, x)
+    # Negating a whole number is more than inverting its sign bit.
+    whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
+    return x.resolve_neg() if whole else x, dims, out
+
+
+def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
+    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
+    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    given = out is not None
+    dense, dims, out = checked(op, x, which, out)
+    if out.numel() == 0:
+        return out
+    call = described(dense, out, dims)
+    if on_host(x):
+        interpret(call)
+        return written(out) if given else out
+    launch = prepared(call)
+    launch(*call.tensors)
+    if given:
+        written(out)
+    if key is not None and dense is x and lasting():
+        _memo[key] = _Prepared(
+            launch, call.problem.itemsize, tuple(out.shape), out.stride(), out.device, _here(x, out)
+        )
+    return out
