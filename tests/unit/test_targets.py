@@ -11,13 +11,14 @@ from tritile import cli
 from tritile.config import Config
 from tritile.report.results import Measurement, Result, append, host_result, result
 from tritile.report.targets import TARGETS, Row, compare
-from tritile.tune.suites import parse_shape
+from tritile.tune.suites import Case, parse_shape
 
 ENV = {
     "gpu": "GPU", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
     "time": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-ALIGNED, RAGGED, INDUCTOR, TUTORIAL, ODD, HOST, PEAK, TURN, COPY = (target.what for target in TARGETS)
+ALIGNED, RAGGED, INDUCTOR, TUTORIAL, ODD, HOST, PEAK, PERMUTE, *COPIES = (target.what for target in TARGETS)
+EVEN, UNEVEN, BYTES, THIN = COPIES
 
 
 def product(
@@ -31,9 +32,15 @@ def product(
     return result(case, measured, ENV | {"time": time})
 
 
-def transposed(ratio: float, copy_gbps: float | None) -> Result:
-    case = parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
-    measured = Measurement(8.0, 8.0 * ratio, None, 0.0, 0.0, 0.0, copy_gbps, Config.of(BLOCK_M=64), "exact")
+def permuted(
+    ratio: float, share: float | None, shape: tuple[int, ...] = (8192, 8192), dtype: str = "float32"
+) -> Result:
+    """A permutation that reverses all dimensions, at this share of the rate of a copy."""
+    case = Case("permute", "permute", dtype, shape=shape, dims=tuple(reversed(range(len(shape)))))
+    copy_gbps = None if share is None else case.problem.bytes / 130.0 / 1e3 / share
+    measured = Measurement(
+        130.0, 130.0 * ratio, None, 0.0, 0.0, 0.0, copy_gbps, Config.of(BLOCK_M=64), "exact"
+    )
     return result(case, measured, ENV)
 
 
@@ -70,7 +77,7 @@ def test_noise_is_not_a_miss() -> None:
 
 def test_only_16_bit_products_of_the_suite_count() -> None:
     lines = [product("64x64x64", 5.0, "ragged", dtype="float16"), product("8x8x8", 0.1, "given")]
-    found = row(RAGGED, *lines, product("64x64x64", 0.1, "ragged", dtype="float32"), transposed(1.0, None))
+    found = row(RAGGED, *lines, product("64x64x64", 0.1, "ragged", dtype="float32"), permuted(1.0, None))
     assert (found.cases, found.worst, found.met) == (1, 5.0, True)
 
 
@@ -106,13 +113,31 @@ def test_peak_rate_is_that_of_the_fastest() -> None:
     assert found.worst == pytest.approx(845.8, rel=1e-3)
 
 
-def test_host_and_transposes() -> None:
+def test_host() -> None:
     lines = [host_result(call, 10.0, 9.0, ENV) for call in ("matmul(a, b)", "transpose(x)")]
     assert (row(HOST, *lines).cases, row(HOST, *lines).worst, row(HOST, *lines).met) == (1, 0.9, False)
-    turns = [transposed(7.0, 2040.0)]
-    assert (row(TURN, *turns).met, row(COPY, *turns).met) == (True, True)
-    assert row(COPY, transposed(7.0, 2100.0)).met is False
-    assert row(COPY, transposed(7.0, None)).cases == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "shape", "dtype"),
+    [
+        (EVEN, (8192, 8192), "float32"),
+        (EVEN, (4, 4096, 4096), "bfloat16"),
+        (UNEVEN, (8191, 8192), "float32"),
+        (BYTES, (8192, 8193), "uint8"),
+        (THIN, (128, 1048576), "float64"),
+        (THIN, (64, 64, 64, 129), "float64"),
+        (None, (4096, 4096), "bfloat16"),
+    ],
+)
+def test_permutations_count_where_they_belong(what, shape, dtype) -> None:
+    line = permuted(7.0, 0.98, shape, dtype)
+    assert row(PERMUTE, line).met is True
+    assert [name for name in COPIES if row(name, line).cases] == ([] if what is None else [what])
+    if what is not None:
+        assert row(what, line).met is True
+        assert row(what, permuted(7.0, 0.8, shape, dtype)).met is False
+        assert row(what, permuted(7.0, None, shape, dtype)).cases == 0
 
 
 def test_the_newest_line_of_a_case_counts() -> None:

@@ -6,12 +6,14 @@ from typing import Final
 
 from tritile.report.results import HOST, Result, latest
 from tritile.report.summary import dtype_label, geomean, sizes_label
+from tritile.tune.suites import PERMUTE_ITEMSIZE, Case
 
 Values = list[tuple[float, str]]  # a number to be compared with a target, and what it is of
 Select = Callable[[list[Result]], Values]
 
 _ALIGNED: Final = ("square", "llm", "deep", "batched")
 _SHORT: Final = ("float16", "bfloat16")
+_THIN: Final = 128  # the largest extent of what is thin
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,31 @@ def _peak_rate(results: list[Result]) -> Values:
     return sorted(rates)[-1:]
 
 
+def _class(line: Result) -> str:
+    """What kind of permutation this is, of x that fills 64 MiB: the rest is "small"."""
+    case = Case(line["suite"], "permute", line["dtype"], shape=tuple(line["shape"]), dims=tuple(line["dims"]))
+    problem, size = case.problem, PERMUTE_ITEMSIZE[case.dtype]
+    if problem.bytes < 2**27:
+        return "small"
+    if len(case.shape) > 3 or min(problem.m, problem.n) <= _THIN:
+        return "thin shapes and rank 4 to 6"
+    if size == 1:
+        return "1-byte elements"
+    return "odd sizes" if any(extent % 2 for extent in case.shape) else "even sizes"
+
+
 def _permutes(results: list[Result]) -> Values:
     return [(line["ratio_torch"], _label(line)) for line in latest(results) if line["op"] == "permute"]
 
 
-def _permutes_by_copy(results: list[Result]) -> Values:
-    lines = [
-        line for line in latest(results) if line["op"] == "permute" and line.get("copy_gbps") is not None
-    ]
-    return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines]
+def _by_copy(kind: str) -> Select:
+    """Rates of the permutations of a kind, by that of a plain copy."""
+
+    def select(results: list[Result]) -> Values:
+        lines = [line for line in latest(results) if line["op"] == "permute" and line.get("copy_gbps")]
+        return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines if _class(line) == kind]
+
+    return select
 
 
 TARGETS: Final = (
@@ -117,8 +135,16 @@ TARGETS: Final = (
     Target("8191^3 against tritile's own 8192^3", _odd_square, 0.92),
     Target("host cost of a call against torch.matmul", _host_cost, 1.0),
     Target("peak rate at 8192^3, TFLOP/s", _peak_rate, 800.0),
-    Target("transposes against torch", _permutes, None, 6.0),
-    Target("transposes against a plain copy", _permutes_by_copy, 0.97),
+    Target("permute against torch", _permutes, 1.0, 4.0),
+    Target("permute against a copy: even sizes", _by_copy("even sizes"), 0.95, 0.97),
+    Target("permute against a copy: odd sizes", _by_copy("odd sizes"), 0.9, 0.94),
+    Target("permute against a copy: 1-byte elements", _by_copy("1-byte elements"), 0.9, 0.95),
+    Target(
+        "permute against a copy: thin shapes and rank 4 to 6",
+        _by_copy("thin shapes and rank 4 to 6"),
+        0.85,
+        0.93,
+    ),
 )
 
 
