@@ -111,26 +111,20 @@ class PermuteCall:
     """The copy that `problem` tells of, from x to out, words of `flip` bits inverted.
 
     x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of
-    16 bytes is two words of 8.
+    16 bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
+    exchanged.
     """
 
     problem: PermuteProblem
     x: Any
     out: Any
     flip: tuple[int, int] = (0, 0)
+    in_place: bool = False
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions over which tiles are repeated."""
         return tuple(self.problem.shape[i] for i in self.problem.plane.batch)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether two dimensions are exchanged that have one size: what can be done in place."""
-        problem = self.problem
-        steps = zip(problem.shape, problem.x_strides, problem.out_strides, strict=True)
-        moved = [step for step in steps if step[1] != step[2]]
-        return len(moved) == 2 and moved[0] == (moved[1][0], moved[1][2], moved[1][1])
 
     @property
     def tensors(self) -> tuple[Any, ...]:

@@ -65,6 +65,13 @@ def test_compiles_and_fits(name, problem, config):
         assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
 
 
+@pytest.mark.parametrize("problem", [TURN, ODD_TURN], ids=lambda problem: problem.label)
+def test_permutations_compile_as_they_run(problem):
+    """Stand-ins for tensors all have one address, which does not make a call one in place."""
+    kernel = ahead.compiled_for(problem, turned(16, 32, 4), target_device("nvidia-h200"))
+    assert kernel.name == "permute_tile"
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("problem", [SQUARE, TURN], ids=lambda problem: problem.op)
 def test_the_models_pick_compiles_without_spills(name, problem):

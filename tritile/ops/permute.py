@@ -84,7 +84,9 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
         (x_at % 16, out_at % 16),
         widen=flip == (0, 0),
     )
-    return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip)
+    # Matrices of one element stay as they are.
+    in_place = same_place(x, out) and problem.x_strides != problem.out_strides
+    return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip, in_place)
 
 
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:

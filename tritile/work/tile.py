@@ -119,7 +119,7 @@ def _in_place(call: PermuteCall) -> Work:
 
 def work(call: Call, config: Config) -> Work:
     """What launches `call` with a config of the tile family; a call in place has a config of its own."""
-    if isinstance(call, PermuteCall) and call.x.data_ptr() == call.out.data_ptr() and call.mirrored:
+    if isinstance(call, PermuteCall) and call.in_place:
         return _in_place(call)
     kernel = matmul_tile if isinstance(call, MatmulCall) else permute_tile
     values = _matmul_args(call) if isinstance(call, MatmulCall) else _permute_args(call)
