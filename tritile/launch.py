@@ -217,11 +217,10 @@ def _shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     """The part of a call from `start` on along one axis of its batch."""
     if isinstance(call, PermuteCall):
-        problem, axis = call.problem, call.problem.plane.batch[axis]
+        problem, axis = call.problem, call.batch_dims[axis]
         shape = (*problem.shape[:axis], size, *problem.shape[axis + 1 :])
-        words = start * (2 if problem.itemsize == 16 else 1)
         x, out = (
-            _shifted(tensor, words * strides[axis] * (problem.itemsize // tensor.element_size() or 1))
+            _shifted(tensor, start * strides[axis] * problem.itemsize // tensor.element_size())
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
@@ -238,6 +237,8 @@ def _pieces(call: Call, config: Config) -> list[Call]:
     """The call, in as many parts of its batch as keep each within what one launch can count."""
     if prod(work_of(call, config, 1, False).steps[-1].grid) <= _MAX_PROGRAMS:
         return [call]
+    if max(call.batch_shape, default=1) == 1:
+        raise TuningError(f"{call.problem.label} takes more programs than a launch counts")
     axis = max(range(len(call.batch_shape)), key=call.batch_shape.__getitem__)
     size = call.batch_shape[axis]
     halves = _piece(call, axis, 0, size // 2), _piece(call, axis, size // 2, size - size // 2)

@@ -245,7 +245,8 @@ class PermuteProblem:
 
         `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
         """
-        sizes, (of_x, of_out) = merged(shape, x_strides, out_strides)
+        given = cls(tuple(shape), tuple(x_strides), tuple(out_strides), itemsize)  # checks them
+        sizes, (of_x, of_out) = merged(given.shape, given.x_strides, given.out_strides)
         if widen:
             sizes, of_x, of_out, itemsize = _widened(sizes, of_x, of_out, itemsize, addresses)
         aligns = (_alignment(itemsize, at, s) for at, s in zip(addresses, (of_x, of_out), strict=True))
@@ -254,6 +255,9 @@ class PermuteProblem:
     @classmethod
     def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
         """A batch of contiguous m x n matrices, each transposed."""
+        sizes = (batch, m, n)
+        if not all(map(_extent, sizes)):
+            raise InvalidValueError(f"{sizes} matrices: wanted sizes of 1 and more")
         return cls.of((batch, n, m), (m * n, 1, n), (m * n, m, 1), itemsize, widen=False)
 
     @functools.cached_property
@@ -268,7 +272,9 @@ class PermuteProblem:
         if not rest:
             return Plane((), (dense_x,), ())
         long = max(32, 256 // self.itemsize)
-        both = out[dense_x] == min(step for step in out if step)  # out is densest along the same one
+        both = out[dense_x] == min(
+            (step for step in out if step), default=0
+        )  # out is densest along the same one
         few = max(long, _TILE // self.shape[rest[0]])
         n = (dense_x,) if both else _run(dense_x, self.shape, x, rest[1:], few)
         columns = math.prod(self.shape[i] for i in n)
@@ -308,24 +314,26 @@ class PermuteProblem:
 
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
         """How many elements of a tile lie side by side in x, and in out."""
-        (m, n, _), x, out = self.plane, self.x_strides, self.out_strides
+        m, n, _ = self.plane
+
+        def run(steps: tuple[int, ...], first: tuple[int, ...], sides: tuple[int, int]) -> int:
+            """From the dimensions `first` on, through all of a tile that follows without a gap."""
+            if not first or steps[first[0]] != 1:
+                return 1
+            reach, have = 1, {}  # how many of each dimension a tile has
+            for group, side in zip((m, n), sides, strict=True):
+                for i in group:
+                    have[i] = min(self.shape[i], max(1, side))
+                    side //= self.shape[i]
+            while following := [i for i in have if steps[i] == reach]:
+                reach *= have[following[0]]
+                if have[following[0]] < self.shape[following[0]]:
+                    break
+            return reach
+
         sides = (min(block_m, self.m), min(block_n, self.n))
-
-        def run(steps: tuple[int, ...], first: tuple[int, ...], then: tuple[int, ...], inner: int) -> int:
-            """Along the dimensions `first`, and on along `then` where a tile has all of those."""
-            side, other = (sides[0], sides[1]) if first is m else (sides[1], sides[0])
-            side = min(side, inner)
-            goes_on = side == inner and then and steps[then[0]] == inner
-            return side * other if goes_on else side
-
-        read = written = 1
-        if self.x_layout == "row":
-            read = run(x, n, m, self.n)
-        if self.out_layout == "column":
-            written = run(out, m, n, self.m)
-        elif self.out_layout == "row":
-            written = run(out, n, m, self.shape[n[0]])
-        return read, written
+        out = m if self.out_layout == "column" else n
+        return run(self.x_strides, n, sides), run(self.out_strides, out, sides)
 
     @property
     def bytes(self) -> int:
@@ -341,7 +349,9 @@ class PermuteProblem:
     def kind(self) -> tuple[Any, ...]:
         """All but the sizes: neighbours have the same."""
         runs = (len(self.plane.m), len(self.plane.n))
-        return (self.op, self.itemsize, self.x_layout, self.out_layout, self.x_align, self.out_align, runs)
+        spread = 0 in self.x_strides
+        layouts = (self.x_layout, self.out_layout, self.x_align, self.out_align)
+        return (self.op, self.itemsize, *layouts, runs, spread)
 
     @property
     def spans(self) -> tuple[int, int]:

@@ -122,9 +122,16 @@ class PermuteCall:
     in_place: bool = False
 
     @property
+    def batch_dims(self) -> tuple[int, ...]:
+        """The dimensions over which tiles are repeated."""
+        problem = self.problem
+        steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
+        return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
+
+    @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Sizes of the dimensions over which tiles are repeated."""
-        return tuple(self.problem.shape[i] for i in self.problem.plane.batch)
+        """Their sizes."""
+        return tuple(self.problem.shape[i] for i in self.batch_dims)
 
     @property
     def tensors(self) -> tuple[Any, ...]:

@@ -23,8 +23,10 @@ from tests.reference import (
 )
 from tritile import launch
 from tritile.device import TARGETS
+from tritile.errors import TuningError
 from tritile.ops import permute as permute_op
-from tritile.space import illegal
+from tritile.ops import run
+from tritile.space import illegal, tile
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
@@ -280,3 +282,66 @@ def test_any_permutation_of_any_permuted_view(case, seed):
     x = placed(x, layout).permute(*lies)
     expected = raw.permute(*lies, len(shape)).permute(*dims, len(shape))
     assert same_bits(tritile.permute(x, dims), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.complex128], ids=name)
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
+    raw, flat = random_bits((3 + 5 * 80 * 70,), dtype)
+    x, bits = flat[3:].view(5, 80, 70), raw[3:].view(5, 80, 70, -1)
+    out = torch.empty(5, 70, 80, dtype=dtype)
+    call = permute_op.described(x, out, [0, 2, 1])
+    assert call.batch_shape == (5,)
+    config = tritile.Config.of(num_warps=4, num_stages=1, family="tile", BLOCK_M=128, BLOCK_N=128, GROUP_M=1)
+    monkeypatch.setattr(launch, "_MAX_PROGRAMS", most)
+    pieces = launch._pieces(call, config)
+    assert (len(pieces) > 1) == (most < 5)
+    for piece in pieces:
+        launch.run_interpreted(piece, config)
+    assert same_bits(out, bits.transpose(1, 2))
+
+
+def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
+    buffer = values((2, 3, 40), torch.float32)
+    x, before = buffer[:, :2], buffer[:, :2].clone()
+    call = permute_op.described(x, x, [1, 0, 2])
+    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
+    for piece in launch._pieces(call, tile.in_place(call.problem)):
+        launch.run_interpreted(piece, tile.in_place(call.problem))
+    assert torch.equal(x, before.transpose(0, 1))
+    square = torch.zeros(200, 200)
+    call = permute_op.described(square, square, [1, 0])
+    with pytest.raises(TuningError, match="more programs than a launch counts"):
+        launch._pieces(call, tile.in_place(call.problem))
+
+
+def test_what_is_done_in_place_is_never_measured(monkeypatch):
+    monkeypatch.setattr(launch, "measure", None)
+    x = values((70, 70), torch.float32)
+    before = x.clone()
+    for mode in ("tune", "strict", "off"):
+        with tritile.mode(mode):
+            tritile.transpose(x, out=x)
+    assert torch.equal(x, before.mT)
+    call = permute_op.described(x, x, [1, 0])
+    assert run.fixed(call) == tile.in_place(call.problem)
+    assert run.fixed(permute_op.described(x, before, [1, 0])) is None
+
+
+def test_warnings_point_at_the_caller():
+    run._warned.clear()
+    for call in (
+        lambda: tritile.contiguous(torch.zeros(3, 4).mT),
+        lambda: tritile.permute(torch.zeros(3, 4), (1, 0)),
+    ):
+        run._warned.clear()
+        with pytest.warns(tritile.errors.InterpreterWarning) as caught:
+            call()
+        assert caught[0].filename == __file__
+
+
+def test_contiguous_leaves_what_is_contiguous_to_autograd():
+    x = torch.zeros(3, 4, requires_grad=True)
+    assert tritile.contiguous(x) is x
+    with pytest.raises(tritile.errors.GradientError):
+        tritile.contiguous(x.mT)

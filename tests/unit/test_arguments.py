@@ -69,8 +69,11 @@ SHAPES = [
     ("dims too few", permute(f32(2, 3), (1,)), ("(1,)", "each of 2 dimensions once")),
     ("dims twice", permute(f32(2, 3), (1, -1)), ("(1, -1)", "each of 2 dimensions once")),
     ("dims too large", permute(f32(2, 3), (0, 2)), ("a dimension is 2", "-2 to 1")),
-    ("dims as text", permute(f32(2, 3), "10"), ("'10'", "a sequence of 2 dimensions")),
-    ("dims as a number", permute(f32(2, 3), 1), ("dims is 1", "a sequence of 2 dimensions")),
+    ("dims as text", permute(f32(2, 3), "10"), ("'10'", "a list or tuple of 2 dimensions")),
+    ("dims as bytes", permute(f32(2, 3), b"\1\0"), ("dims is b", "a list or tuple of 2 dimensions")),
+    ("dims as a set", permute(f32(2, 3), {1, 0}), ("{0, 1}", "a list or tuple of 2 dimensions")),
+    ("a dimension of a scalar", permute(f32(), (0,)), ("(0,)", "each of 0 dimensions once")),
+    ("dims as a number", permute(f32(2, 3), 1), ("dims is 1", "a list or tuple of 2 dimensions")),
     ("dims of floats", permute(f32(2, 3), (0, 1.0)), ("1.0", "whole number")),
     ("permuted out", permute(f32(2, 3), (1, 0), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("transposed out", transpose(f32(2, 3), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
@@ -107,6 +110,11 @@ DTYPES = [
     ("transpose sparse", transpose(A.to_sparse()), ("x is", "sparse_coo", "dense")),
     ("transpose nested", transpose(torch.nested.nested_tensor([f32(2, 3)])), ("x is", "nested", "dense")),
     ("transposed out", transpose(A, out=f32(5, 3).half()), ("float16", "float32")),
+    (
+        "nested out",
+        transpose(typed(FLOAT), out=torch.nested.nested_tensor([f32(2, 3)])),
+        ("out is", "nested"),
+    ),
     ("conjugated out", transpose(typed(torch.complex64), out=typed(torch.complex64).conj()), ("out", "conj")),
 ]
 

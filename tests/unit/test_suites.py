@@ -178,6 +178,8 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
             '[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[8, 8]]\ndims = [[1, 0], [0, 1]]',
             "one for each",
         ),
+        ('[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nshapes = [[-2, -3, 4]]', "sizes"),
+        (GOOD + 'squares = [8]\ndims = "rubbish"', "unknown keys dims"),
         ('[[cases]]\nop = "permute"\ndtypes = ["uint3"]\nshapes = [[8, 8]]', "dtype"),
     ],
 )

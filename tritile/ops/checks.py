@@ -107,10 +107,13 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def same_place(a: torch.Tensor, b: Any) -> bool:
     """Whether two tensors are the same elements in the same memory."""
-    if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.device != b.device:
+    if b is a:
+        return not (a.is_conj() or a.is_neg())
+    try:
+        plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
+        return plain and (a.dtype, a.device) == (b.dtype, b.device) and _placed(a) == _placed(b)
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         return False
-    plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
-    return plain and a.layout == b.layout == torch.strided and _placed(a) == _placed(b)
 
 
 def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:

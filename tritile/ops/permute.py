@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import ShapeError
-from tritile.launch import Launch, SplitLaunch
+from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, same_place
 from tritile.ops.run import (
     PLAIN,
@@ -27,8 +27,7 @@ _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Prepared(NamedTuple):
-    launch: Launch | SplitLaunch
-    itemsize: int
+    launch: Launch
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     device: torch.device
@@ -92,9 +91,11 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(f"{op}: {name} is {dim!r}: wanted a whole number")
-    low = min(-ndim, -2) if op == "transpose" else -ndim  # a vector, or a scalar, is its own transpose
-    if not low <= dim < max(ndim, 1):
-        raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {max(ndim, 1) - 1} for {ndim} dimensions")
+    low, high = -ndim, ndim - 1
+    if op == "transpose":  # a vector, or a scalar, is its own
+        low, high = min(low, -2), max(high, 0)
+    if not low <= dim <= high:
+        raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {high} for {ndim} dimensions")
 
 
 def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
@@ -109,12 +110,12 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
 
 def ordered(ndim: int, dims: Any) -> list[int]:
     """The order of dimensions, counted from the start. Raises ShapeError for what is no order of them."""
-    if not isinstance(dims, Sequence) or isinstance(dims, str | bytes):
-        raise ShapeError(f"permute: dims is {dims!r}: wanted a sequence of {ndim} dimensions")
-    for dim in dims:
+    if not isinstance(dims, list | tuple):
+        raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
+    for dim in dims if len(dims) == ndim else ():
         _dimension("permute", "a dimension", dim, ndim)
-    found = [dim % ndim for dim in dims]
-    if sorted(found) != list(range(ndim)):
+    found = [dim % ndim for dim in dims] if len(dims) == ndim else []
+    if len(dims) != ndim or sorted(found) != list(range(ndim)):
         raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
     return found
 
@@ -138,7 +139,7 @@ def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = 
     key = None
     if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
         try:
-            order = tuple(dims), tuple(map(type, dims))
+            order = type(dims), tuple(dims), tuple(map(type, dims))
             key = (place(x), order, place(out), _here(x, out), current_mode(), torch.is_grad_enabled())
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
@@ -151,12 +152,15 @@ def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = 
 def contiguous(x: torch.Tensor) -> torch.Tensor:
     """x itself where it is contiguous, else a contiguous copy: of a slice, an expanded or a permuted view.
 
-    Raises as `permute` does.
+    Unlike torch's, the result is never lazily conjugated or negated. Raises as `permute` does for what is
+    to be copied.
     """
-    check_tensor("contiguous", "x", x)
+    if not isinstance(x, torch.Tensor) or x.is_nested or x.layout != torch.strided:
+        check_tensor("contiguous", "x", x)
     if x.is_contiguous() and not (x.is_conj() or x.is_neg()):
         return x
-    return permute(x, tuple(range(x.ndim)))
+    dims = tuple(range(x.ndim))
+    return permute(x, dims) if x.is_cuda else _first("permute", x, dims, None, None)
 
 
 def transpose(
@@ -204,10 +208,7 @@ def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -
         if not hit.in_place:
             check_no_overlap(op, out, x)
         written(out)
-    if type(hit.launch) is Launch:  # which asks tensors for nothing but their addresses
-        hit.launch(x, out)
-    else:
-        hit.launch(_words(x, hit.itemsize), _words(out, hit.itemsize))
+    hit.launch(x, out)  # it asks tensors for nothing but their addresses
     return out
 
 
@@ -221,7 +222,7 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
     shape = tuple(x.shape[d] for d in dims)
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    elif same_place(x, out) and _mirrored(x, dims):
+    elif _mirrored(x, dims) and same_place(x, out):
         check_out(op, out, shape, x.dtype)
     else:
         check_out(op, out, shape, x.dtype, x)
@@ -245,8 +246,6 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     launch(*call.tensors)
     if given:
         written(out)
-    if key is not None and dense is x and lasting():
-        _memo[key] = _Prepared(
-            launch, call.problem.itemsize, tuple(out.shape), out.stride(), out.device, _here(x, out)
-        )
+    if key is not None and dense is x and lasting() and type(launch) is Launch:
+        _memo[key] = _Prepared(launch, tuple(out.shape), out.stride(), out.device, _here(x, out))
     return out

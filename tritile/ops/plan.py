@@ -12,6 +12,7 @@ from tritile.errors import InvalidValueError, ShapeError
 from tritile.ladder import Plan
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
+from tritile.ops.run import fixed
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.views import Call
 
@@ -71,11 +72,12 @@ def plan(
     Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
     `what` or where no GPU is known, and NotTunedError in mode "strict".
     """
+    only = None
     if isinstance(what, MatmulProblem | PermuteProblem):
         problem, here = what, devices.current_gpu()
     elif callable(what) and what in _CALLS:
         call = _CALLS[what](*args, **kwargs)
-        problem, place = call.problem, call.tensors[0].device
+        problem, place, only = call.problem, call.tensors[0].device, fixed(call)
         if place.type == "cpu" and device is None:
             return ladder.interpreted(problem)
         here = devices.gpu(place.index) if place.type == "cuda" else None
@@ -84,6 +86,8 @@ def plan(
     device = device or here
     if device is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
+    if only is not None:
+        return Plan(problem, only, "model", device, None, "in place: one config for all, never measured")
     found = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
     assert found is not None  # only mode "tune" gives none
     return found

@@ -10,9 +10,11 @@ from torch.autograd import forward_ad
 from tritile import device as devices
 from tritile import ladder, launch, model
 from tritile.autotuner import capturing
+from tritile.config import Config
 from tritile.errors import InterpreterWarning, TuningError, UnsupportedError
 from tritile.settings import current_mode
-from tritile.views import Call
+from tritile.space import tile
+from tritile.views import Call, PermuteCall
 
 _SCREENED = 40  # configs that mode "tune" measures of one problem, the likeliest first
 _FALLBACKS = 8  # predictions to try where the planned config does not run
@@ -54,7 +56,12 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
 
 def interpret(call: Call) -> None:
     """Run a call on host tensors in the interpreter."""
-    launch.run_interpreted(call, ladder.interpreted(call.problem).config)
+    launch.run_interpreted(call, fixed(call) or ladder.interpreted(call.problem).config)
+
+
+def fixed(call: Call) -> Config | None:
+    """The config of a call that leaves no choice, and must not be measured as it changes its own input."""
+    return tile.in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
 def planned(call: Call) -> ladder.Plan:
@@ -115,8 +122,10 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     """
     problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
     failures = []
-    first = planned(call).config
-    candidates = [first, *(c for c in model.screened(problem, device, _FALLBACKS) if c != first)]
+    only = fixed(call)
+    first = only or planned(call).config
+    others = [] if only else [c for c in model.screened(problem, device, _FALLBACKS) if c != first]
+    candidates = [first, *others]
     for config in candidates:
         try:
             return launch.prepare(call, config)

@@ -35,7 +35,10 @@ def _torch_error(call: Call, run: measure.Run) -> float:
     measure.poison(call)
     run(call)
     torch.cuda.synchronize()
-    return measure.matmul_error(call) if isinstance(call, MatmulCall) else 0.0
+    if isinstance(call, MatmulCall):
+        return measure.matmul_error(call)
+    measure.check_permuted(call)
+    return 0.0
 
 
 def _peer_graphs(

@@ -51,7 +51,7 @@ def torch_matmul(call: Call) -> None:
 
 def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
     """What a torch user would call for a contiguous x of this shape, into the same output."""
-    kind = getattr(torch, dtype)
+    kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
     moved = [shape[dim] for dim in dims]
 
     def run(call: Call) -> None:

@@ -39,9 +39,15 @@ class Summary:
 
 
 def sizes_label(line: Result) -> str:
-    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one."""
+    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one.
+
+    Of a permutation the shape of x, and the order of its dimensions if not just the last two are exchanged.
+    """
     if line["op"] == "permute":
-        return "x".join(str(size) for size in line["shape"])
+        sizes, dims = "x".join(str(size) for size in line["shape"]), list(line["dims"])
+        axes = list(range(len(dims)))
+        plain = dims == [*axes[:-2], *reversed(axes[-2:])]
+        return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
     batch = [line["batch"]] if line["batch"] > 1 else []
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 

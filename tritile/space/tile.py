@@ -127,6 +127,12 @@ def _permute_configs() -> Iterator[Config]:
             yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
+def in_place(problem: PermuteProblem) -> Config:
+    """The config with which square matrices are transposed where they lie: one for all, not tuned."""
+    block = 64 if problem.itemsize <= 4 else 32
+    return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
+
+
 CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
     "matmul": tuple(_matmul_configs()),
     "permute": tuple(_permute_configs()),

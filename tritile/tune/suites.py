@@ -96,6 +96,7 @@ class Case:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
             matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
             self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
             axes = list(range(len(self.shape)))
             self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
         _ = self.problem  # checks the sizes
@@ -202,7 +203,7 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
-    unknown = set(entry) - _OTHER_KEYS[op] - set(_SIZE_KEYS)
+    unknown = set(entry) - _OTHER_KEYS[op] - (set(_SIZE_KEYS) - {"dims"})
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     sizes, dtypes = _entry_sizes(entry, op), _listed(entry, "dtypes", str)

@@ -96,16 +96,14 @@ def _grid(values: dict[str, Any]) -> tuple[int, int, int]:
     return tiles, across, -(-values["batch"] // across)
 
 
-def _in_place(call: PermuteCall) -> Work:
+def _in_place(call: PermuteCall, config: Config) -> Work:
     """What transposes square matrices where they lie."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = problem.x_strides, problem.out_strides
     first, second = (i for i in range(len(x)) if x[i] != out[i])
-    rest = [i for i in range(len(x)) if i not in (first, second)]
-    shape = tuple(problem.shape[i] for i in rest) or (1,)
-    strides = tuple(lanes * x[i] for i in rest) or (0,)
-    size, block = problem.shape[first], 64 if problem.itemsize <= 4 else 32
+    shape, strides = call.batch_shape or (1,), tuple(lanes * x[i] for i in call.batch_dims) or (0,)
+    size, block = problem.shape[first], config["BLOCK_M"]
     tiles, batch = -(-size // block), prod(shape)
     across = min(batch, _MAX_GRID_AXIS)
     wide = max(lanes * span for span in problem.spans) >= _WIDE
@@ -114,13 +112,13 @@ def _in_place(call: PermuteCall) -> Work:
         lanes, wide, *call.flip, block,
     )  # fmt: skip
     grid = (tiles * tiles, across, -(-batch // across))
-    return Work((Step(transpose_in_place, grid, args, {"num_warps": 4}),))
+    return Work((Step(transpose_in_place, grid, args, {"num_warps": config.num_warps}),))
 
 
 def work(call: Call, config: Config) -> Work:
-    """What launches `call` with a config of the tile family; a call in place has a config of its own."""
+    """What launches `call` with a config of the tile family; in place, that of `space.tile.in_place`."""
     if isinstance(call, PermuteCall) and call.in_place:
-        return _in_place(call)
+        return _in_place(call, config)
     kernel = matmul_tile if isinstance(call, MatmulCall) else permute_tile
     values = _matmul_args(call) if isinstance(call, MatmulCall) else _permute_args(call)
     values |= dict(config.kwargs)
