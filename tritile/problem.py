@@ -366,8 +366,8 @@ class PermuteProblem:
     def label(self) -> str:
         """A short name for a table of results: out's dimensions, and where each stood in x."""
         order = sorted(range(len(self.shape)), key=lambda i: (-self.x_strides[i], i))
-        place = "".join(str(order.index(i)) for i in range(len(self.shape)))
-        return f"{'x'.join(map(str, self.shape)) or '1'} of {place or '0'} {self.itemsize}-byte"
+        places = ",".join(str(order.index(i)) for i in range(len(self.shape)))
+        return f"{'x'.join(map(str, self.shape)) or '1'} from ({places or '0'}) {self.itemsize}-byte"
 
 
 def _alignment(itemsize: int, address: int, strides: Sequence[int]) -> int:

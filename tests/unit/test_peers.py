@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tritile.config import Config
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, TuningError
 from tritile.report import bench, peers, tutorial
 from tritile.report import run as benchmark
 from tritile.report.results import Measurement, read
 from tritile.tune import measure
-from tritile.tune.suites import parse_shape
+from tritile.tune.suites import Case, parse_shape
 from tritile.views import posed
 
 ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
@@ -154,3 +154,25 @@ def test_host_costs_are_kept(tmp_path, monkeypatch):
     assert read(tmp_path / "host.jsonl") == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
     assert benchmark.run_host(ENV, None) == lines
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((5, 6, 4), (1, 0, 2)), ((3, 7), (1, 0)), ((2, 3, 4, 5), (3, 1, 0, 2))], ids=str
+)
+def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
+    """On random bytes, as the measurement draws them, however wide the words are that the problem moves."""
+    case = Case("given", "permute", dtype, shape=shape, dims=dims)
+
+    def make(kind, elements):
+        size = getattr(torch, kind).itemsize
+        return torch.randint(0, 256, (elements * size,), dtype=torch.uint8).view(getattr(torch, kind))
+
+    call = posed(case.problem, make)
+    before = call.x.clone()
+    peers.torch_permute(dtype, shape, dims)(call)
+    measure.check_permuted(call)
+    assert torch.equal(call.x, before)
+    call.out[0] += 1
+    with pytest.raises(TuningError, match="elements differ"):
+        measure.check_permuted(call)
