@@ -1,0 +1,66 @@
+"""Problem: one call, described in everything that decides which config is fast for it.
+
+A problem is a frozen value. It names sizes, dtypes, layouts and alignments, and no tensor, so that it
+can be remembered, compared and planned for on a machine without the GPU. `operands` gives shapes and
+strides of tensors that pose the problem.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from tritile.errors import InvalidValueError
+from tritile.problem.checks import (
+    ALIGNMENTS,
+    FP8_DTYPES,
+    ITEMSIZE,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    MAX_EXTENT,
+    PRECISIONS,
+)
+from tritile.problem.kernel import KernelProblem
+from tritile.problem.matmul import MatmulProblem, Operand
+from tritile.problem.permute import PermuteProblem, Plane, merged
+
+__all__ = [
+    "ALIGNMENTS", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS",
+    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "doublings", "merged",
+    "problem_from_dict", "problem_key", "problem_to_dict",
+]  # fmt: skip
+
+Problem = MatmulProblem | PermuteProblem | KernelProblem
+_KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, PermuteProblem, KernelProblem)}
+
+
+def doublings(a: Problem, b: Problem) -> float:
+    """How far apart the sizes of two problems are: 1 where one size is twice the other's."""
+    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
+
+
+def problem_to_dict(problem: Problem) -> dict[str, Any]:
+    """A dictionary that JSON holds and `problem_from_dict` reads back."""
+    return {"op": problem.op} | asdict(problem)
+
+
+def problem_key(problem: Problem) -> str:
+    """The problem as one line of JSON, the same for equal problems."""
+    return json.dumps(problem_to_dict(problem), sort_keys=True, separators=(",", ":"))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def problem_from_dict(data: Any) -> Problem:
+    """The problem that `problem_to_dict` wrote. Raises InvalidValueError for anything else."""
+    kind = _KINDS.get(str(data.get("op"))) if isinstance(data, Mapping) else None
+    if kind is None or set(data) - {"op"} != {field.name for field in fields(kind)}:
+        raise InvalidValueError(f"{str(data)[:200]!r} is no problem of {', '.join(_KINDS)}")
+    try:
+        problem: Problem = kind(**{name: _tuples(value) for name, value in data.items() if name != "op"})
+        return problem
+    except TypeError as error:
+        raise InvalidValueError(f"{str(data)[:200]!r} is no problem: {error}") from error

@@ -1,0 +1,32 @@
+"""What fields of problems may hold."""
+
+from typing import Any, Final
+
+from tritile.errors import InvalidValueError
+
+ITEMSIZE: Final = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
+FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
+LAYOUTS: Final = ("row", "column", "strided")
+ALIGNMENTS: Final = (1, 2, 4, 8, 16)
+PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
+MAX_EXTENT: Final = 2**48
+
+
+def check(condition: bool, problem: Any, wanted: str) -> None:
+    """Raises InvalidValueError, with what was wanted, unless the condition holds."""
+    if not condition:
+        raise InvalidValueError(f"{problem!r}: wanted {wanted}")
+
+
+def among(allowed: tuple[object, ...], *values: Any) -> bool:
+    """Whether each value is one of these, of the same type: 16.0 and True are no alignments."""
+    return all(any(type(v) is type(a) and v == a for a in allowed) for v in values)
+
+
+def extent_fits(value: Any) -> bool:
+    """Whether it is a size: a whole number from 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXTENT

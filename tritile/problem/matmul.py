@@ -1,0 +1,130 @@
+"""Matrix products."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tritile.problem.checks import (
+    ALIGNMENTS,
+    ITEMSIZE,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    PRECISIONS,
+    among,
+    check,
+    extent_fits,
+)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Shape (batch, rows, columns) and strides, in elements, of one tensor of a problem."""
+
+    dtype: str
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+    @property
+    def elements(self) -> int:
+        """How many elements of memory it spans."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+def _leading(extent: int, itemsize: int, alignment: int) -> int:
+    """The smallest stride of at least `extent` elements that has just this alignment, in bytes."""
+    unit = max(1, alignment // itemsize)
+    stride = -(-extent // unit) * unit
+    if alignment < 16 and stride * itemsize % (2 * alignment) == 0 and alignment >= itemsize:
+        stride += unit
+    return stride
+
+
+def _operand(dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]) -> Operand:
+    _, rows, columns = shape
+    if layout == "column":
+        leading = _leading(rows, itemsize, alignment)
+        return Operand(dtype, shape, (leading * columns, 1, leading))
+    step = 2 if layout == "strided" else 1
+    leading = _leading(columns * step, itemsize, alignment)
+    return Operand(dtype, shape, (leading * rows, leading, step))
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """`batch` products of an m x k by a k x n matrix.
+
+    Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
+    Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
+    stride but the contiguous one. Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "matmul"
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    a_layout: str = "row"
+    b_layout: str = "row"
+    out_layout: str = "row"
+    a_align: int = 16
+    b_align: int = 16
+    out_align: int = 16
+    precision: str = "ieee"
+
+    def __post_init__(self) -> None:
+        check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
+        check(among(MATMUL_DTYPES, self.dtype), self, f"a dtype of {', '.join(MATMUL_DTYPES)}")
+        check(among(tuple(ITEMSIZE), self.out_dtype), self, f"an out_dtype of {', '.join(ITEMSIZE)}")
+        layouts = (self.a_layout, self.b_layout, self.out_layout)
+        check(among(LAYOUTS, *layouts), self, f"layouts of {', '.join(LAYOUTS)}")
+        aligns = (self.a_align, self.b_align, self.out_align)
+        check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
+        check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an input element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, counted apart."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved if every input is read once and the output written once."""
+        inputs = self.k * (self.m + self.n) * self.itemsize
+        return self.batch * (inputs + self.m * self.n * ITEMSIZE[self.out_dtype])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes by which two problems of one class are near or far."""
+        return (self.batch, self.m, self.n, self.k)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        layouts = (self.a_layout, self.b_layout, self.out_layout)
+        aligns = (self.a_align, self.b_align, self.out_align)
+        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision)
+
+    @property
+    def operands(self) -> tuple[Operand, Operand, Operand]:
+        """a, b and out: tensors that pose this problem."""
+        out_size = ITEMSIZE[self.out_dtype]
+        return (
+            _operand(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
+            _operand(self.dtype, self.itemsize, self.b_layout, self.b_align, (self.batch, self.k, self.n)),
+            _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
+        )
+
+    @property
+    def label(self) -> str:
+        """A short name for a table of results."""
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        letters = {"row": "N", "column": "T", "strided": "S"}
+        layout = letters[self.a_layout] + letters[self.b_layout]
+        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}"
