@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tritile.problem import ITEMSIZE, MatmulProblem, Operand, PermuteProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, Operand, PermuteProblem, alignment
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,7 @@ class View:
     @property
     def align(self) -> int:
         """The largest power of two, up to 16, that divides the address and all leading strides, in bytes."""
-        align = 16
-        for place in (self.tensor.data_ptr(), *(stride * self.itemsize for stride in self.leading)):
-            while place % align:
-                align //= 2
-        return align
+        return alignment(self.tensor.data_ptr(), *(stride * self.itemsize for stride in self.leading))
 
     @property
     def transposed(self) -> "View":

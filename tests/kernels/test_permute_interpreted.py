@@ -1,4 +1,4 @@
-"""tritile.transpose on host tensors: every dtype, shape and layout, bit for bit, through the interpreter."""
+"""permute, transpose and contiguous, interpreted: every dtype, shape and layout, bit for bit."""
 
 import itertools
 
@@ -326,6 +326,8 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
     call = permute_op.described(x, x, [1, 0])
     assert run.fixed(call) == tile.in_place(call.problem)
     assert run.fixed(permute_op.described(x, before, [1, 0])) is None
+    for device in (None, TARGETS["nvidia-h200"]):
+        assert tritile.plan(tritile.transpose, x, out=x, device=device).config == run.fixed(call)
 
 
 def test_warnings_point_at_the_caller():

@@ -404,6 +404,7 @@ KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
         (torch.matmul, InvalidValueError, ("tritile.matmul", "permute", "transpose", "problem")),
         ("matmul", InvalidValueError, ("'matmul'", "tritile.matmul")),
         (None, InvalidValueError, ("None", "tritile.matmul")),
+        ([tritile.matmul], InvalidValueError, ("matmul", "tritile.matmul")),
         (KERNEL, InvalidValueError, ("softmax", "tritile.matmul")),
         (torch.zeros(3, 3), InvalidValueError, ("tensor", "tritile.matmul")),
     ],

@@ -1,6 +1,7 @@
 """`tritile.plan`: what a call would run, and why, without running it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -72,14 +73,14 @@ def plan(
     Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
     `what` or where no GPU is known, and NotTunedError in mode "strict".
     """
-    only = None
     if isinstance(what, MatmulProblem | PermuteProblem):
-        problem, here = what, devices.current_gpu()
-    elif callable(what) and what in _CALLS:
+        problem, here, only = what, devices.current_gpu(), None
+    elif isinstance(what, Hashable) and what in _CALLS:
         call = _CALLS[what](*args, **kwargs)
         problem, place, only = call.problem, call.tensors[0].device, fixed(call)
         if place.type == "cpu" and device is None:
-            return ladder.interpreted(problem)
+            found = ladder.interpreted(problem)
+            return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
         raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, permute, transpose or a problem")
@@ -88,6 +89,6 @@ def plan(
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
     if only is not None:
         return Plan(problem, only, "model", device, None, "in place: one config for all, never measured")
-    found = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
-    assert found is not None  # only mode "tune" gives none
-    return found
+    chosen = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
+    assert chosen is not None  # only mode "tune" gives none
+    return chosen

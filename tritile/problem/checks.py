@@ -1,5 +1,6 @@
 """What fields of problems may hold."""
 
+import math
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
@@ -14,6 +15,11 @@ LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
 PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
 MAX_EXTENT: Final = 2**48
+
+
+def alignment(*places: int) -> int:
+    """The largest power of two, up to 16, that divides all of these bytes."""
+    return math.gcd(16, *places)
 
 
 def check(condition: bool, problem: Any, wanted: str) -> None:

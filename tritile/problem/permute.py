@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.errors import InvalidValueError
-from tritile.problem.checks import ALIGNMENTS, among, check, extent_fits
+from tritile.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have
 
@@ -105,7 +105,10 @@ class PermuteProblem:
         sizes, (of_x, of_out) = merged(given.shape, given.x_strides, given.out_strides)
         if widen:
             sizes, of_x, of_out, itemsize = _widened(sizes, of_x, of_out, itemsize, addresses)
-        aligns = (_alignment(itemsize, at, s) for at, s in zip(addresses, (of_x, of_out), strict=True))
+        aligns = (
+            alignment(at, *(step * itemsize for step in strides if step != 1))
+            for at, strides in zip(addresses, (of_x, of_out), strict=True)
+        )
         return cls(sizes, of_x, of_out, itemsize, *aligns)
 
     @classmethod
@@ -128,9 +131,7 @@ class PermuteProblem:
         if not rest:
             return Plane((), (dense_x,), ())
         long = max(32, 256 // self.itemsize)
-        both = out[dense_x] == min(
-            (step for step in out if step), default=0
-        )  # out is densest along the same one
+        both = out[dense_x] == min((step for step in out if step), default=0)  # out is densest there too
         few = max(long, _TILE // self.shape[rest[0]])
         n = (dense_x,) if both else _run(dense_x, self.shape, x, rest[1:], few)
         columns = math.prod(self.shape[i] for i in n)
@@ -212,11 +213,11 @@ class PermuteProblem:
     @property
     def spans(self) -> tuple[int, int]:
         """How many elements of memory x and out span."""
-        sizes = self.shape
-        return (
-            1 + sum((size - 1) * step for size, step in zip(sizes, self.x_strides, strict=True)),
-            1 + sum((size - 1) * step for size, step in zip(sizes, self.out_strides, strict=True)),
-        )
+
+        def span(strides: tuple[int, ...]) -> int:
+            return 1 + sum((size - 1) * step for size, step in zip(self.shape, strides, strict=True))
+
+        return span(self.x_strides), span(self.out_strides)
 
     @property
     def label(self) -> str:
@@ -224,15 +225,6 @@ class PermuteProblem:
         order = sorted(range(len(self.shape)), key=lambda i: (-self.x_strides[i], i))
         places = ",".join(str(order.index(i)) for i in range(len(self.shape)))
         return f"{'x'.join(map(str, self.shape)) or '1'} from ({places or '0'}) {self.itemsize}-byte"
-
-
-def _alignment(itemsize: int, address: int, strides: Sequence[int]) -> int:
-    """The largest power of two, up to 16, that divides the address and all strides but 1, in bytes."""
-    align = 16
-    for place in (address, *(step * itemsize for step in strides if step != 1)):
-        while place % align:
-            align //= 2
-    return align
 
 
 def _widened(

@@ -3,8 +3,8 @@
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE) and sizes. Sizes of op "matmul" are
 one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
-`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, whose dimensions go to the places
-that `dims = [[...]]` tells, one for each shape or one for all (left out: the last two are exchanged).
+`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
+the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
 """
 
 import itertools
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.problem import ALIGNMENTS, ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, alignment
 
 OPS: Final = ("matmul", "permute")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
@@ -27,15 +27,7 @@ PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
-_SIZE_KEYS: Final = {
-    "squares": 1,
-    "mnk": 3,
-    "bmnk": 4,
-    "m": 1,
-    "nk": 2,
-    "shapes": 0,
-    "dims": 0,
-}  # numbers in an item
+_SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # numbers in an item
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
     "permute": ({"shapes"},),
@@ -46,14 +38,9 @@ _OTHER_KEYS: Final = {
 }
 
 
-def _alignment(itemsize: int, *strides: int) -> int:
-    """The largest of the alignments, in bytes, that divides every one of these strides, in elements."""
-    return max(a for a in ALIGNMENTS if all(stride * itemsize % a == 0 for stride in strides))
-
-
 def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
     leading = columns if layout == "row" else rows
-    return _alignment(itemsize, leading, *[rows * columns] * (batch > 1))
+    return alignment(leading * itemsize, *[rows * columns * itemsize] * (batch > 1))
 
 
 @dataclass(frozen=True)
@@ -165,7 +152,7 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
-    count = _SIZE_KEYS[key]
+    count = _SIZE_KEYS.get(key, 0)  # 0: any, but not none
     if count == 1:
         return [[size] for size in _listed(entry, key, int)]
     rows = _listed(entry, key, list)
@@ -189,7 +176,7 @@ def _permutes(suite: str, entry: dict[str, Any], shapes: list[list[int]], dtypes
 
 
 def _entry_sizes(entry: dict[str, Any], op: str) -> list[list[int]]:
-    given = set(entry) & set(_SIZE_KEYS) - {"dims"}
+    given = set(entry) & set(_SIZE_KEYS)
     if given not in _SIZES_WANTED[op]:
         wanted = ", ".join(" with ".join(sorted(keys)) for keys in _SIZES_WANTED[op])
         raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
@@ -203,7 +190,7 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
-    unknown = set(entry) - _OTHER_KEYS[op] - (set(_SIZE_KEYS) - {"dims"})
+    unknown = set(entry) - _OTHER_KEYS[op] - set(_SIZE_KEYS)
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     sizes, dtypes = _entry_sizes(entry, op), _listed(entry, "dtypes", str)

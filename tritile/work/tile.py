@@ -1,5 +1,6 @@
 """The tile kernels' work: one launch, the tensors as they lie."""
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any, Final
 
@@ -18,11 +19,15 @@ def _unit(extent: int, itemsize: int) -> int:
     return min(extent & -extent, max(1, 16 // itemsize)) or 1
 
 
+def _least_unit(strides: Iterable[int], itemsize: int) -> int:
+    """The same that divides all of these; one of 0 is never stepped."""
+    return min((_unit(step, itemsize) for step in strides if step), default=16 // itemsize)
+
+
 def _units(view: View) -> tuple[int, int, int]:
     """The same of a view's row, column and batch strides."""
-    size = view.itemsize
-    batch = min((_unit(step, size) for step in view.batch_strides if step), default=16 // size)
-    return _unit(view.strides[0], size), _unit(view.strides[1], size), batch
+    rows, columns = (_unit(step, view.itemsize) for step in view.strides)
+    return rows, columns, _least_unit(view.batch_strides, view.itemsize)
 
 
 def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
@@ -64,9 +69,6 @@ def _permute_args(call: PermuteCall) -> dict[str, Any]:
     def of(values: tuple[int, ...], dims: tuple[int, ...], none: int) -> tuple[int, ...]:
         return tuple(values[i] for i in dims) or (none,)
 
-    def unit(*strides: int) -> int:
-        return min((_unit(step, word) for step in strides if step), default=16 // word)
-
     x_m, x_n, x_batch = of(x, m, 0), of(x, n, 0), of(x, batch, 0)
     out_m, out_n, out_batch = of(out, m, 0), of(out, n, 0), of(out, batch, 0)
     spans = (lanes * span for span in problem.spans)
@@ -77,8 +79,8 @@ def _permute_args(call: PermuteCall) -> dict[str, Any]:
         "batch": problem.batch, "batch_shape": of(sizes, batch, 1),
         "x_batch_strides": x_batch, "out_batch_strides": out_batch,
         "ALIGN_M": _unit(problem.m, word), "ALIGN_N": _unit(problem.n, word),
-        "ALIGN_X": (unit(*x_m), unit(x_n[0]), unit(*x_batch)),
-        "ALIGN_OUT": (unit(out_m[0]), unit(*out_n), unit(*out_batch)),
+        "ALIGN_X": tuple(_least_unit(steps, word) for steps in (x_m, x_n[:1], x_batch)),
+        "ALIGN_OUT": tuple(_least_unit(steps, word) for steps in (out_m[:1], out_n, out_batch)),
         "WIDE": max(*spans, problem.m, problem.n, problem.batch) >= _WIDE,
         "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
     }  # fmt: skip
