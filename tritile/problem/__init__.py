@@ -28,8 +28,8 @@ from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
     "ALIGNMENTS", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS",
-    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "alignment", "doublings",
-    "merged", "problem_from_dict", "problem_key", "problem_to_dict",
+    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "alignment",
+    "doublings", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Problem = MatmulProblem | PermuteProblem | KernelProblem
