@@ -22,11 +22,12 @@ from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
+from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.native import NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, tile, warpgroups
+from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.timing import do_bench
 from tritile.views import Call, PermuteCall, View
@@ -45,6 +46,7 @@ def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, .
 
 
 _MATMUL_KEY: Final = ["M", "N", "K", "batch"]
+_PERMUTE_KEY: Final = ["M", "N", "batch"]
 # Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "matmul": {
@@ -52,7 +54,10 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
         descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
         warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
     },
-    "permute": {tile.NAME: _tuned("permute", tile.NAME, permute_tile, ["M", "N", "batch"])},
+    "permute": {
+        tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
+        packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
+    },
 }
 
 
@@ -163,7 +168,7 @@ class Launch:
             for kernel, step in zip(kernels, work.steps, strict=True)
         ]
         placeholder = tensors[0].data_ptr() // _ALIGNMENT * _ALIGNMENT  # any address that could be one
-        pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + 1)
+        pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + bool(work.counters))
         try:
             self._steps: list[Any] = [
                 NativeLaunch(kernel, step.grid, step.args, pointers, device)
@@ -180,7 +185,7 @@ class Launch:
                 return self(*tensors)
         stream = torch._C._cuda_getCurrentRawStream(device)
         pointers = [tensor.data_ptr() for tensor in tensors]
-        if self._bytes:
+        if self._offsets:
             # Its memory may be given to others once this returns: what they do comes after, on this stream.
             memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
             start = memory.data_ptr()

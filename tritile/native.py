@@ -132,7 +132,7 @@ class NativeLaunch:
         self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
         self._enter(self._context)  # a thread that has not used the GPU yet has none
         self._kernel, self._lock = kernel, threading.Lock()
-        self._pointers: list[tuple[Any, int]] = []  # parameter, buffer
+        self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers)
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
         addresses: list[int] = []
@@ -155,8 +155,8 @@ class NativeLaunch:
                 for stride in value.strides:
                     put(ctypes.c_int64(stride))
             elif isinstance(value, Buffer):
-                put(ctypes.c_uint64(pointers[value.buffer]))
-                self._pointers.append((self._values[-1], value.buffer))
+                addresses.append(ctypes.addressof(self._buffers) + 8 * value.buffer)
+                sizes.append(8)
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
             elif kind in _INTEGERS:
@@ -195,7 +195,7 @@ class NativeLaunch:
             if library.cuFuncGetParamInfo(kernel.function, index, offset, size) or size.value != wanted:
                 raise ValueError(f"parameter {index} is not of {wanted} bytes")
 
-    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+    def __call__(self, pointers: list[Any], stream: int) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
         with self._lock:
             code = self._fire(pointers, stream)
@@ -205,9 +205,8 @@ class NativeLaunch:
         if code:
             _checked(code, f"launching {self._kernel.name}")
 
-    def _fire(self, pointers: Sequence[int], stream: int) -> int:
-        for parameter, index in self._pointers:
-            parameter.value = pointers[index]
+    def _fire(self, pointers: list[Any], stream: int) -> int:
+        self._buffers[:] = pointers
         for tensor_map, index in self._maps:
             if tensor_map.pointer != pointers[index]:
                 code = self._replace(tensor_map.address, pointers[index])

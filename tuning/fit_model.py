@@ -3,9 +3,9 @@
 Stores are SQLite files of H200 trials, or .gz of them, one for each tuning; by default those in
 tuning/trials. Regret is the time of the config that the formula puts first among those that a tuning
 measured, over the time of the fastest. Every third problem is left out of the fit, and its regret printed
-beside. The constants of the tile kernel and of those with descriptors are fitted one after the other, each to
-all trials, so that the formulas also agree with each other. --steps 0 prints the regret of the constants as
-they are.
+beside. Of the matmul formulas, the constants of the tile kernel and of those with descriptors are fitted one
+after the other, each to all trials, so that they also agree with each other. --steps 0 prints the regret of
+the constants as they are.
 """
 
 import argparse
@@ -22,32 +22,38 @@ from typing import Any
 
 from tritile.config import Config
 from tritile.device import target_device
-from tritile.model import FITTED, TMA_FITTED, matmul_us, tma_us
-from tritile.problem import MatmulProblem
-from tritile.space import tile
+from tritile.model.matmul import FITTED, TMA_FITTED, matmul_us, tma_us
+from tritile.model.permute import PERMUTE_FITTED, permute_us
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.space import illegal, tile
 from tritile.store import Store
 
-Measured = dict[tuple[MatmulProblem, int], dict[Config, float]]  # by problem and tuning
-Fits = dict[str, Any]  # "tile" and "tma", to their constants
+Tiled = MatmulProblem | PermuteProblem
+Measured = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and tuning
+Fits = dict[str, Any]  # "tile" and "tma", both of matmul, and "permute", to their constants
 DEVICE = target_device("nvidia-h200")
 TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 
 
 def read(paths: Iterable[Path]) -> Measured:
-    """Microseconds of the matmul trials that worked."""
+    """Microseconds of the trials that worked, of configs that are still legal."""
     found: Measured = defaultdict(dict)
     for tuning, path in enumerate(paths):
         with tempfile.TemporaryDirectory() as folder:
             data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             (Path(folder) / f"{DEVICE.slug}.sqlite3").write_bytes(data)
             for _, trial in Store(DEVICE, Path(folder)).everything():
-                if isinstance(trial.problem, MatmulProblem) and trial.us and trial.failure is None:
+                if not isinstance(trial.problem, Tiled) or not trial.us or trial.failure is not None:
+                    continue
+                if illegal(trial.config, trial.problem, DEVICE) is None:
                     found[trial.problem, tuning][trial.config] = trial.us
     return found
 
 
-def predicted(config: Config, problem: MatmulProblem, fits: Fits) -> float:
-    """Microseconds by the formula of the config's family."""
+def predicted(config: Config, problem: Tiled, fits: Fits) -> float:
+    """Microseconds by the formula of the operation and the config's family."""
+    if isinstance(problem, PermuteProblem):
+        return permute_us(config, problem, DEVICE, fits["permute"])
     if config.family == tile.NAME:
         return matmul_us(config, problem, DEVICE, fits["tile"])
     return tma_us(config, problem, DEVICE, fits["tma"])
@@ -97,7 +103,8 @@ def fitted(name: str, measured: Measured, fits: Fits, steps: int) -> Fits:
         names = draw.sample([field.name for field in fields(fits[name])], draw.choice((1, 1, 2, 3)))
         scale = 0.5 * (1 - step / steps) + 0.05
         changes = {field: getattr(fits[name], field) * math.exp(draw.gauss(0, scale)) for field in names}
-        if changes.get("lone", 1.0) < 1.0 or changes.get("repack_share", 1.0) > 1.0:
+        shares = ("repack_share", "tail", "overlap", "bandwidth")
+        if changes.get("lone", 1.0) < 1.0 or any(changes.get(share, 0.0) > 1.0 for share in shares):
             continue  # against what the constant stands for
         trial = fits | {name: replace(fits[name], **changes)}
         value = loss(measured, trial)
@@ -118,20 +125,22 @@ def main() -> None:
         raise SystemExit(f"no store at {', '.join(missing)}")
     measured = read(given.stores)
     if not measured:
-        raise SystemExit(f"no trials of matmul in {', '.join(map(str, given.stores))}")
-    problems = sorted({problem for problem, _ in measured}, key=lambda problem: problem.label)
-    left_out = set(problems[::3])
-    held_out = {key: times for key, times in measured.items() if key[0] in left_out}
-    fitted_to = {key: times for key, times in measured.items() if key[0] not in left_out}
-    fits: Fits = {"tile": FITTED, "tma": TMA_FITTED}
-    for name, part in (("fitted to, before", fitted_to), ("left out, before", held_out)):
-        report(name, part, fits)
-    if not given.steps:
-        return
-    for name in ("tma", "tile"):
-        fits = fitted(name, fitted_to, fits, given.steps)
-    for name, part in (("fitted to, after", fitted_to), ("left out, after", held_out)):
-        report(name, part, fits)
+        raise SystemExit(f"no trials in {', '.join(map(str, given.stores))}")
+    fits: Fits = {"tile": FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
+    for op, names in (("matmul", ("tma", "tile")), ("permute", ("permute",))):
+        own = {key: times for key, times in measured.items() if key[0].op == op}
+        problems = sorted({problem for problem, _ in own}, key=lambda problem: problem.label)
+        left_out = set(problems[::3])
+        held_out = {key: times for key, times in own.items() if key[0] in left_out}
+        fitted_to = {key: times for key, times in own.items() if key[0] not in left_out}
+        if not held_out or not fitted_to:
+            continue
+        for part, trials in (("fitted to", fitted_to), ("left out", held_out)):
+            report(f"{op}, {part}, before", trials, fits)
+        for name in names if given.steps else ():
+            fits = fitted(name, fitted_to, fits, given.steps)
+        for part, trials in (("fitted to", fitted_to), ("left out", held_out)):
+            report(f"{op}, {part}, after", trials, fits)
     for name, fit in fits.items():
         print(name, {field: round(value, 4) for field, value in asdict(fit).items()})
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 
 import pytest
@@ -196,6 +197,26 @@ def test_beyond_2_to_31_elements(shape):
         assert bool((left == right).all()), start
 
 
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((33554437, 8, 8), (2, 1, 0)),
+        ((2097153, 8, 8, 16), (3, 1, 0, 2)),
+        ((2097153, 16, 4, 16), (0, 3, 2, 1)),
+        ((1048577, 16, 8, 16), (0, 2, 3, 1)),
+    ],
+    ids=str,
+)
+def test_runs_of_several_dimensions_beyond_2_to_31_elements(shape, order):
+    needs_memory(12)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
+    assert x.numel() >= 2**31
+    got, wanted = tritile.permute(x, order), x.permute(order)
+    for i in range(0, len(got), -(-len(got) // 8)):  # in slices, to spare memory
+        part = slice(i, i + -(-len(got) // 8))
+        assert bool((got[part] == wanted[part]).all()), i
+
+
 def test_the_current_stream_is_used():
     raw, source = bits((300, 200), torch.int32)
     x = torch.zeros_like(source)
@@ -256,6 +277,38 @@ def test_any_legal_config_gives_the_answer(config, dtype):
         pytest.skip("not a legal config")
     launch.prepare(call, config)(*call.tensors)
     assert same_bits(out, raw.transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "warps"), [((128, 128, 32), 8), ((64, 32, 1), 4), ((512, 64, 256), 16), ((16, 256, 8), 4)]
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
+def test_packed_configs_give_the_answer(blocks, warps, dtype, offsets):
+    config = tritile.Config.of(
+        warps, 1, "packed", **dict(zip(("BLOCK_M", "BLOCK_N", "GROUP_M"), blocks, strict=True))
+    )
+    x_at, out_at = offsets
+    for shape, order in (((2, 777, 531), (0, 2, 1)), ((33, 5, 77, 41), (3, 1, 2, 0)), ((900, 38), (1, 0))):
+        raw, flat = bits((x_at + math.prod(shape),), dtype)
+        x, wanted = flat[x_at:].view(shape), raw[x_at:].view(*shape, -1).permute(*order, len(shape))
+        room, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
+        before, end = room.clone(), out_at + math.prod(shape)
+        out = buffer[out_at:end].view(wanted.shape[:-1])
+        call = permute_op.described(x, out, order)
+        assert illegal(config, call.problem, current_gpu()) is None
+        launch.prepare(call, config)(*call.tensors)
+        assert same_bits(out, wanted)
+        assert same_bits(buffer[:out_at], before[:out_at])
+        assert same_bits(buffer[end:], before[end:])
+
+
+def test_a_chain_of_permutations_that_start_early():
+    raw, x = bits((512, 513), torch.bfloat16)
+    y = x
+    for _ in range(101):
+        y = tritile.transpose(y)
+    assert same_bits(y, raw.transpose(0, 1))
 
 
 def test_wrong_arguments_raise_our_errors_on_a_first_and_a_later_call():

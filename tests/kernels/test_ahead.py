@@ -1,6 +1,7 @@
 """Kernels compiled ahead of time, for GPUs that are not here: they compile, fit, and use the tensor cores."""
 
 import itertools
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -27,6 +28,7 @@ SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
 RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
 TURN = PermuteProblem.turned(1, 4096, 4096, 2)
 ODD_TURN = PermuteProblem.turned(2, 1001, 1003, 16)
+ODD_BYTES = PermuteProblem.turned(2, 1001, 1003, 1)
 
 
 def tile(m, n, k, warps, stages):
@@ -35,8 +37,8 @@ def tile(m, n, k, warps, stages):
     )
 
 
-def turned(m, n, warps):
-    return Config.of(family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=1, num_warps=warps, num_stages=1)
+def turned(m, n, warps, family="tile"):
+    return Config.of(family=family, BLOCK_M=m, BLOCK_N=n, GROUP_M=1, num_warps=warps, num_stages=1)
 
 
 MATMULS = [
@@ -44,7 +46,12 @@ MATMULS = [
     (SQUARE, tile(64, 128, 64, 4, 2)),
     (RAGGED, tile(32, 64, 32, 4, 3)),
 ]
-TRANSPOSES = [(TURN, turned(64, 64, 4)), (ODD_TURN, turned(16, 32, 4))]
+TRANSPOSES = [
+    (TURN, turned(64, 64, 4)),
+    (ODD_TURN, turned(16, 32, 4)),
+    (TURN, turned(128, 64, 8, "packed")),
+    (ODD_BYTES, turned(64, 128, 8, "packed")),
+]
 CASES = [
     pytest.param(name, problem, config, id=f"{name}-{problem.label}-{config}".replace(" ", "_"))
     for name in NAMES
@@ -70,6 +77,27 @@ def test_permutations_compile_as_they_run(problem):
     """Stand-ins for tensors all have one address, which does not make a call one in place."""
     kernel = ahead.compiled_for(problem, turned(16, 32, 4), target_device("nvidia-h200"))
     assert kernel.name == "permute_tile"
+
+
+WIDE = [
+    ((8, 8, 2**25), (1, 8, 64)),
+    ((16, 8, 2**21, 8), (1, 128, 1024, 16)),
+    ((2**21, 16, 4, 16), (1024, 1, 16, 64)),
+]
+
+
+@pytest.mark.parametrize(("shape", "x_strides"), WIDE, ids=str)
+@pytest.mark.parametrize("family", ["tile", "packed"])
+def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, family):
+    out = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    problem, device = PermuteProblem.of(shape, x_strides, out, 1), target_device("nvidia-h200")
+    assert max(len(run) for run in problem.plane[:2]) > 1
+    assert max(problem.spans) >= 2**31
+    config = turned(64, 64, 4, family)
+    if illegal(config, problem, device) is None:
+        assert ahead.compile_resources(problem, config, device).excess(device) is None
+    else:
+        assert family == "packed"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,7 @@ import pytest
 
 from tritile.errors import InvalidValueError
 from tritile.problem import PermuteProblem, problem_from_dict, problem_to_dict
+from tritile.work import tile as work_tile
 
 
 def strides_of(shape):
@@ -100,3 +101,22 @@ def test_an_output_without_strides_has_a_plane_all_the_same():
 def test_turned_matrices_have_sizes(sizes):
     with pytest.raises(InvalidValueError, match="sizes of 1"):
         PermuteProblem.turned(*sizes, 4)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])
+def test_digits_divide_as_whole_numbers_do(size):
+    ((given, magic, shift),) = work_tile._digits((size, 9))
+    assert given == size
+    assert -(2**31) <= magic < 0
+    near = [
+        index + by for index in range(0, 2**31, max(size, 2**31 // 997 // size * size)) for by in (-1, 0, 1)
+    ]
+    for index in [0, size - 1, size, 2**31 - 1, *near]:
+        if 0 <= index < 2**31:
+            assert (index * (magic + 2**32) >> 32) >> shift == index // size
+
+
+def test_tiles_are_uneven_where_overlap_would_copy_much_twice():
+    assert [work_tile.uneven(extent, 64) for extent in (64, 128, 127, 4097, 63, 65, 143, 600)] == [
+        False, False, False, False, True, True, True, False
+    ]  # fmt: skip

@@ -82,9 +82,9 @@ REASONS = [
     ("shared", tile(k=128, stages=8), SQUARE, HOPPER, "262144 bytes of shared memory, of 232448"),
     ("shared of a small GPU", tile(m=128, n=128, k=64), SQUARE, SMALL, "bytes of shared memory, of 49152"),
     ("shared of AMD", tile(m=128, n=128, k=128), SQUARE, TARGETS["gfx942"], "shared memory, of 65536"),
-    ("idle threads", turned(m=4, n=16), TURN, HOPPER, "64 elements leaves some of 128 threads idle"),
+    ("idle threads", turned(m=4, n=16), TURN, HOPPER, "a tile leaves some of 128 threads idle"),
     ("idle threads of AMD", turned(m=16, n=16, warps=8), TURN, TARGETS["gfx942"], "some of 512 threads"),
-    ("too much for threads", turned(m=512, n=128), TURN, HOPPER, "more than 128 threads hold"),
+    ("too much for threads", turned(m=512, n=128), TURN, HOPPER, "256 registers a thread for its part"),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ COUNTS = {
     "llm": 128,
     "deep": 10,
     "batched": 10,
-    "transpose": 40,
+    "transpose": 45,
     "permute": 42,
     "quick": 8,
 }

@@ -36,7 +36,8 @@ class Plane(NamedTuple):
     """The dimensions of a permutation by what becomes of them; those of m and n innermost first.
 
     Along `n` x is densest, along `m` out is. Either is one dimension, or several that follow each other
-    without a gap in x (n) or in out (m). `batch` are the rest, outermost first.
+    without a gap in x (n) or in out (m); where these are few elements, n goes on with the densest others
+    of x. `batch` are the rest, outermost first.
     """
 
     m: tuple[int, ...]
@@ -122,7 +123,7 @@ class PermuteProblem:
     @functools.cached_property
     def plane(self) -> Plane:
         """Which dimensions make the tiles."""
-        axes = range(len(self.shape))
+        axes = [i for i, size in enumerate(self.shape) if size > 1]
         x, out = self.x_strides, self.out_strides
         dense_x = min(axes, key=lambda i: (x[i] == 0, x[i], -i), default=None)
         if dense_x is None:
@@ -132,11 +133,18 @@ class PermuteProblem:
             return Plane((), (dense_x,), ())
         long = max(32, 256 // self.itemsize)
         both = out[dense_x] == min((step for step in out if step), default=0)  # out is densest there too
-        few = max(long, _TILE // self.shape[rest[0]])
-        n = (dense_x,) if both else _run(dense_x, self.shape, x, rest[1:], few)
+        m = _run(rest[0], self.shape, out, rest[1:], long // 2)  # writes need long runs more than reads do
+        free, rows = [i for i in rest if i not in m], math.prod(self.shape[i] for i in m)
+        n = (dense_x,) if both else _run(dense_x, self.shape, x, free, max(long, _TILE // rows))
         columns = math.prod(self.shape[i] for i in n)
-        free = [i for i in rest if i not in n]
-        m = _run(rest[0], self.shape, out, free, max(long, _TILE // columns))
+        free = [i for i in free if i not in n]
+        m = _run(rest[0], self.shape, out, [*m[1:], *free], max(long, _TILE // columns))
+        size = columns * math.prod(self.shape[i] for i in m)
+        for i in sorted(free, key=lambda i: x[i]):
+            if size >= _TILE:
+                break
+            if i not in m:
+                n, size = (*n, i), size * self.shape[i]
         return Plane(m, n, tuple(i for i in axes if i not in m and i not in n))
 
     @property
@@ -168,6 +176,19 @@ class PermuteProblem:
     def out_layout(self) -> str:
         """The same of out."""
         return self._layout(self.out_strides)
+
+    @property
+    def turns(self) -> bool:
+        """Whether out is denser along m than along n: x and out then differ in the order of a tile."""
+        m, n, _ = self.plane
+        return bool(m) and self.out_strides[m[0]] < self.out_strides[n[0]]
+
+    @functools.cached_property
+    def n_digits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of x along n, innermost first: one of each where n has no gap in x."""
+        dims = self.plane.n[::-1]
+        sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
+        return (sizes[::-1] or (1,), strides[::-1] or (0,))
 
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
         """How many elements of a tile lie side by side in x, and in out."""

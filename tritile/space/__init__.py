@@ -10,15 +10,15 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
 from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.space import descriptor, tile, warpgroups
+from tritile.space import descriptor, packed, tile, warpgroups
 
 FAMILIES: Final = {
     "matmul": (tile.NAME, descriptor.NAME, warpgroups.NAME),
-    "permute": (tile.NAME,),
+    "permute": (tile.NAME, packed.NAME),
 }
 ALL_CONFIGS: Final[dict[str, dict[str, tuple[Config, ...]]]] = {
     "matmul": {module.NAME: module.CONFIGS["matmul"] for module in (tile, descriptor, warpgroups)},
-    "permute": {tile.NAME: tile.CONFIGS["permute"]},
+    "permute": {module.NAME: module.CONFIGS["permute"] for module in (tile, packed)},
 }
 
 
@@ -35,6 +35,8 @@ def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Dev
             return descriptor.illegal(config, problem, device)
         if config.family == warpgroups.NAME:
             return warpgroups.illegal(config, problem, device)
+    elif config.family == packed.NAME:
+        return packed.illegal(config, problem, device)
     return tile.illegal(config, problem, device)
 
 

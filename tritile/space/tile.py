@@ -16,6 +16,7 @@ PARAMETERS: Final = {
 }
 _MAX_BLOCK: Final = {"matmul": 256, "permute": 4096}
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
+MAX_MOVED_WORDS: Final = 64  # the same of a tile that is only moved, each with an address of its own
 _REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
 MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is unrolled whole, and summed in plain fp32
@@ -88,13 +89,30 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
     return None
 
 
+def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
+    """Bytes that a thread reads, and writes, at once."""
+    read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
+    wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
+    if config.family != NAME:  # packed: by elements and words
+        wide = problem.itemsize, 4
+    return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
+
+
+def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
+    """32-bit registers of each thread that hold its part of a tile: at least one for what is read alone."""
+    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
+    narrow = min(vectors(config, problem)) < 4 and config.family == NAME
+    return float(elements * (max(4, problem.itemsize) if narrow else problem.itemsize) / 4)
+
+
 def _illegal_permute(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    tile = config["BLOCK_M"] * config["BLOCK_N"]
-    threads = config.num_warps * device.warp_size
-    if tile * problem.itemsize > 4 * MAX_REGISTER_WORDS * threads:
-        return f"a tile of {tile} elements is more than {threads} threads hold"
-    if tile < threads:
-        return f"a tile of {tile} elements leaves some of {threads} threads idle"
+    words, threads = held_words(config, problem, device), config.num_warps * device.warp_size
+    if words > MAX_MOVED_WORDS:
+        return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
+    if config["BLOCK_M"] * config["BLOCK_N"] < threads:
+        return f"a tile leaves some of {threads} threads idle"
+    if config["GROUP_M"] * -(-problem.n // config["BLOCK_N"]) >= 2**31:
+        return f"a band of {config['GROUP_M']} rows of tiles has more than 32 bits can count"
     return None
 
 
@@ -122,7 +140,7 @@ def _matmul_configs() -> Iterator[Config]:
 
 def _permute_configs() -> Iterator[Config]:
     sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    for m, n, warps, group in itertools.product(sides, sides, (4, 8), (1, 8, 32)):
+    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
         if 512 <= m * n <= 65536:
             yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 

@@ -18,4 +18,4 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
             return tma.descriptor_work(call, config, processors, early)
         if config.family == warpgroups.NAME:
             return tma.warpgroups_work(call, config, processors, early)
-    return tile.work(call, config)
+    return tile.work(call, config, early)

@@ -1,18 +1,16 @@
-"""A formula that predicts a config's time, for ordering a search and for choosing with no measurement.
+"""Formulas that predict the time of a product with a config, in microseconds.
 
-The matmul formula follows one multiprocessor: the tiles that fall to it, in rounds of as many as fit
-at once; in each round the K loop runs at the pace of its slowest part (tensor cores, shared memory,
-the L2 cache, the load instructions, or the latency that too few stages leave uncovered). It answers
-in microseconds; only the order of its answers matters.
+They follow one multiprocessor: the tiles that fall to it, in rounds of as many as fit at once; in each
+round the K loop runs at the pace of its slowest part (tensor cores, shared memory, the L2 cache, the load
+instructions, or the latency that too few stages leave uncovered).
 """
 
-import itertools
 from dataclasses import dataclass
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
-from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
+from tritile.problem import ITEMSIZE, MatmulProblem
+from tritile.space import descriptor, warpgroups
 from tritile.space.tile import (
     accumulator_words,
     loads_per_thread,
@@ -215,77 +213,3 @@ def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit =
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
     # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.
     return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + _LAUNCH_US
-
-
-def permute_us(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """Predicted microseconds of `config` on `problem`: bytes over bandwidth, less what tiles waste."""
-    m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
-    read, written = (run * size for run in problem.runs(m, n))
-    tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
-    tiles = tiles_m * tiles_n * problem.batch
-    used = (problem.m * problem.n) / (tiles_m * m * tiles_n * n)
-    per_thread = m * n * size / (config.num_warps * device.warp_size)
-    efficiency = 1.0
-    for run, align in ((read, problem.x_align), (written, problem.out_align)):
-        efficiency *= min(1.0, (run / 128) ** 0.7) / (1.0 + (0.0 if align >= 16 else 40.0 / run))
-    efficiency *= min(1.0, written / 512) ** 0.15  # long writes are worth more than long reads
-    enough = 256 if size < 16 else 64  # bytes a thread that hide latency; more only take registers
-    efficiency *= min(1.0, per_thread / min(64, enough)) ** 0.5 * min(1.0, enough / per_thread) ** 0.3
-    accesses = per_thread / max(size, min(problem.x_align, problem.out_align, 16))
-    efficiency *= min(1.0, 64 / accesses)
-    rounds = tiles / (device.processors * max(1.0, min(16.0, 2048 / (config.num_warps * 32))))
-    efficiency *= max(rounds, 0.05) / -(-max(rounds, 0.05) // 1) if rounds < 4 else 1.0
-    efficiency *= 1.0 + 0.01 * (config["GROUP_M"] == 32)
-    return problem.bytes / (device.memory_gbps * 1e3 * max(efficiency * used, 1e-4)) + _LAUNCH_US
-
-
-def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> float:
-    """Predicted microseconds of a legal config on a problem."""
-    if isinstance(problem, PermuteProblem):
-        return permute_us(config, problem, device)
-    if config.family in (descriptor.NAME, warpgroups.NAME):
-        return tma_us(config, problem, device)
-    return matmul_us(config, problem, device)
-
-
-def ranked(
-    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
-) -> list[Config]:
-    """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
-    configs = legal_configs(problem, device, family)
-    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
-
-
-def pick(problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
-    """The config predicted to be fastest."""
-    return ranked(problem, device)[0]
-
-
-def _varied(configs: list[Config], count: int) -> list[Config]:
-    """`count` of these, in their order, yet no tile shape a third time before others had a turn.
-
-    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles.
-    """
-    rounds: dict[int, list[Config]] = {}
-    seen: dict[tuple[int, int], int] = {}
-    for config in configs[: 40 * count]:
-        tile = (config["BLOCK_M"], config["BLOCK_N"])
-        seen[tile] = seen.get(tile, 0) + 1
-        rounds.setdefault((seen[tile] - 1) // 2, []).append(config)
-    return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
-
-
-def families(problem: MatmulProblem | PermuteProblem, device: Device) -> list[str]:
-    """The families that have a legal config for the problem."""
-    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
-    return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
-
-
-def screened(problem: MatmulProblem | PermuteProblem, device: Device, count: int) -> list[Config]:
-    """The `count` configs to try first: each family's likeliest in turn, over varied tiles."""
-    lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
-    if not lists:
-        legal_configs(problem, device)  # raises, with the reason
-    lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
-    turns = itertools.zip_longest(*lists)
-    return [config for turn in turns for config in turn if config is not None][:count]

@@ -1,0 +1,65 @@
+"""Formulas that predict a config's time, for ordering a search and for choosing with no measurement.
+
+Each operation has its own, in microseconds; only the order of the answers matters.
+"""
+
+import itertools
+
+from tritile.config import Config
+from tritile.device import Device
+from tritile.model.matmul import matmul_us, tma_us
+from tritile.model.permute import permute_us
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
+
+
+def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> float:
+    """Predicted microseconds of a legal config on a problem."""
+    if isinstance(problem, PermuteProblem):
+        return permute_us(config, problem, device)
+    if config.family in (descriptor.NAME, warpgroups.NAME):
+        return tma_us(config, problem, device)
+    return matmul_us(config, problem, device)
+
+
+def ranked(
+    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
+) -> list[Config]:
+    """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
+    configs = legal_configs(problem, device, family)
+    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+
+
+def pick(problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+    """The config predicted to be fastest."""
+    return ranked(problem, device)[0]
+
+
+def _varied(configs: list[Config], count: int) -> list[Config]:
+    """`count` of these, in their order, yet no tile shape a third time before others had a turn.
+
+    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles.
+    """
+    rounds: dict[int, list[Config]] = {}
+    seen: dict[tuple[int, int], int] = {}
+    for config in configs[: 40 * count]:
+        tile = (config["BLOCK_M"], config["BLOCK_N"])
+        seen[tile] = seen.get(tile, 0) + 1
+        rounds.setdefault((seen[tile] - 1) // 2, []).append(config)
+    return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
+
+
+def families(problem: MatmulProblem | PermuteProblem, device: Device) -> list[str]:
+    """The families that have a legal config for the problem."""
+    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
+    return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
+
+
+def screened(problem: MatmulProblem | PermuteProblem, device: Device, count: int) -> list[Config]:
+    """The `count` configs to try first: each family's likeliest in turn, over varied tiles."""
+    lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
+    if not lists:
+        legal_configs(problem, device)  # raises, with the reason
+    lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
+    turns = itertools.zip_longest(*lists)
+    return [config for turn in turns for config in turn if config is not None][:count]

@@ -1,0 +1,42 @@
+"""The configs of the packed kernel: permutations of 1- and 2-byte elements by words of 4 bytes."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from tritile.config import Config
+from tritile.device import Device
+from tritile.problem import PermuteProblem
+from tritile.space import tile
+
+NAME: Final = "packed"
+WORD: Final = 4  # bytes
+
+
+def whole_rows(problem: PermuteProblem) -> int:
+    """Rows of which every column has whole words, wherever its first one starts."""
+    return problem.m - (WORD // problem.itemsize - 1)
+
+
+def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+    """Why `config` may not run `problem` on `device`, or None where it may."""
+    if problem.itemsize > 2:
+        return f"elements of {problem.itemsize} bytes are not packed"
+    if (problem.x_layout, problem.out_layout) != ("row", "column"):
+        return "x and out are not contiguous along two dimensions"
+    if whole_rows(problem) * problem.itemsize < WORD:
+        return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
+    reason = tile.illegal(config, problem, device)
+    if reason is None and min(config["BLOCK_M"], config["BLOCK_N"]) * problem.itemsize < WORD:
+        return f"a side of the tile is less than a word of {WORD} bytes"
+    return reason
+
+
+def _configs() -> Iterator[Config]:
+    sides = (4, 16, 32, 64, 128, 256, 512)
+    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
+        if 2048 <= m * n <= 65536 and m * n // (32 * warps) >= 16:
+            yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+
+
+CONFIGS: Final = {"permute": tuple(_configs())}
