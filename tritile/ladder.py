@@ -93,7 +93,7 @@ def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     return kernel is not None and shipped.counts(problem.op, kernel.family, kernel.digest)
 
 
-def _near(problem: Tiled, device: Device) -> Plan | None:
+def near(problem: Tiled, device: Device) -> Plan | None:
     """The config of the nearest tuned problem of the same class, if near enough and legal here."""
     kernels = KERNELS[problem.op].values()
     known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
@@ -148,7 +148,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    return (None if mode == "off" else _near(problem, device)) or predicted(problem, device)
+    return (None if mode == "off" else near(problem, device)) or predicted(problem, device)
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:

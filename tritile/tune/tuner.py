@@ -26,10 +26,11 @@ from tritile.tune.worker import COMPILE_LIMIT_S, CompilePool, Refusals
 
 Tiled = MatmulProblem | PermuteProblem
 OPENING = 24  # configs screened before any neighbour of the best
-REFINED = 8  # neighbours screened in each round
-ROUNDS = 2
+REFINED = 8  # neighbours of each leader screened in a round
+ROUNDS = 4
 FINALISTS = 3
 PROBLEM_S = 15.0  # after this, a problem that has its finalists is screened no further
+_NEAR = 1.3  # times as slow as the fastest, up to which another family's best is refined too
 _LOOKAHEAD = 6  # problems whose configs compile while another is measured
 
 
@@ -113,6 +114,16 @@ class _Session:
         good = [(t.us, config.key, config) for config, t in self.trials.items() if t.us and not t.failure]
         return [config for _, _, config in sorted(good, key=lambda item: item[:2])]
 
+    def leaders(self) -> list[Config]:
+        """The two fastest, and of every other family the fastest that is not far behind them."""
+        ranked = self.ranked()
+        found = ranked[:2]
+        for config in ranked[2:]:
+            near = (self.trials[config].us or 0.0) < _NEAR * (self.trials[ranked[0]].us or 0.0)
+            if near and all(config.family != leader.family for leader in found):
+                found.append(config)
+        return found
+
     def finish(self) -> Trial | None:
         """Time the finalists side by side, then return the fastest whose answer is right."""
         finalists = [config for config in self.ranked()[:FINALISTS] if config in self.graphs]
@@ -158,8 +169,8 @@ class _Ahead:
 
 def _ahead(problem: Tiled, device: Device, pool: CompilePool, force: bool) -> _Ahead:
     earlier = [] if force else ladder.trials(problem, device)
-    shipped = ladder.tabled(problem, device)
-    known = [shipped.config] if shipped is not None else []
+    plans = ladder.tabled(problem, device), ladder.near(problem, device)
+    known = [plan.config for plan in plans if plan is not None]
     configs = search.opening(problem, device, OPENING, earlier, known)
     return _Ahead(problem, configs, pool.warm(problem, configs, device))
 
@@ -170,12 +181,17 @@ def _tune_problem(begun: _Ahead, device: Device, pool: CompilePool) -> Tuned:
     session = _Session(problem, device)
     session.screen(begun.opening, begun.compiles)
     for _ in range(ROUNDS):
-        best = session.ranked()[:2]
-        steps = search.refinement(best, session.trials, problem, device, REFINED)
+        best = session.leaders()
+        steps = [
+            step
+            for config in best
+            for step in search.refinement([config], session.trials, problem, device, REFINED)
+        ]
         if not steps or session.late():
             break
+        steps = list(dict.fromkeys(steps))
         session.screen(steps, pool.warm(problem, steps, device))
-        if session.ranked()[:1] == best[:1]:
+        if session.leaders() == best:
             break
     winner = session.finish()
     failures = [trial.failure for trial in session.trials.values() if trial.failure]
