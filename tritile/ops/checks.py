@@ -52,10 +52,16 @@ def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tens
         raise DeviceError(f"{op}: {name} is on {other.device}: wanted {first.device}, as the first operand")
 
 
-def _interval(tensor: torch.Tensor) -> tuple[int, int]:
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
     span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (span + 1) * tensor.element_size()
+    return int((span + 1) * tensor.element_size())
+
+
+def entangled(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
+    """Whether tensors of one device, that reach so far, lie in one another's range: else they are apart."""
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    return a_start < b_start + b_reach and b_start < a_start + a_reach
 
 
 class _Memory:
@@ -77,10 +83,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     Exact, by numpy.shares_memory, unless that takes over 100,000 steps: then taken to overlap.
     """
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
-        return False
-    (a_start, a_end), (b_start, b_end) = _interval(a), _interval(b)
-    if a_end <= b_start or b_end <= a_start:
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not entangled(a, reach(a), b, reach(b)):
         return False
     work: Any = _MAX_OVERLAP_WORK
     try:

@@ -11,11 +11,14 @@ from tritile.ops.checks import (
     check_out,
     check_same_device,
     check_tensor,
+    entangled,
     name_of,
+    reach,
 )
 from tritile.ops.run import (
     PLAIN,
     differentiating_forward,
+    fresh,
     interpret,
     lasting,
     new_memo,
@@ -48,6 +51,7 @@ class _Prepared(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    reaches: tuple[int, int, int]  # of a, b and out
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
@@ -242,9 +246,11 @@ def matmul(
             return _first(a, b, out, out_dtype, precision, None)
         if hit is not None:
             if out is None:
-                out = torch.empty_strided(hit.shape, hit.strides, dtype=hit.dtype, device=hit.device)
+                out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
             else:
-                check_no_overlap("matmul", out, a, b)
+                of_a, of_b, of_out = hit.reaches
+                if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
+                    check_no_overlap("matmul", out, a, b)
                 written(out)
             if hit.swapped:
                 hit.launch(b, a, out)
@@ -288,5 +294,6 @@ def _first(
     if given:
         written(out)
     if key is not None and dense_a is a and dense_b is b and lasting():
-        _memo[key] = _Prepared(launch, call.swapped, tuple(out.shape), out.stride(), out.dtype, out.device)
+        sizes, reaches = (tuple(out.shape), out.stride()), (reach(a), reach(b), reach(out))
+        _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
     return out

@@ -7,10 +7,11 @@ import torch
 
 from tritile.errors import ShapeError
 from tritile.launch import Launch
-from tritile.ops.checks import check_no_overlap, check_out, check_tensor, same_place
+from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
 from tritile.ops.run import (
     PLAIN,
     differentiating_forward,
+    fresh,
     interpret,
     lasting,
     new_memo,
@@ -32,6 +33,7 @@ class _Prepared(NamedTuple):
     strides: tuple[int, ...]
     device: torch.device
     in_place: bool
+    reaches: tuple[int, int]  # of x and out
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
@@ -203,9 +205,9 @@ def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
 def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """A call that was met before."""
     if out is None:
-        out = torch.empty_strided(hit.shape, hit.strides, dtype=x.dtype, device=hit.device)
+        out = fresh(hit.shape, hit.strides, x.dtype, hit.device)
     else:
-        if not hit.in_place:
+        if not hit.in_place and entangled(x, hit.reaches[0], out, hit.reaches[1]):
             check_no_overlap(op, out, x)
         written(out)
     hit.launch(x, out)  # it asks tensors for nothing but their addresses
@@ -247,5 +249,6 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     if given:
         written(out)
     if key is not None and dense is x and lasting() and type(launch) is Launch:
-        _memo[key] = _Prepared(launch, tuple(out.shape), out.stride(), out.device, _here(x, out))
+        reaches = reach(x), reach(out)
+        _memo[key] = _Prepared(launch, tuple(out.shape), out.stride(), out.device, _here(x, out), reaches)
     return out

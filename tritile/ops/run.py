@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import triton
+from torch._C import _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 
 from tritile import device as devices
@@ -52,6 +53,23 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
         tensor.is_neg(),
         tensor.requires_grad,
     )
+
+
+# The allocation alone, without torch's dispatch of it: what its own compiled code calls.
+_allocate = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+
+def fresh(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """An output of these sizes on a GPU, its elements not yet written."""
+    if (
+        _allocate is not None
+        and device.index == torch._C._cuda_getDevice()
+        and _len_torch_dispatch_stack() == 0
+    ):
+        return _allocate(shape, strides, dtype)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def interpret(call: Call) -> None:
