@@ -5,11 +5,13 @@ import warnings
 import pytest
 
 from tritile import model, table
+from tritile.config import Config
 from tritile.device import target_device
 from tritile.launch import digests
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal
-from tritile.tune import search
+from tritile.trial import Trial
+from tritile.tune import search, tuner
 
 H200 = target_device("nvidia-h200")
 PROBLEMS = [
@@ -82,3 +84,20 @@ def test_the_shipped_table_is_whole_and_legal():
     used = {table.kernel_name(entry.problem.op, entry.config.family) for entry in shipped.entries}
     assert used <= set(shipped.kernels)
     assert shipped.kernels.items() <= digests().items()
+
+
+def test_the_best_of_a_family_that_is_not_far_behind_is_refined_too():
+    problem = PermuteProblem.turned(1, 4095, 4097, 1)
+
+    def leaders(times):
+        session = object.__new__(tuner._Session)
+        session.trials = {config: Trial(problem, config, us) for config, us in times.items()}
+        return session.leaders()
+
+    tiles = [Config.of(4, 1, "tile", BLOCK_M=64, BLOCK_N=n, GROUP_M=1) for n in (16, 32, 64)]
+    packed = [Config.of(4, 1, "packed", BLOCK_M=64, BLOCK_N=n, GROUP_M=1) for n in (32, 64)]
+    near = dict(zip([*tiles, *packed], (10.0, 11.0, 12.0, 12.5, 12.4), strict=True))
+    assert leaders(near) == [tiles[0], tiles[1], packed[1]]
+    assert leaders(near | {packed[1]: 14.0, packed[0]: 15.0}) == tiles[:2]
+    assert leaders({packed[0]: 1.0}) == [packed[0]]
+    assert leaders({packed[0]: None}) == []
