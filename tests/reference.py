@@ -25,6 +25,8 @@ _NAMES = (
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
 )  # fmt: skip
 DTYPES = [getattr(torch, name) for name in _NAMES if hasattr(torch, name)]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}  # of each half, its last
 DEFAULT_OUT = {torch.int8: torch.int32} | dict.fromkeys(FP8, torch.bfloat16)
 
 

@@ -10,8 +10,10 @@ import torch
 
 import tritile
 from tests.reference import (
+    COMPLEX,
     DTYPES,
     LAYOUTS,
+    SIGN_BYTES,
     frame,
     guard_intact,
     name,
@@ -28,8 +30,6 @@ from tritile.ops import permute as permute_op
 from tritile.space import illegal
 
 pytestmark = pytest.mark.gpu
-COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
-SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
 SIZED = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128]  # 1 to 16 bytes
 
 

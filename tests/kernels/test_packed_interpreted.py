@@ -13,6 +13,7 @@ from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.ops import permute as permute_op
 from tritile.space import illegal
+from tritile.work import tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]
@@ -85,9 +86,7 @@ def test_runs_of_several_dimensions(order, dtype):
 
 
 def test_64_bit_indices(monkeypatch):
-    from tritile.work import tile
-
-    monkeypatch.setattr(tile, "_WIDE", 0)
+    monkeypatch.setattr(tile, "WIDE_FROM", 0)
     for dtype in (torch.uint8, torch.float16):
         raw, x = random_bits((3, 45, 37), dtype)
         assert check(x, raw, [0, 2, 1], packed(16, 16))

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import tritile
 from tests.reference import (
+    COMPLEX,
     DTYPES,
     LAYOUTS,
+    SIGN_BYTES,
     bytes_of,
     frame,
     guard_intact,
@@ -32,8 +34,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
-COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
-SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarni
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):
-    monkeypatch.setattr(tile, "_WIDE", 0)
+    monkeypatch.setattr(tile, "WIDE_FROM", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8], ids=str)
@@ -32,11 +32,11 @@ def test_transpositions(dtype):
 
 def test_sizes_near_the_end_of_32_bits_are_wide(monkeypatch):
     monkeypatch.undo()
-    limit = tile._WIDE
+    limit = tile.WIDE_FROM
     assert limit + 2**12 < 2**31
     for m, k, wide in ((limit, 1, True), (limit - 1, 1, False), (1, limit, True)):
         a = torch.empty((), dtype=torch.int8).expand(m, k)
         call = tritile.ops.matmul.described(
             a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee"
         )
-        assert tile._matmul_args(call)["WIDE"] is wide
+        assert tile._args(call)["WIDE"] is wide

@@ -25,7 +25,7 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     pieces = launch._pieces(_product(*batch), TINY)
     for piece in pieces:
         (step,) = work_of(piece, TINY, 132, True).steps
-        assert step.grid == tile.work(piece, TINY, False).steps[0].grid
+        assert step.grid == tile.work(piece, TINY).steps[0].grid
         assert 0 < prod(step.grid) < 2**31
     assert sum(prod(piece.batch_shape) for piece in pieces) == prod(batch)
     start = 0

@@ -8,7 +8,8 @@ import pytest
 
 from tritile.errors import InvalidValueError
 from tritile.problem import PermuteProblem, problem_from_dict, problem_to_dict
-from tritile.work import tile as work_tile
+from tritile.space.tile import uneven
+from tritile.work import permute as work
 
 
 def strides_of(shape):
@@ -105,7 +106,7 @@ def test_turned_matrices_have_sizes(sizes):
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_digits_divide_as_whole_numbers_do(size):
-    ((given, magic, shift),) = work_tile._digits((size, 9))
+    ((given, magic, shift),) = work._digits((size, 9))
     assert given == size
     assert -(2**31) <= magic < 0
     near = [
@@ -117,6 +118,6 @@ def test_digits_divide_as_whole_numbers_do(size):
 
 
 def test_tiles_are_uneven_where_overlap_would_copy_much_twice():
-    assert [work_tile.uneven(extent, 64) for extent in (64, 128, 127, 4097, 63, 65, 143, 600)] == [
+    assert [uneven(extent, 64) for extent in (64, 128, 127, 4097, 63, 65, 143, 600)] == [
         False, False, False, False, True, True, True, False
     ]  # fmt: skip

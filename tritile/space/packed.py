@@ -18,6 +18,17 @@ def whole_rows(problem: PermuteProblem) -> int:
     return problem.m - (WORD // problem.itemsize - 1)
 
 
+def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
+    """Bytes that a thread reads, and writes, at once: an element and a word."""
+    return problem.itemsize, WORD
+
+
+def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
+    """32-bit registers of each thread that hold its part of a tile."""
+    tile_bytes = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
+    return tile_bytes / (config.num_warps * device.warp_size * WORD)
+
+
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
     if problem.itemsize > 2:
@@ -26,10 +37,12 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
         return "x and out are not contiguous along two dimensions"
     if whole_rows(problem) * problem.itemsize < WORD:
         return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
-    reason = tile.illegal(config, problem, device)
-    if reason is None and min(config["BLOCK_M"], config["BLOCK_N"]) * problem.itemsize < WORD:
+    reason = tile.launch_fault(config, problem, device)
+    if reason is not None:
+        return reason
+    if min(config["BLOCK_M"], config["BLOCK_N"]) * problem.itemsize < WORD:
         return f"a side of the tile is less than a word of {WORD} bytes"
-    return reason
+    return tile.moved_fault(config, problem, device, held_words(config, problem, device))
 
 
 def _configs() -> Iterator[Config]:

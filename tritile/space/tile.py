@@ -89,24 +89,41 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
     return None
 
 
+def uneven(extent: int, block: int) -> bool:
+    """Whether tiles of `block` that overlap to cover `extent` would copy more than an eighth of it twice."""
+    return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
+
+
 def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Bytes that a thread reads, and writes, at once."""
+    """Bytes that a thread reads, and writes, at once: as many as alignment and runs allow, up to 16."""
     read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
     wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
-    if config.family != NAME:  # packed: by elements and words
-        wide = problem.itemsize, 4
     return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
 
 
 def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
     """32-bit registers of each thread that hold its part of a tile: at least one for what is read alone."""
     elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
-    narrow = min(vectors(config, problem)) < 4 and config.family == NAME
-    return float(elements * (max(4, problem.itemsize) if narrow else problem.itemsize) / 4)
+    alone = min(vectors(config, problem)) < 4
+    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
-def _illegal_permute(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    words, threads = held_words(config, problem, device), config.num_warps * device.warp_size
+def launch_fault(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> str | None:
+    """What is wrong with a config's blocks, warps, stages or shared memory."""
+    reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
+    if reason is not None:
+        return reason
+    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
+        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
+    shared = shared_bytes(config, problem, device)
+    if shared > device.shared_memory:
+        return f"{shared} bytes of shared memory, of {device.shared_memory}"
+    return None
+
+
+def moved_fault(config: Config, problem: PermuteProblem, device: Device, words: float) -> str | None:
+    """Why threads that hold so many 32-bit words each may not move tiles of a permutation."""
+    threads = config.num_warps * device.warp_size
     if words > MAX_MOVED_WORDS:
         return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
     if config["BLOCK_M"] * config["BLOCK_N"] < threads:
@@ -118,17 +135,12 @@ def _illegal_permute(config: Config, problem: PermuteProblem, device: Device) ->
 
 def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
-    reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
+    reason = launch_fault(config, problem, device)
     if reason is not None:
         return reason
-    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
-        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
-    shared = shared_bytes(config, problem, device)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
     if isinstance(problem, MatmulProblem):
         return _illegal_matmul(config, problem, device)
-    return _illegal_permute(config, problem, device)
+    return moved_fault(config, problem, device, held_words(config, problem, device))
 
 
 def _matmul_configs() -> Iterator[Config]:

@@ -1,9 +1,9 @@
-"""What a call with a config launches. Each family of kernels has its module here."""
+"""What a call with a config launches: products by tiles or by TMA, and permutations."""
 
 from tritile.config import Config
 from tritile.space import descriptor, warpgroups
 from tritile.views import Call, MatmulCall
-from tritile.work import tile, tma
+from tritile.work import permute, tile, tma
 from tritile.work.values import Work
 
 
@@ -18,4 +18,5 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
             return tma.descriptor_work(call, config, processors, early)
         if config.family == warpgroups.NAME:
             return tma.warpgroups_work(call, config, processors, early)
-    return tile.work(call, config, early)
+        return tile.work(call, config)
+    return permute.work(call, config, early)
