@@ -26,7 +26,8 @@ _NAMES = (
 )  # fmt: skip
 DTYPES = [getattr(torch, name) for name in _NAMES if hasattr(torch, name)]
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
-SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}  # of each half, its last
+# Bytes of each part of a complex number, the last of which holds its sign.
+SIGN_BYTES = {torch.complex32: 2, torch.complex64: 4, torch.complex128: 8}
 DEFAULT_OUT = {torch.int8: torch.int32} | dict.fromkeys(FP8, torch.bfloat16)
 
 
