@@ -146,7 +146,7 @@ def test_the_rule_catches(where, source):
         ("launch.py", "from tritile.native import NativeLaunch\nfrom tritile.table import kernel_name"),
         ("ops/new.py", "from tritile.ops.checks import overlap"),
         ("tune/new.py", "from tritile import ladder, launch"),
-        ("cli.py", "import tritile"),
+        ("cli/tune.py", "import tritile"),
         ("kernels/new.py", "from .tiles import multiple\nimport triton.language as tl"),
     ],
 )

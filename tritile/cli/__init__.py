@@ -1,0 +1,18 @@
+"""The command line: a module for each group of commands."""
+
+import sys
+
+from tritile.cli import bench, doctor, remembered, tune
+from tritile.cli.app import SUITES, app, console
+from tritile.errors import TritileError
+
+__all__ = ["SUITES", "app", "bench", "console", "doctor", "main", "remembered", "tune"]
+
+
+def main() -> None:
+    """Run the command line. An error of ours, or of a file, is one line on standard error, and status 2."""
+    try:
+        app()
+    except (TritileError, OSError) as error:
+        print(f"tritile: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,103 @@
+"""What the commands share: the app, options, the console, progress and stopping."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from tritile import device as devices
+from tritile.device import Device
+from tritile.errors import InvalidValueError
+from tritile.tune import suites
+
+TUNING = Path(__file__).parents[2] / "tuning"
+SUITES, RESULTS = TUNING / "suites", TUNING / "results"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Tune and measure kernels, and look after what is remembered.",
+    pretty_exceptions_enable=False,
+)
+console = Console(markup=False)  # brackets in data are no markup
+
+Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
+Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
+Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
+Op = Annotated[str, typer.Option(help="Of explicit shapes: matmul or permute (rows x columns).")]
+Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
+Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"A GPU that need not be here: {', '.join(devices.TARGETS)}. Predicts and compiles."),
+]
+
+
+def cases_of(
+    shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str
+) -> list[suites.Case]:
+    """The cases of explicit shapes and of suites; of neither, those of the suite "quick"."""
+    given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
+    wanted = names or ([] if given else ["quick"])
+    if wanted and not folder.is_dir():
+        raise InvalidValueError(
+            f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
+        )
+    return given + suites.find(wanted, folder)
+
+
+def progress() -> Progress:
+    """A bar of how many are done, of how many, and how long; only on a terminal."""
+    columns = (
+        TextColumn("{task.description}", justify="left", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def say(text: str) -> None:
+    """What went wrong without ending a command. A bar that is shown meanwhile stays below it."""
+    console.print(text, style="red", highlight=False)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks to stop after the problem in hand; a second one stops at once. Nothing is lost."""
+    stopping = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+        console.print("stopping after this problem; Ctrl-C again to stop now")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: not stopping
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def device_of(target: str | None) -> Device:
+    """The GPU that is named, else the one that is here. Raises InvalidValueError where there is none."""
+    device = devices.target_device(target) if target else devices.current_gpu()
+    if device is None:
+        raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")
+    return device

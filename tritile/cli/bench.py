@@ -1,0 +1,76 @@
+"""tritile bench: tritile beside its peers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tritile import device as devices
+from tritile.cli.app import (
+    RESULTS,
+    SUITES,
+    Directory,
+    Dtype,
+    Layout,
+    Op,
+    Shapes,
+    Suite,
+    app,
+    cases_of,
+    console,
+    progress,
+    say,
+)
+from tritile.errors import InvalidValueError
+from tritile.report import console as printing
+from tritile.report import peers
+from tritile.report import run as benchmark
+from tritile.report.environment import environment
+
+
+@app.command()
+def bench(
+    shapes: Shapes = None,
+    suite: Suite = None,
+    suites_dir: Directory = SUITES,
+    op: Op = "matmul",
+    dtype: Dtype = "bfloat16",
+    layout: Layout = "NN",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Besides torch: {', '.join(peers.PEERS)}; may be repeated. Takes seconds a product."
+        ),
+    ] = None,
+    only: Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')] = "",
+    results: Annotated[
+        Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Measure nothing: show results (of files or folders named) beside targets.")
+    ] = False,
+) -> None:
+    """Time tritile against torch and other peers, side by side, with the configs that calls would use."""
+    if compare:
+        places = [Path(text) for text in shapes or []] or [results or RESULTS]
+        printing.print_targets(benchmark.stored(places, say))
+        return
+    here = devices.current_gpu()
+    if here is None:
+        raise InvalidValueError("there is no GPU here to measure")
+    names, env = peers.check_names(peer or []), environment(here)
+    cases = [c for c in cases_of(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
+    if not cases:
+        raise InvalidValueError(f"--only {only!r}: no case has that in its name")
+    with progress() as bar:
+        task = bar.add_task("measuring", total=len(cases))
+        lines, failed = benchmark.run_cases(
+            cases, names, env, results, say, lambda label: bar.update(task, advance=1, description=label)
+        )
+    if not quiet:
+        printing.print_results(lines, console)
+    printing.print_summary(lines, console)
+    printing.print_host(benchmark.run_host(env, results), console)
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,20 @@
+"""tritile doctor: what is here, and what is missing."""
+
+import typer
+from rich.table import Table as RichTable
+
+from tritile.cli.app import app, console
+from tritile.report import doctor as diagnosis
+from tritile.settings import cache_dir
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, GPU, driver, cache, whether a kernel runs, and what to do about what is missing."""
+    findings = diagnosis.examine(cache_dir())
+    grid = RichTable("what", "found", "to do", show_lines=False)
+    for finding in findings:
+        grid.add_row(finding.name, finding.found, finding.advice, style=None if finding.good else "red")
+    console.print(grid)
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)

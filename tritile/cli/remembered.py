@@ -1,0 +1,86 @@
+"""tritile show, export, merge: what is remembered."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as RichTable
+
+from tritile import launch, table
+from tritile.cli.app import Target, app, console, device_of
+from tritile.device import Device
+from tritile.errors import InvalidValueError
+from tritile.problem import problem_key
+from tritile.store import store_of
+from tritile.trial import Trial
+
+
+@app.command()
+def show(
+    target: Target = None,
+    trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
+) -> None:
+    """What is remembered of this GPU (or of --target) and counts today: the best config of each problem."""
+    device = device_of(target)
+    names = ("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
+    grid = RichTable(*names)
+    rows = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
+    if not trials:
+        best: dict[str, Trial] = {}
+        for trial in sorted(rows, key=lambda t: (t.failure is not None, t.error is None, t.us or 0)):
+            best.setdefault(problem_key(trial.problem), trial)
+        rows = list(best.values())
+    for trial in rows:
+        numbers = (trial.spread, trial.registers, trial.spills, trial.shared, trial.error)
+        shown = ("" if v is None else f"{v:.2g}" if isinstance(v, float) else str(v) for v in numbers)
+        us = f"{trial.us:.1f}" if trial.us else (trial.failure or "")
+        grid.add_row(trial.problem.label, us, *shown, str(trial.config), trial.measured_utc)
+    console.print(grid)
+    console.print(f"{len(rows)} rows from {store_of(device).path}")
+
+
+def _current(facts: dict[str, Any], trial: Trial, device: Device) -> bool:
+    """Whether a trial counts today: of this GPU, these versions and, for our own kernels, this source."""
+    own = launch.KERNELS.get(trial.problem.op, {}).get(trial.config.family)
+    same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
+    return same and (own is None or facts["kernel"] == own.digest)
+
+
+@app.command()
+def export(
+    output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
+    target: Target = None,
+    replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
+) -> None:
+    """Write the best remembered configs of this GPU as a table that can be shipped.
+
+    A table that lies there already keeps its entries for problems that are not remembered. One that
+    would lose entries, or is of another GPU, is replaced only with --replace.
+    """
+    device = device_of(target)
+    kernels = launch.digests()
+    made = table.from_store(store_of(device), device, kernels)
+    path = output or Path(f"{device.slug}.json")
+    if path.exists() and not replace:
+        old = table.read(path)
+        made = table.completed(made, old)
+        if old.device["name"] != device.name or len(made.entries) < len(old.entries):
+            raise InvalidValueError(
+                f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
+                f"{device.name} would stand in their place: --replace writes them"
+            )
+    if not made.entries:
+        raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
+    table.write(made, path)
+    console.print(f"{len(made.entries)} entries written to {path}")
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Stores of the same GPU model, from other machines.")],
+    target: Target = None,
+) -> None:
+    """Add the trials of other stores to this one; where both have one, the newer stays."""
+    store = store_of(device_of(target))
+    for path in files:
+        console.print(f"{path}: {store.merge(path)} trials added to {store.path}")
