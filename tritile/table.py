@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -40,18 +41,33 @@ def kernel_name(op: str, family: str) -> str:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """What was given up so that few configs serve all entries of a table, as shares: 0.01 is 1%.
+
+    Each entry's config takes at most `within` longer than the best known of its problem; `worst` and
+    `mean` are what they lose, and `configs` how many different ones there are.
+    """
+
+    within: float
+    worst: float
+    mean: float
+    configs: int
+
+
+@dataclass(frozen=True)
 class Table:
     """The best configs of one GPU model.
 
     `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
     kernel at export, by op and family ("matmul/tile"). `measured` is False where configs were predicted
-    and compiled, not timed.
+    and compiled, not timed. `loss` is None where each config is the best known of its problem.
     """
 
     device: dict[str, Any]
     measured: bool
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
+    loss: Loss | None = None
 
     def find(self, problem: Problem) -> Entry | None:
         """The entry of just this problem, None where there is none."""
@@ -107,6 +123,19 @@ def _is_digests(kernels: Any) -> bool:
     return isinstance(kernels, dict) and all(isinstance(digest, str) for digest in kernels.values())
 
 
+def _loss(data: Any, name: str) -> Loss | None:
+    """The loss of a parsed table. Raises InvalidValueError where there is one that is not valid."""
+    if data is None:
+        return None
+    names = [field.name for field in fields(Loss)]
+    try:
+        if isinstance(data, dict) and set(data) == set(names) and None not in data.values():
+            return Loss(**{key: number_from(data[key], 0, MAX_US, whole=key == "configs") for key in names})
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{name}: loss: {error}") from error
+    raise InvalidValueError(f"{name}: loss is {str(data)[:80]!r}: wanted {', '.join(names)}")
+
+
 def _parsed(raw: bytes, name: str) -> Table:
     """The table in these bytes of JSON. Raises InvalidValueError if there is none."""
     try:
@@ -121,7 +150,8 @@ def _parsed(raw: bytes, name: str) -> Table:
         _is_facts(data["device"]) and isinstance(data["measured"], bool) and _is_digests(data["kernels"])
     ):
         raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
-    return Table(data["device"], data["measured"], data["kernels"], _entries(data["entries"], name))
+    loss = _loss(data.get("loss"), name)
+    return Table(data["device"], data["measured"], data["kernels"], _entries(data["entries"], name), loss)
 
 
 def read(path: Path) -> Table:
@@ -151,9 +181,10 @@ def _text(table: Table) -> str:
         for entry in sorted(table.entries, key=_order)
     ]
     head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
-    fields = [f'"{name}": {dump(value)}' for name, value in head.items()]
+    head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
+    lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
-    return "{\n" + ",\n".join([*fields, entries]) + "\n}\n"
+    return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
 
 
 def write(table: Table, path: Path) -> None:
@@ -204,7 +235,8 @@ def _rank(trial: Trial) -> tuple[bool, float, str]:
 def completed(table: Table, old: Table) -> Table:
     """The table, with the entries of an older one for problems it lacks.
 
-    Only entries that were measured on the same GPU model, of the same version of the kernel, are taken.
+    Only entries that were measured on the same GPU model, of the same version of the kernel, are taken,
+    and with them what the older table says of its loss.
     """
     if not old.measured or old.device["name"] != table.device["name"]:
         return table
@@ -215,7 +247,8 @@ def completed(table: Table, old: Table) -> Table:
         for entry in old.entries
         if entry.problem not in has and kernel_name(entry.problem.op, entry.config.family) in same
     ]
-    return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)))
+    loss = old.loss if kept else table.loss
+    return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)), loss=loss)
 
 
 def _folder() -> Traversable:
@@ -233,6 +266,11 @@ def _shipped(slug: str, name: str) -> Table | None:
         warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
         return None
     return table if table.device["name"] == name else None
+
+
+def digest(table: Table | None) -> str:
+    """Sixteen hexadecimal digits that change with what a table holds, "" where there is none."""
+    return "" if table is None else hashlib.sha256(_text(table).encode()).hexdigest()[:16]
 
 
 def shipped(device: Device) -> Table | None:

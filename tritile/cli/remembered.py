@@ -1,5 +1,6 @@
 """tritile show, export, merge: what is remembered."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from tritile.cli.app import Target, app, console, device_of
 from tritile.device import Device
 from tritile.errors import InvalidValueError
 from tritile.problem import problem_key
+from tritile.report import cover
 from tritile.store import store_of
 from tritile.trial import Trial
 
@@ -51,11 +53,16 @@ def export(
     output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
     target: Target = None,
     replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
+    within: Annotated[
+        float | None,
+        typer.Option(min=0, help="As few configs as can be, each slower by this share at most: 0.02 is 2%."),
+    ] = None,
 ) -> None:
     """Write the best remembered configs of this GPU as a table that can be shipped.
 
     A table that lies there already keeps its entries for problems that are not remembered. One that
-    would lose entries, or is of another GPU, is replaced only with --replace.
+    would lose entries, or is of another GPU, is replaced only with --replace. With --within, the fewest
+    configs that serve all problems take the place of each problem's best.
     """
     device = device_of(target)
     kernels = launch.digests()
@@ -71,8 +78,23 @@ def export(
             )
     if not made.entries:
         raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
+    if within is not None:
+        made = _covered(made, device, within)
     table.write(made, path)
     console.print(f"{len(made.entries)} entries written to {path}")
+
+
+def _covered(made: table.Table, device: Device, within: float) -> table.Table:
+    """The table with few configs, by the trials that count today; says what that loses."""
+    trials = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
+    found = cover.covered(made.entries, trials, within)
+    console.print(
+        f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "
+        "on the mean",
+        highlight=False,
+    )
+    loss = table.Loss(within, found.worst, found.mean, found.after)
+    return dataclasses.replace(made, entries=found.entries, loss=loss)
 
 
 @app.command()

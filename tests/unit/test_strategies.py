@@ -1,0 +1,352 @@
+"""Spaces and strategies, and replays of recorded times that say how well each strategy searches."""
+
+import math
+import pickle
+import random as dice
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tritile import Space, errors, model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.report import recorded
+from tritile.search import STRATEGIES, Listed, expected_gain, replay, screening
+from tritile.search.strategies import ENOUGH, NEIGHBOURS, OPENING, crosses, leaders
+from tritile.space import illegal
+from tritile.subject.space import ProblemSpace
+
+H200 = target_device("nvidia-h200")
+WHOLE = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-whole.sqlite3.gz"
+SQUARE = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")
+PROBLEMS = [
+    SQUARE,
+    MatmulProblem(1, 1, 4096, 4096, "bfloat16", "bfloat16", b_layout="column"),
+    MatmulProblem(1, 1001, 1003, 1007, "float32", "float32", a_align=4, b_align=4, out_align=4),
+    PermuteProblem.turned(1, 8191, 8193, 1),
+]
+BLOCKS = {"BLOCK_M": (16, 32, 64, 128), "BLOCK_N": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
+
+
+def hill(config):
+    """Times that fall towards 64 x 32 with 4 warps."""
+    goal = {"BLOCK_M": 6, "BLOCK_N": 5}
+    away = sum(abs(math.log2(config[name]) - place) for name, place in goal.items())
+    return 10.0 + away + abs(math.log2(config.num_warps) - 2)
+
+
+# --- a space that a kernel's author writes down
+
+
+def test_a_space_has_every_combination_that_meets_the_condition():
+    space = Space(BLOCKS, where=lambda c: c["BLOCK_M"] * c["BLOCK_N"] <= 2048)
+    configs = list(space.configs())
+    wanted = {
+        Config.of(w, BLOCK_M=m, BLOCK_N=n)
+        for m in BLOCKS["BLOCK_M"]
+        for n in BLOCKS["BLOCK_N"]
+        for w in BLOCKS["num_warps"]
+        if m * n <= 2048
+    }
+    assert len(configs) == len(wanted) == len(space.configs())
+    assert set(configs) == wanted
+    assert all(config in space for config in configs)
+    assert Config.of(4, BLOCK_M=128, BLOCK_N=128) not in space  # against the condition
+    assert Config.of(4, BLOCK_M=16, BLOCK_N=24) not in space  # not a value
+    assert Config.of(4, BLOCK_M=16) not in space
+    assert Config.of(4, 5, BLOCK_M=16, BLOCK_N=16) not in space  # stages are not the space's to set
+    assert Config.of(4, BLOCK_M=16, BLOCK_N=16, OTHER=1) not in space
+
+
+def test_options_of_a_space_become_options_of_the_configs():
+    space = Space({"B": (1,), "num_stages": (2, 5), "maxnreg": (None, 128), "num_ctas": (1, 2)})
+    assert {(c.num_stages, c.maxnreg, c.num_ctas) for c in space.configs()} == {
+        (s, r, n) for s in (2, 5) for r in (None, 128) for n in (1, 2)
+    }
+    assert all(c.kwargs == (("B", 1),) and c.num_warps == 4 for c in space.configs())
+
+
+def test_neighbours_in_a_space_are_one_value_away():
+    space = Space({**BLOCKS, "EVEN": (False, True)}, where=lambda c: c["BLOCK_M"] >= c["BLOCK_N"])
+    at = Config.of(4, BLOCK_M=64, BLOCK_N=64, EVEN=False)
+    assert set(space.neighbours(at)) == {
+        Config.of(4, BLOCK_M=128, BLOCK_N=64, EVEN=False),
+        Config.of(4, BLOCK_M=64, BLOCK_N=32, EVEN=False),
+        Config.of(2, BLOCK_M=64, BLOCK_N=64, EVEN=False),
+        Config.of(8, BLOCK_M=64, BLOCK_N=64, EVEN=False),
+        Config.of(4, BLOCK_M=64, BLOCK_N=64, EVEN=True),
+    }
+
+
+def test_the_opening_of_a_space_is_spread_and_begins_in_the_middle():
+    space = Space(BLOCKS)
+    opening = space.opening(12)
+    assert len(opening) == len(set(opening)) == 12
+    assert opening[0] == Config.of(4, BLOCK_M=64, BLOCK_N=64)
+    for name in ("BLOCK_M", "BLOCK_N"):
+        assert {config[name] for config in opening} == set(BLOCKS[name])
+    assert {config.num_warps for config in opening} == set(BLOCKS["num_warps"])
+    assert set(space.opening(1000)) == set(space.configs())
+    rare = Space(BLOCKS, where=lambda c: c["BLOCK_M"] == c["BLOCK_N"] == 128)
+    assert set(rare.opening(24)) == set(rare.configs())
+
+
+def test_a_large_space_makes_its_configs_when_they_are_asked_for():
+    space = Space({name: range(1, 11) for name in "ABCDEF"})
+    configs = space.configs()
+    assert len(configs) == 10**6
+    assert configs[0] == Config.of(**dict.fromkeys("ABCDEF", 1))
+    assert configs[999_999] == configs[-1] == Config.of(**dict.fromkeys("ABCDEF", 10))
+    assert configs[1]["F"] == 2
+    assert list(configs[10:12]) == [configs[10], configs[11]]
+    found = replay(space, dict.fromkeys(space.opening(64), 1.0), screening, most=32)
+    assert found.tried == OPENING
+
+
+@pytest.mark.parametrize(
+    ("parameters", "where", "told"),
+    [
+        ({}, None, "parameters by name"),
+        ([("B", (1, 2))], None, "parameters by name"),
+        ({"B": ()}, None, "'B' has no values"),
+        ({"B": 4}, None, "'B'.*no list"),
+        ({"B": "abc"}, None, "'B'.*no list"),
+        ({"B": (1, 2, 1)}, None, "'B' has a value twice"),
+        ({"B": (1, [2])}, None, "B = "),
+        ({"B": (1, math.nan)}, None, "B = nan"),
+        ({"a b": (1,)}, None, "'a b' is not a name"),
+        ({3: (1,)}, None, "3 is not a name"),
+        ({"family": ("x",)}, None, "'family'"),
+        ({"num_warps": (3,)}, None, "num_warps = 3"),
+        ({"num_warps": ("4",)}, None, "num_warps = '4'"),
+        ({"maxnreg": (1000,)}, None, "maxnreg = 1000"),
+        ({"A": range(1001), "B": range(1000)}, None, "1,001,000 combinations"),
+        ({"A": (1, 2)}, lambda c: c["A"] > 2, "none of 2 combinations"),
+    ],
+)
+def test_what_is_no_space_is_told(parameters, where, told):
+    with pytest.raises(errors.InvalidValueError, match=told):
+        Space(parameters, where)
+
+
+def test_spaces_can_be_pickled():
+    for space in (Space(BLOCKS), Listed(Space(BLOCKS).configs())):
+        copy = pickle.loads(pickle.dumps(space))
+        assert list(copy.configs()) == list(space.configs())
+        assert copy.opening(5) == space.opening(5)
+
+
+# --- a list of configs
+
+
+def test_a_list_keeps_its_order_and_has_neighbours_by_nearness():
+    configs = [Config.of(w, BLOCK=b) for b in (512, 64, 128, 256) for w in (4, 8)]
+    listed = Listed([*configs, configs[0]])
+    assert list(listed.configs()) == configs
+    assert listed.neighbours(Config.of(4, BLOCK=64)) == [
+        Config.of(8, BLOCK=64),
+        Config.of(4, BLOCK=128),
+        Config.of(4, BLOCK=256),
+        Config.of(4, BLOCK=512),
+    ]
+    assert configs[3] in listed
+    assert Config.of(2, BLOCK=64) not in listed
+    with pytest.raises(errors.InvalidValueError, match="one or more"):
+        Listed([])
+
+
+def test_the_opening_of_a_list_is_likely_and_varied():
+    configs = [Config.of(BLOCK=b) for b in range(1, 101)]
+    listed = Listed(configs)
+    assert listed.opening(4) == [configs[0], configs[99], configs[1], configs[50]]
+    assert listed.opening(200) == configs
+
+
+# --- our own problems
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_the_space_of_a_problem_is_legal_and_in_the_models_order(problem):
+    space = ProblemSpace(problem, H200)
+    opening = space.opening(OPENING)
+    assert list(space.configs()) == model.ranked(problem, H200)
+    assert len(opening) == len(set(opening)) == OPENING
+    assert model.pick(problem, H200) in opening
+    assert len({(config["BLOCK_M"], config["BLOCK_N"]) for config in opening}) >= 4
+    for config in opening[:4]:
+        steps = space.neighbours(config)
+        assert len(steps) >= 4
+        assert config not in steps
+        predicted = [model.predict_us(step, problem, H200) for step in steps]
+        assert predicted == sorted(predicted)
+        for step in steps:
+            assert step in space
+            assert illegal(step, problem, H200) is None
+            differing = {name for name, value in step.kwargs if value != config[name]}
+            differing |= {n for n in ("num_warps", "num_stages") if getattr(step, n) != getattr(config, n)}
+            # A warpgroup more brings its rows.
+            assert len(differing) == 1 or differing == {"BLOCK_M", "CONSUMERS"}
+
+
+def test_steps_reach_the_next_value_of_a_family_however_far():
+    problem = PROBLEMS[3]
+    at = Config.of(8, 1, "tile", BLOCK_M=64, BLOCK_N=64, GROUP_M=32)
+    groups = {step["GROUP_M"] for step in ProblemSpace(problem, H200).neighbours(at)}
+    assert groups == {1, 16, 32, 64, 256}
+
+
+def test_the_opening_of_a_problem_begins_with_what_is_known():
+    good, bad = model.ranked(SQUARE, H200)[-1], Config.of(BLOCK=3)
+    space = ProblemSpace(SQUARE, H200, [bad, good, good])
+    opening = space.opening(OPENING)
+    assert opening[0] == good
+    assert len(opening) == len(set(opening)) == OPENING
+    assert model.pick(SQUARE, H200) in opening
+    assert bad not in space
+
+
+def test_a_problem_without_a_legal_config_says_why():
+    problem = MatmulProblem(1, 64, 64, 64, "float8_e4m3fn", "bfloat16")
+    with pytest.raises(errors.UnsupportedError, match=r"8\.9"):
+        ProblemSpace(problem, target_device("sm_80")).opening(4)
+
+
+# --- strategies
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
+@pytest.mark.parametrize("space", [Space(BLOCKS), Listed(Space(BLOCKS).configs())], ids=["space", "list"])
+def test_a_strategy_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, space):
+    times = {config: hill(config) for config in space.configs()}
+    found = replay(space, times, strategy, batch=7)
+    assert found.us == 10.0
+    assert found.regret == 0.0
+    assert found.best == Config.of(4, BLOCK_M=64, BLOCK_N=32)
+    assert found.tried <= len(times)
+    assert list(found.trace) == sorted(found.trace, reverse=True)
+    assert len(found.trace) == found.rounds
+    tried = dict(list(times.items())[:20])
+    proposed = strategy(space, tried, 5)
+    assert proposed == strategy(space, dict(tried), 5)
+    assert len(proposed) <= 5
+    assert len(tried) == 20
+    assert strategy(space, times, 5) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
+def test_configs_that_fail_are_not_followed(strategy):
+    space = Space(BLOCKS)
+    times = {c: math.inf if c["BLOCK_M"] > 32 else hill(c) for c in space.configs()}
+    found = replay(space, times, strategy, batch=16)
+    assert found.best["BLOCK_M"] == 32
+    assert found.regret == 0.0
+    with pytest.raises(errors.InvalidValueError, match="works"):
+        replay(space, dict.fromkeys(times, math.inf), strategy)
+
+
+@pytest.mark.parametrize("name", ["screening", "evolution", "exhaustive", "random"])
+def test_where_a_whole_opening_fails_the_search_goes_on(name):
+    space = Space({"B": range(1, 101)})
+    times = {c: 5.0 if c["B"] == 97 else math.inf for c in space.configs()}
+    assert Config.of(B=97) not in space.opening(OPENING)
+    assert replay(space, times, STRATEGIES[name]).us == 5.0
+
+
+def test_screening_looks_at_families_that_are_not_far_behind():
+    tiles = [Config.of(4, 1, "tile", BLOCK_M=64, BLOCK_N=n, GROUP_M=1) for n in (16, 32, 64)]
+    packed = [Config.of(4, 1, "packed", BLOCK_M=64, BLOCK_N=n, GROUP_M=1) for n in (32, 64)]
+    near = dict(zip([*tiles, *packed], (10.0, 11.0, 12.0, 12.5, 12.4), strict=True))
+    assert leaders(near) == [tiles[0], tiles[1], packed[1]]
+    assert leaders(near | {packed[1]: 14.0, packed[0]: 15.0}) == tiles[:2]
+    assert leaders({packed[0]: 1.0}) == [packed[0]]
+    assert leaders({packed[0]: math.inf}) == []
+
+
+def test_leaders_that_stay_end_a_screening():
+    space = ProblemSpace(SQUARE, H200)
+    opening = screening(space, {}, 1000)
+    assert opening == space.opening(OPENING)
+    tried = {config: 10.0 + place for place, config in enumerate(opening)}
+    steps = screening(space, tried, 1000)
+    heads = leaders(tried)
+    wanted = {step for head in heads for step in space.neighbours(head)[:NEIGHBOURS]} - set(tried)
+    assert wanted <= set(steps)
+    assert screening(space, tried | dict.fromkeys(steps, 99.0), 1000) == []
+
+
+def test_crosses_take_one_parameter_of_another():
+    one, other = Config.of(4, A=1, B=1), Config.of(8, A=2, B=1)
+    assert set(crosses([one, other, Config.of(C=1)])) == {Config.of(8, A=1, B=1), Config.of(4, A=2, B=1)}
+
+
+def test_a_replay_refuses_a_strategy_that_repeats_itself():
+    configs = list(Space(BLOCKS).configs())
+    times = dict.fromkeys(configs, 1.0)
+    with pytest.raises(errors.InvalidValueError, match="again"):
+        replay(Listed(configs), times, lambda space, tried, count: configs[:2])
+    with pytest.raises(errors.InvalidValueError, match="not in the space"):
+        replay(Listed(configs), times, lambda space, tried, count: [Config.of(OTHER=1)])
+
+
+def test_the_expected_gain_is_the_chance_of_a_record_times_what_one_brings():
+    tried = {Config.of(B=i): us for i, us in enumerate((1.0, 1.1, 1.2, 1.3, 5.0, math.inf))}
+    assert expected_gain(tried, 5) == pytest.approx(5 / 10 * 0.1)
+    assert expected_gain(tried, 1) < expected_gain(tried, 2)
+    assert expected_gain({}, 3) == math.inf
+    draw, n, more, records = dice.Random(1), 20, 5, 0
+    for _ in range(4000):
+        times = [draw.random() for _ in range(n + more)]
+        records += min(times[n:]) < min(times[:n])
+    assert records / 4000 == pytest.approx(more / (n + more), abs=0.02)
+
+
+# --- recorded times of whole spaces
+
+
+@pytest.fixture(scope="module")
+def whole():
+    times = recorded.times([WHOLE], H200, failures=True)
+    return [(ProblemSpace(problem, H200), own) for (problem, _), own in times.items()]
+
+
+def runs(whole, name, **limits):
+    return [replay(space, times, STRATEGIES[name], **limits) for space, times in whole]
+
+
+def bounds(found):
+    """Regret at the median, on the mean and at the worst; configs and rounds at the median and the most."""
+    regrets = [run.regret for run in found]
+    tried, rounds = [run.tried for run in found], [run.rounds for run in found]
+    return (
+        statistics.median(regrets), statistics.mean(regrets), max(regrets),
+        statistics.median(tried), max(tried), statistics.median(rounds), max(rounds),
+    )  # fmt: skip
+
+
+# What was measured, with a little slack; a strategy that searches worse is above one of them.
+SCREENING = (0.001, 0.002, 0.015, 40, 64, 3, 4)
+
+
+def test_screening_finds_the_fastest_of_whole_recorded_spaces(whole):
+    assert len(whole) == 14
+    assert min(len(times) for _, times in whole) > 150
+    found = bounds(runs(whole, "screening", most=64, enough=ENOUGH))
+    assert all(have <= most for have, most in zip(found, SCREENING, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("name", "median", "worst"),
+    [("exhaustive", 0.005, 0.035), ("descent", 0.01, 0.035), ("evolution", 0.001, 0.005)],
+)
+def test_the_other_strategies_search_as_well_as_measured(whole, name, median, worst):
+    found = bounds(runs(whole, name, most=64, enough=ENOUGH))
+    assert found[0] <= median
+    assert found[2] <= worst
+
+
+def test_a_search_without_a_model_or_without_steps_is_above_the_bounds(whole):
+    for name in ("random", "exhaustive"):
+        found = bounds(runs(whole, name, most=64))
+        assert any(have > most for have, most in zip(found, SCREENING, strict=True)), (name, found)

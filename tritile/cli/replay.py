@@ -1,0 +1,69 @@
+"""tritile replay: how well strategies search, by recorded times and with no GPU."""
+
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table as RichTable
+
+from tritile import device as devices
+from tritile.cli.app import TUNING, app, console, progress
+from tritile.errors import InvalidValueError
+from tritile.report import recorded
+from tritile.search import ENOUGH, STRATEGIES, Replayed, replay
+from tritile.subject.space import ProblemSpace
+
+
+def _row(name: str, runs: list[Replayed]) -> list[str]:
+    """A strategy's line: configs, rounds, and regrets in percent."""
+    regrets = sorted(run.regret for run in runs)
+    tail = regrets[round(0.95 * (len(regrets) - 1))]
+    counts = (statistics.median(run.tried for run in runs), statistics.median(run.rounds for run in runs))
+    shares = (statistics.median(regrets), tail, regrets[-1])
+    return [name, *(f"{count:g}" for count in counts), *(f"{100 * share:.2f}" for share in shares)]
+
+
+@app.command("replay")
+def replay_stores(
+    stores: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Stores, or .gz of them, of whole spaces. Default: those in tuning/trials."),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(STRATEGIES)}; may be repeated. Default: each.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="The GPU that the times are of.")] = "nvidia-h200",
+    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = 24,
+    most: Annotated[int, typer.Option(min=1, help="Configs of a problem at the most.")] = 64,
+    enough: Annotated[float, typer.Option(min=0, help="Expected gain below which a search ends.")] = ENOUGH,
+) -> None:
+    """Run strategies against recorded times: configs and rounds they take, and what they leave unfound.
+
+    Regret is by how many percent the config found is slower than the fastest on record.
+    """
+    names, device = strategy or list(STRATEGIES), devices.target_device(target)
+    unknown = [name for name in names if name not in STRATEGIES]
+    if unknown:
+        raise InvalidValueError(f"no strategy {unknown[0]!r}: there are {', '.join(STRATEGIES)}")
+    paths = stores or sorted((TUNING / "trials").glob(f"{device.slug}*whole*"))
+    if not paths:
+        raise InvalidValueError(f"there is no store of whole spaces in {TUNING / 'trials'}: name one")
+    times = {
+        key: own
+        for key, own in recorded.times(paths, device, failures=True).items()
+        if min(own.values()) < float("inf")
+    }
+    runs: dict[str, list[Replayed]] = {name: [] for name in names}
+    with progress() as bar:
+        for problem, number in bar.track(times, description="replaying"):
+            space = ProblemSpace(problem, device)
+            for name in names:
+                runs[name].append(
+                    replay(space, times[problem, number], STRATEGIES[name], batch, most, enough)
+                )
+    grid = RichTable("strategy", "configs", "rounds", "regret %", "95%", "worst")
+    for name in names:
+        grid.add_row(*_row(name, runs[name]))
+    console.print(grid)
+    console.print(f"{len(times)} problems; configs, rounds and regret are medians", highlight=False)
