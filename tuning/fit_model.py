@@ -2,21 +2,25 @@
 
 Stores are SQLite files of H200 trials, or .gz of them, one for each tuning; by default those in
 tuning/trials. Regret is the time of the config that the formula puts first among those that a tuning
-measured, over the time of the fastest. Every third problem is left out of the fit, and its regret printed
-beside. Of the matmul formulas, the constants of the tile kernel and of those with descriptors are fitted one
-after the other, each to all trials, so that they also agree with each other. --steps 0 prints the regret of
-the constants as they are.
+measured, over the time of the fastest. Some stores hold the configs that a search came by, others whole
+spaces: only there is a config that no search would try in the way of the pick, so these count more in the
+fit, and their regret is printed apart.
+
+Problems are dealt to three parts. For each part the constants are fitted to the other two, and the regret
+of all parts, each left out of the fit that picked for it, is what a new problem has to expect. Such a fit
+begins with constants that are off at random: those in the source have seen the problems it leaves out.
+What the formulas count was chosen with all trials in view. The constants printed last are fitted to all.
+Of the matmul formulas, those of the tile kernel and of those with descriptors are fitted in turn, so that
+they also agree with each other. --steps 0 prints the regret of the constants as they are.
 """
 
 import argparse
-import gzip
 import math
 import random
 import statistics
-import tempfile
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, fields, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,124 +29,195 @@ from tritile.device import target_device
 from tritile.model.matmul import FITTED, TMA_FITTED, matmul_us, tma_us
 from tritile.model.permute import PERMUTE_FITTED, permute_us
 from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.space import illegal, tile
-from tritile.store import Store
+from tritile.report import recorded
+from tritile.report.recorded import Times
+from tritile.space import legal_configs, tile
 
 Tiled = MatmulProblem | PermuteProblem
-Measured = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and tuning
 Fits = dict[str, Any]  # "tile" and "tma", both of matmul, and "permute", to their constants
 DEVICE = target_device("nvidia-h200")
 TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
+START: Fits = {"tile": FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
+FORMULAS = {"matmul": ("tma", "tile", "tma"), "permute": ("permute",)}
+PARTS = 3
+WHOLE_WEIGHT = 6.0  # of a problem whose whole space was measured, beside 1 of one that was searched
+BLUR = 0.015  # predictions nearer than this share of each other are as good as equal
+SHARES = ("repack_share", "overlap", "bandwidth", "exposed")  # never above 1
+FACTORS = ("lone", "small_mma", "odd_store")  # never below 1
 
 
-def read(paths: Iterable[Path]) -> Measured:
-    """Microseconds of the trials that worked, of configs that are still legal."""
-    found: Measured = defaultdict(dict)
-    for tuning, path in enumerate(paths):
-        with tempfile.TemporaryDirectory() as folder:
-            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            (Path(folder) / f"{DEVICE.slug}.sqlite3").write_bytes(data)
-            for _, trial in Store(DEVICE, Path(folder)).everything():
-                if not isinstance(trial.problem, Tiled) or not trial.us or trial.failure is not None:
-                    continue
-                if illegal(trial.config, trial.problem, DEVICE) is None:
-                    found[trial.problem, tuning][trial.config] = trial.us
+@dataclass(frozen=True)
+class Case:
+    """What one tuning measured of one problem: configs by their text, and microseconds of each."""
+
+    problem: Tiled
+    configs: list[Config]
+    times: list[float]
+    whole: bool
+
+    @property
+    def best(self) -> float:
+        """Microseconds of the fastest."""
+        return min(self.times)
+
+
+def cases(measured: Times) -> list[Case]:
+    """The problems of some tunings. The space is whole where nearly every legal config was measured."""
+    found = []
+    for (problem, _), times in measured.items():
+        configs = sorted(times, key=lambda config: config.key)
+        whole = len(configs) > 100 and len(configs) >= 0.9 * len(legal_configs(problem, DEVICE))
+        found.append(Case(problem, configs, [times[config] for config in configs], whole))
     return found
+
+
+def formula(config: Config, problem: Tiled) -> str:
+    """Which formula predicts a config."""
+    if isinstance(problem, PermuteProblem):
+        return "permute"
+    return "tile" if config.family == tile.NAME else "tma"
 
 
 def predicted(config: Config, problem: Tiled, fits: Fits) -> float:
     """Microseconds by the formula of the operation and the config's family."""
+    name = formula(config, problem)
     if isinstance(problem, PermuteProblem):
-        return permute_us(config, problem, DEVICE, fits["permute"])
-    if config.family == tile.NAME:
-        return matmul_us(config, problem, DEVICE, fits["tile"])
-    return tma_us(config, problem, DEVICE, fits["tma"])
+        return permute_us(config, problem, DEVICE, fits[name])
+    return (matmul_us if name == "tile" else tma_us)(config, problem, DEVICE, fits[name])
 
 
-def regrets(measured: Measured, fits: Fits) -> list[float]:
-    """For each problem, the time of the predicted best over that of the best."""
-    ratios = []
-    for (problem, _), times in measured.items():
-        pick = min(times, key=lambda config: (predicted(config, problem, fits), config.key))
-        ratios.append(times[pick] / min(times.values()))
-    return ratios
+def regret(case: Case, fits: Fits) -> float:
+    """The time of the predicted best over that of the best."""
+    times = [predicted(config, case.problem, fits) for config in case.configs]
+    return case.times[times.index(min(times))] / case.best
 
 
-def misfit(measured: Measured, fits: Fits) -> float:
-    """How far predictions of each problem's better half are off, as a mean logarithm.
+def penalty(case: Case, times: list[float]) -> float:
+    """What predicting these microseconds costs: the logarithm of regret, its square, and half the misfit.
 
-    What is off by the same factor for all configs of a problem counts less: it changes no choice.
+    Regret is the mean over all configs that are predicted to be about as fast as the first: which of them
+    comes first is chance. The misfit is how far predictions of the better half are off, as a mean
+    logarithm; what is off by the same factor for all configs counts less, for it changes no choice.
     """
-    found = []
-    for (problem, _), times in measured.items():
-        best = min(times.values())
-        logs = [math.log(predicted(c, problem, fits) / us) for c, us in times.items() if us < 2 * best]
-        middle = statistics.mean(logs)
-        found.append(statistics.mean(abs(log - middle) for log in logs) + 0.3 * abs(middle))
-    return statistics.mean(found)
+    first = min(times)
+    chances = [(math.exp((1 - us / first) / BLUR), t) for us, t in zip(times, case.times, strict=True)]
+    expected = sum(chance * t for chance, t in chances) / sum(chance for chance, _ in chances)
+    lost = math.log(expected / case.best)
+    near = 2 * case.best
+    logs = [math.log(us / t) for us, t in zip(times, case.times, strict=True) if t < near]
+    middle = statistics.fmean(logs)
+    misfit = statistics.fmean(abs(log - middle) for log in logs) + 0.3 * abs(middle)
+    return lost + 4 * lost * lost + 0.5 * misfit
 
 
-def loss(measured: Measured, fits: Fits) -> float:
-    """The mean logarithm of regret, the worst tenth counted again at half weight, and half the misfit."""
-    logs = sorted(math.log(ratio) for ratio in regrets(measured, fits))
-    worst = logs[-max(1, len(logs) // 10) :]
-    return statistics.mean(logs) + 0.5 * statistics.mean(worst) + 0.5 * misfit(measured, fits)
+def bounded(fit: Any, changes: dict[str, float]) -> Any:
+    """`fit` with these changes, none against what a constant stands for."""
+    low = {name: max(1.0, value) if name in FACTORS else value for name, value in changes.items()}
+    return replace(fit, **{name: min(1.0, value) if name in SHARES else value for name, value in low.items()})
 
 
-def report(name: str, measured: Measured, fits: Fits) -> None:
-    """Print the median, 95th percentile and worst regret."""
-    ratios = sorted(regrets(measured, fits))
-    tail = ratios[int(0.95 * (len(ratios) - 1))]
-    print(f"{name}: median {statistics.median(ratios):.3f}, 95% {tail:.3f}, worst {ratios[-1]:.3f}")
+class Fitting:
+    """The loss of one formula's constants, with what the others predict kept."""
+
+    def __init__(self, name: str, own: list[Case], fits: Fits) -> None:
+        self.name, self.fits, self.cases = name, fits, own
+        self.weights = [WHOLE_WEIGHT if case.whole else 1.0 for case in own]
+        self.times = [[predicted(c, case.problem, fits) for c in case.configs] for case in own]
+        self.places = [
+            [i for i, config in enumerate(case.configs) if formula(config, case.problem) == name]
+            for case in own
+        ]
+
+    def loss(self, fit: Any) -> float:
+        """The weighted mean of what all cases cost."""
+        fits, costs = self.fits | {self.name: fit}, []
+        for case, times, places in zip(self.cases, self.times, self.places, strict=True):
+            for i in places:
+                times[i] = predicted(case.configs[i], case.problem, fits)
+            costs.append(penalty(case, times))
+        return statistics.fmean(costs, self.weights)
+
+    def fitted(self, steps: int) -> Any:
+        """Random steps of the constants, each kept where the loss falls."""
+        draw, fit = random.Random(0), self.fits[self.name]
+        best, names = self.loss(fit), [field.name for field in fields(fit)]
+        for step in range(steps):
+            moved = draw.sample(names, draw.choice((1, 1, 2, 3)))
+            scale = 0.4 * (1 - step / steps) + 0.03
+            changes = {name: getattr(fit, name) * math.exp(draw.gauss(0, scale)) for name in moved}
+            trial = bounded(fit, changes)
+            value = self.loss(trial)
+            if value < best:
+                best, fit = value, trial
+        return fit
 
 
-def fitted(name: str, measured: Measured, fits: Fits, steps: int) -> Fits:
-    """Random steps of one formula's constants, each kept where the loss falls."""
-    draw, best = random.Random(0), loss(measured, fits)
-    for step in range(steps):
-        names = draw.sample([field.name for field in fields(fits[name])], draw.choice((1, 1, 2, 3)))
-        scale = 0.5 * (1 - step / steps) + 0.05
-        changes = {field: getattr(fits[name], field) * math.exp(draw.gauss(0, scale)) for field in names}
-        shares = ("repack_share", "tail", "overlap", "bandwidth")
-        if changes.get("lone", 1.0) < 1.0 or any(changes.get(share, 0.0) > 1.0 for share in shares):
-            continue  # against what the constant stands for
-        trial = fits | {name: replace(fits[name], **changes)}
-        value = loss(measured, trial)
-        if value < best:
-            best, fits = value, trial
-            print(f"{name} step {step}: loss {best:.4f}", flush=True)
+def blind(fit: Any) -> Any:
+    """The constants each off by a factor of up to 8, drawn at random: no more is left than their order.
+
+    They were fitted to the very problems that are now left out.
+    """
+    draw = random.Random(1)
+    return bounded(fit, {name: value * 8 ** draw.uniform(-1, 1) for name, value in asdict(fit).items()})
+
+
+def fit_all(op: str, own: list[Case], steps: int, afresh: bool) -> Fits:
+    """Each formula of an operation fitted in turn, `afresh` or from the constants as they are."""
+    if not steps:
+        return START
+    fits = {name: blind(fit) if afresh else fit for name, fit in START.items()}
+    for name in FORMULAS[op]:
+        fits = fits | {name: Fitting(name, own, fits).fitted(steps)}
     return fits
 
 
+def report(name: str, regrets: Iterable[float]) -> None:
+    """Print the median, mean, 95th percentile and worst regret."""
+    ratios = sorted(regrets)
+    if ratios:
+        middle, mean = statistics.median(ratios), statistics.fmean(ratios)
+        tail = ratios[int(0.95 * (len(ratios) - 1))]
+        print(f"{name} ({len(ratios)}): median {middle:.3f}, mean {mean:.3f}, 95% {tail:.3f}, ", end="")
+        print(f"worst {ratios[-1]:.3f}", flush=True)
+
+
 def main() -> None:
-    """Fit, and print the constants with their regret before and after."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Fit, and print regrets and constants."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stores", type=Path, nargs="*", default=TRIALS)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--ops", nargs="+", choices=FORMULAS, default=list(FORMULAS))
+    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     missing = [str(path) for path in given.stores if not path.is_file()]
     if missing:
         raise SystemExit(f"no store at {', '.join(missing)}")
-    measured = read(given.stores)
-    if not measured:
-        raise SystemExit(f"no trials in {', '.join(map(str, given.stores))}")
-    fits: Fits = {"tile": FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
-    for op, names in (("matmul", ("tma", "tile")), ("permute", ("permute",))):
-        own = {key: times for key, times in measured.items() if key[0].op == op}
-        problems = sorted({problem for problem, _ in own}, key=lambda problem: problem.label)
-        left_out = set(problems[::3])
-        held_out = {key: times for key, times in own.items() if key[0] in left_out}
-        fitted_to = {key: times for key, times in own.items() if key[0] not in left_out}
-        if not held_out or not fitted_to:
-            continue
-        for part, trials in (("fitted to", fitted_to), ("left out", held_out)):
-            report(f"{op}, {part}, before", trials, fits)
-        for name in names if given.steps else ():
-            fits = fitted(name, fitted_to, fits, given.steps)
-        for part, trials in (("fitted to", fitted_to), ("left out", held_out)):
-            report(f"{op}, {part}, after", trials, fits)
-    for name, fit in fits.items():
-        print(name, {field: round(value, 4) for field, value in asdict(fit).items()})
+    everything = cases(recorded.times(given.stores, DEVICE))
+    for op in given.ops:
+        own = [case for case in everything if case.problem.op == op]
+        problems = sorted({case.problem for case in own}, key=lambda problem: problem.label)
+        parts = [set(problems[part::PARTS]) for part in range(PARTS)]
+        rest = [[case for case in own if case.problem not in part] for part in parts]
+        with ProcessPoolExecutor(given.jobs) as pool:
+            jobs = [pool.submit(fit_all, op, kept, given.steps, True) for kept in rest]
+            last = pool.submit(fit_all, op, own, given.steps, False)
+            left_out, fits = [job.result() for job in jobs], last.result()
+        picked: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+        for case in own:
+            part = next(number for number, held in enumerate(parts) if case.problem in held)
+            for name, used in (("before", START), ("left out", left_out[part]), ("fitted to all", fits)):
+                ratio = regret(case, used)
+                picked[case.whole].setdefault(name, []).append(ratio)
+                if part == 0:
+                    picked[case.whole].setdefault(f"{name}, first part", []).append(ratio)
+            if case.whole:
+                shown = [f"{name} {r[-1]:.3f}" for name, r in picked[True].items() if "," not in name]
+                print(case.problem.label, *shown)
+        for whole, kind in ((False, "searched"), (True, "whole spaces")):
+            for name, ratios in picked[whole].items():
+                report(f"{op}, {kind}, {name}", ratios)
+        for name in dict.fromkeys(FORMULAS[op]):
+            print(name, {field: float(f"{value:.3g}") for field, value in asdict(fits[name]).items()})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each operation has its own, in microseconds; only the order of the answers matte
 """
 
 import itertools
+from dataclasses import replace
 
 from tritile.config import Config
 from tritile.device import Device
@@ -11,6 +12,8 @@ from tritile.model.matmul import matmul_us, tma_us
 from tritile.model.permute import permute_us
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
+
+_SHAPES = 4  # of tiles, at the least, among configs to try first
 
 
 def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> float:
@@ -35,17 +38,26 @@ def pick(problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
     return ranked(problem, device)[0]
 
 
+def _tile(config: Config) -> tuple[int, int]:
+    return config["BLOCK_M"], config["BLOCK_N"]
+
+
 def _varied(configs: list[Config], count: int) -> list[Config]:
     """`count` of these, in their order, yet no tile shape a third time before others had a turn.
 
-    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles.
+    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles, and hardly
+    GROUP_M: configs that differ in nothing else have a turn each.
     """
     rounds: dict[int, list[Config]] = {}
     seen: dict[tuple[int, int], int] = {}
+    orders: dict[Config, int] = {}
     for config in configs[: 40 * count]:
-        tile = (config["BLOCK_M"], config["BLOCK_N"])
-        seen[tile] = seen.get(tile, 0) + 1
-        rounds.setdefault((seen[tile] - 1) // 2, []).append(config)
+        rest = tuple(pair for pair in config.kwargs if pair[0] != "GROUP_M")
+        alike = replace(config, kwargs=rest)
+        orders[alike] = orders.get(alike, -1) + 1
+        if not orders[alike]:
+            seen[_tile(config)] = seen.get(_tile(config), 0) + 1
+        rounds.setdefault((seen[_tile(config)] - 1) // 2 + orders[alike], []).append(config)
     return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
 
 
@@ -56,10 +68,18 @@ def families(problem: MatmulProblem | PermuteProblem, device: Device) -> list[st
 
 
 def screened(problem: MatmulProblem | PermuteProblem, device: Device, count: int) -> list[Config]:
-    """The `count` configs to try first: each family's likeliest in turn, over varied tiles."""
+    """The `count` configs to try first: each family's likeliest in turn, over varied tiles.
+
+    Where families agree on fewer than four tile shapes, the last place goes to the next shape.
+    """
     lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
     if not lists:
         legal_configs(problem, device)  # raises, with the reason
     lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
     turns = itertools.zip_longest(*lists)
-    return [config for turn in turns for config in turn if config is not None][:count]
+    likely = [config for turn in turns for config in turn if config is not None]
+    shapes = {_tile(config) for config in likely[:count]}
+    others = [config for config in likely[count:] if _tile(config) not in shapes]
+    if count >= 2 * _SHAPES and len(shapes) < _SHAPES and others:
+        return [*likely[: count - 1], others[0]]
+    return likely[:count]

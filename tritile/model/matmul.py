@@ -25,7 +25,6 @@ _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
 _RATE_FMA = 46  # IEEE fp32 tl.dot as measured on H200: 12 TFLOP/s over 132 processors at 1.98 GHz
 _RATE_FP64 = 128
-_BANDWIDTH = 0.85  # share of the peak bandwidth of device memory that is reached
 _LAUNCH_US = 2.0
 
 
@@ -36,21 +35,23 @@ class Fit:
     `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
     """
 
-    latency: float = 2160.0  # from asking for a tile to having it, out of device memory
-    start: float = 1490.0  # to start a program, compute its addresses and fill the pipeline
-    start_warp: float = 0.007  # the same for each warp, as a share of `start`
-    turn: float = 59.0  # barriers and bookkeeping in one turn of the K loop
-    turn_warp: float = 8.5  # the same for each warp
-    shared_bytes: float = 94.5  # of shared memory
-    l2_bytes: float = 450.0  # of the L2 cache, all processors reading
-    load: float = 6.9  # one warp-wide load instruction with its address and mask
-    narrow: float = 0.42  # how much longer one of under 4 bytes takes
-    load_words: float = 9.7  # registers that a load which is not asynchronous keeps busy
-    spared_words: float = 13.4  # registers that neither accumulator nor loads can have
-    small_mma: float = 3.7  # how much slower tensor cores are without whole warpgroups, on Hopper and later
-    store_bytes: float = 3000.0  # of the epilogue
-    reach: float = 2.3  # processors whose share of the bandwidth one can draw
-    overlap: float = 0.01  # share of the fixed cost of a round that the next one does not hide
+    latency: float = 1330.0  # from asking for a tile to having it, out of device memory
+    start: float = 1350.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp: float = 0.0385  # the same for each warp, as a share of `start`
+    turn: float = 24.2  # barriers and bookkeeping in one turn of the K loop
+    turn_warp: float = 21.2  # the same for each warp
+    shared_bytes: float = 138.0  # of shared memory
+    l2_bytes: float = 417.0  # of the L2 cache, all processors reading
+    load: float = 7.06  # one warp-wide load instruction with its address and mask
+    narrow: float = 0.544  # how much longer one of under 4 bytes takes
+    load_words: float = 7.99  # registers that a load which is not asynchronous keeps busy
+    copy_words: float = 1.3  # the same of one that is
+    spared_words: float = 16.6  # registers that neither accumulator nor loads can have
+    small_mma: float = 3.12  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    bandwidth: float = 0.879  # share of the peak bandwidth of device memory that is reached
+    reach: float = 2.19  # processors whose share of the bandwidth one can draw
+    short: float = 0.181  # slower by this share where rows of a tile are half of 128 bytes
+    overlap: float = 0.0576  # share of the fixed cost of a round that the next one does not hide
 
 
 FITTED = Fit()
@@ -60,23 +61,25 @@ FITTED = Fit()
 class TmaFit:
     """The same for kernels whose tiles travel by tensor descriptor."""
 
-    latency: float = 1310.0  # from asking for a tile to having it, out of device memory
-    start: float = 2460.0  # to start a program and fill the pipeline
-    start_specialised: float = 1370.0  # the same, of specialised warps
-    short: float = 0.236  # slower by this share where rows of a tile are half of 128 bytes
-    turn: float = 37.6  # barriers and bookkeeping in one turn of the K loop
-    shared_bytes: float = 129.0  # of shared memory
-    l2_bytes: float = 56.8  # of the L2 cache, all processors reading
-    store_bytes: float = 335.0  # of the epilogue
-    odd_store: float = 30.4  # how much longer specialised warps store what no descriptor can
-    reach: float = 8.3  # processors whose share of the bandwidth one can draw
-    exposed: float = 0.06  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 12.5  # of partial sums, left and gathered where programs share a tile
-    rendezvous: float = 5360.0  # for programs that share a tile to meet
-    lone: float = 1.37  # how much slower tensor cores are fed by one warpgroup than by two
-    small_mma: float = 3.9  # how much slower tensor cores are without whole warpgroups
-    repack_us: float = 1.04  # of one more launch
-    repack_share: float = 0.933  # share of the peak bandwidth that copying an operand reaches
+    latency: float = 1220.0  # from asking for a tile to having it, out of device memory
+    start: float = 2220.0  # to start a program and fill the pipeline
+    start_specialised: float = 1560.0  # the same, of specialised warps
+    short: float = 0.18  # slower by this share where rows of a tile are half of 128 bytes
+    turn: float = 53.6  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 139.0  # of shared memory
+    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    epilogue: float = 359.0  # to store a tile, however small
+    store_bytes: float = 450.0  # of the epilogue
+    odd_store: float = 28.7  # how much longer what no descriptor can store takes beside the next tile's loads
+    bandwidth: float = 0.804  # share of the peak bandwidth of device memory that is reached
+    reach: float = 2.97  # processors whose share of the bandwidth one can draw
+    exposed: float = 0.0466  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 3860.0  # for programs that share a tile to meet
+    lone: float = 1.13  # how much slower tensor cores are fed by one warpgroup than by two
+    small_mma: float = 2.67  # how much slower tensor cores are without whole warpgroups
+    repack_us: float = 0.835  # of one more launch
+    repack_share: float = 0.811  # share of the peak bandwidth that copying an operand reaches
 
 
 TMA_FITTED = TmaFit()
@@ -103,14 +106,22 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
 
 
-def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, fit: Fit) -> float:
-    """Clocks of one turn of the K loop of one program that has its processor to itself."""
+def _memory_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit | TmaFit) -> float:
+    """Microseconds of moving every operand once, slower where rows of a tile are short."""
+    row = config["BLOCK_N" if problem.b_layout == "row" else "BLOCK_K"]  # b is the larger where it counts
+    short = 1.0 + fit.short * max(0.0, 128 / (row * problem.itemsize) - 1.0)
+    return problem.bytes * short / (device.memory_gbps * fit.bandwidth * 1e3)
+
+
+def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
+    """Clocks that one turn of the K loop takes of a processor, where so many programs run together."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
     slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
     if not uses_tensor_cores(problem):
         slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
+    slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
     multiply = 2.0 * m * n * k / _rate(problem, device) * slow
     rows_at_once = 64 if warpgroups else 32
     shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
@@ -118,7 +129,8 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, fit: Fi
     thread_loads = loads_per_thread(config, problem, device)
     narrow = fit.narrow if min(problem.a_align, problem.b_align) < 4 else 1.0
     loads = fit.load * narrow * thread_loads * warps
-    held = accumulator_words(config, problem, device) + fit.load_words * thread_loads
+    load_words = fit.load_words if min(problem.a_align, problem.b_align) < 4 else fit.copy_words
+    held = accumulator_words(config, problem, device) + load_words * thread_loads
     spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
     return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
 
@@ -139,6 +151,8 @@ def _tma_pieces(config: Config) -> list[tuple[int, int]]:
     """(rows, columns) of each instruction's tile in one turn: every consumer's, main and rest."""
     if config.family != warpgroups.NAME:
         count = max(1, config.num_warps // 4)
+        if config["BLOCK_M"] < 64 * count:  # too few rows: columns are shared out
+            return [(config["BLOCK_M"], config["BLOCK_N"] // count)] * count
         return [(config["BLOCK_M"] // count, config["BLOCK_N"])] * count
     main = warpgroups.main_columns(config)
     rows, rest = config["BLOCK_M"] // config["CONSUMERS"], config["BLOCK_N"] - main
@@ -157,18 +171,22 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
         read = (-(-rows // 64) * (min(64, rows) + columns)) * k * size / fit.shared_bytes
         clocks += max(2.0 * rows * columns * k / rate, read)
     groups = config["CONSUMERS"] if specialised else config.num_warps // 4
-    clocks *= fit.lone if groups < 2 else 1.0
-    turn = max(clocks, (m + n) * k * size / fit.l2_bytes) + fit.turn
+    lone = fit.lone if groups < 2 else 1.0
+    if not whole:
+        lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
+    feed = (m + n) * k * size / fit.l2_bytes
+    turn = max(clocks, feed) + fit.turn
     turns = max(1.0, -(-problem.k // k) / split)
     programs = descriptor.tiles(config, problem) * split
     taken = warpgroups.shared_bytes if specialised else descriptor.shared_bytes
     threads = 32 * (config.num_warps if not specialised else 4 * config["CONSUMERS"] + 4)
     together = max(1, min(device.shared_memory // (taken(config, problem) + 1024), 512 // threads, 4))
     together = min(together, -(-programs // device.processors))
-    alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    alone = max(max(clocks * lone, feed) + fit.turn, (turn + fit.latency) / max(1, config.num_stages - 1))
     start = fit.start_specialised if specialised else fit.start
     store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
-    store *= fit.odd_store if specialised and problem.out_align < 16 else 1.0
+    if problem.out_align < 16 and (specialised or config["PERSISTENT"]):
+        store *= fit.odd_store
     if split > 1:
         gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
         store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
@@ -176,16 +194,16 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     loop = turns * max(alone, together * turn)
     if config["PERSISTENT"]:
         most = -(-programs // device.processors)  # tiles of the busiest processor
-        total = start + most * (turns * alone + fit.exposed * store) + (1 - fit.exposed) * store
+        total = start + most * (turns * alone + fit.epilogue + fit.exposed * store)
+        total += (1 - fit.exposed) * store
     else:
         last = programs - (rounds - 1) * device.processors * together
         last_together = min(together, -(-last // device.processors))
+        store += fit.epilogue
         total = (rounds - 1) * (loop + (start / 2 + store * together) / (1 + (together > 1)))
         total += start + turns * max(alone, last_together * turn) + store * last_together
     busy = max(0.05, min(1.0, fit.reach * programs / device.processors))
-    memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
-    run = size * (n if problem.b_layout == "row" else k)  # b is the larger where memory counts
-    memory_us *= 1.0 + fit.short * max(0.0, 128 / run - 1.0)
+    memory_us = _memory_us(config, problem, device, fit) / busy
     compute_us = total / (device.clock_ghz * 0.82 * 1e3)
     return (
         max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + 1.0 + _repack_us(problem, device, fit)
@@ -198,18 +216,17 @@ def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit =
     turns = -(-problem.k // k)
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
     together = min(resident(config, problem, device), -(-tiles // device.processors))
-    turn = _turn_clocks(config, problem, device, fit)
+    turn = _turn_clocks(config, problem, device, together, fit)
     fetch = fit.latency + (m + n) * k * problem.itemsize / fit.l2_bytes
     alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
-    stored = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
-    fixed = fit.start * (1 + fit.start_warp * config.num_warps) + stored * together
+    fixed = fit.start * (1 + fit.start_warp * config.num_warps)
     rounds = -(-tiles // (device.processors * together))
     last = tiles - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
     full_round = turns * max(alone, together * turn) + fit.overlap * fixed
     clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
     busy = max(0.05, min(1.0, fit.reach * tiles / device.processors))
-    memory_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
+    memory_us = _memory_us(config, problem, device, fit) / busy
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
     # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.
     return max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + _LAUNCH_US

@@ -1,11 +1,12 @@
 """A formula that predicts the time of a permutation with a config, in microseconds.
 
-Device memory, the L2 cache and the processors' instructions each take their time; the slowest counts most.
-What costs L2 is sectors of 32 bytes: a run that starts anywhere touches more of them than it fills.
+Device memory, the L2 cache, the processors' instructions and the wait of the few programs that fit at once
+each take their time; the slowest counts most. What costs L2 is sectors of 32 bytes: a run that starts
+anywhere touches more of them than it fills.
 """
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tritile.config import Config
@@ -18,17 +19,20 @@ from tritile.space import packed, tile
 class PermuteFit:
     """The formula's constants; `tuning/fit_model.py` fits them to measured trials, these from an H200's."""
 
-    bandwidth: float = 0.8194  # share of the peak bandwidth of device memory that is reached
-    sector: float = 0.6247  # time of a byte through L2 in whole sectors, by that of one of device memory
-    short: float = 0.0329  # slower by this power of how much shorter than 256 bytes a run is that is read
-    base: float = 1.71  # instructions of an element, wherever it goes
-    access: float = 4.99  # of a load or store, with its address
-    digit: float = 4.19  # of a dimension more in a run
-    mask: float = 2.07  # of an element where tiles are uneven
-    reach: float = 9.31  # processors whose share of the bandwidth one can draw
-    start: float = 1101.0  # clocks to start a program
-    overlap: float = 0.211  # share of what is not the slowest that shows
-    launch_us: float = 1.05
+    bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
+    sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
+    short: float = 0.0664  # slower by this power of how much shorter than 256 bytes a run is
+    access: float = 2.02  # of a load or store, with its address
+    digit: float = 7.51  # of a dimension more in a run
+    mask: float = 1.54  # of an element where tiles are uneven
+    reach: float = 1.31  # processors whose share of the bandwidth one can draw
+    alone_bytes: float = 16.1  # bytes a clock that one program has to its processor alone
+    gap: float = 45.4  # clocks from one load of a thread to the next
+    setup: float = 52.8  # instructions of a warp before its first element
+    edge: float = 1.5  # what the sector that a run in out shares with another one costs more, in whole ones
+    scatter: float = 0.0888  # slower by this share where programs side by side write short runs far apart
+    overlap: float = 0.25  # share of what is not the slowest that shows
+    launch_us: float = 1.19
 
 
 PERMUTE_FITTED = PermuteFit()
@@ -56,24 +60,32 @@ def permute_us(
     parts = [tile.uneven(problem.m, m), tile.uneven(problem.n, n)]
     moved = problem.bytes / 2 * prod(1.0 if part else side for part, side in zip(parts, covered, strict=True))
 
-    threads, held = config.num_warps * device.warp_size, 1.2 * family.held_words(config, problem, device)
-    by_registers = 65536 / (threads * max(1.0, held))
-    by_shared = device.shared_memory / (m * n * size + 1024)
-    resident = max(1.0, min(by_registers, by_shared, 2048 / threads, 32.0))
-    slow = 1.0 / min(1.0, fit.reach * tiles / device.processors)
+    threads = config.num_warps * device.warp_size
+    registers = 16 + 2 * family.held_words(config, problem, device)  # as compiled: a word, and where it goes
+    by_shared = device.shared_memory // (m * n * size + 1024) if problem.turns else 32
+    resident = max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
+    group, walked = config["GROUP_M"], config["GROUP_M"] * m / problem.m
+    apart = 1 - min(1.0, walked) if problem.turns else 1 - 1 / min(group, tiles_m)
+    apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
+    slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
 
     reads = _sectors(read, problem.x_align, read)  # what a warp leaves of a sector, the next finds in L1
     writes = _sectors(written, problem.out_align, 32.0 * out_vector)
+    steps = (step * size for step in problem.out_strides if step != 1)
+    starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on
+    writes += fit.edge * (1 - starts / 32) * 32 / written
     gbps = device.memory_gbps * fit.bandwidth
-    memory_us = 2 * moved / (gbps * 1e3) * (256 / min(256, read)) ** fit.short
+    memory_us = 2 * moved / (gbps * 1e3) * (256 / min(256, read) * 256 / min(256, written)) ** fit.short
     l2_us = fit.sector * moved * (reads + writes) / (gbps * 1e3)
 
     digits = max(0, len(problem.plane.m) + len(problem.plane.n) - 2)
     reading, writing = size / x_vector, size / out_vector  # accesses of an element
-    instructions = fit.base + fit.access * (reading + writing) + fit.mask * any(parts)
+    instructions = fit.access * (reading + writing) + fit.mask * any(parts)
     instructions += fit.digit * digits * reading
     turns = max(1.0, tiles / device.processors)
-    clocks = turns * m * n * instructions / 128 + fit.start * max(1.0, turns / resident)
-    issue_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    times = (memory_us * slow, l2_us * slow, issue_us)
+    issue = turns * (m * n * instructions / 128 + fit.setup * config.num_warps / 4)
+    cycle = m * n * (size / fit.alone_bytes + fit.gap * reading / threads)
+    wait = max(1.0, turns / resident) * cycle
+    issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
+    times = (memory_us * slow, l2_us * slow, issue_us, wait_us)
     return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us

@@ -147,17 +147,17 @@ class PermuteProblem:
                 n, size = (*n, i), size * self.shape[i]
         return Plane(m, n, tuple(i for i in axes if i not in m and i not in n))
 
-    @property
+    @functools.cached_property
     def m(self) -> int:
         """The tile rows' extent: along it out is densest."""
         return math.prod(self.shape[i] for i in self.plane.m)
 
-    @property
+    @functools.cached_property
     def n(self) -> int:
         """The tile columns' extent: along it x is densest."""
         return math.prod(self.shape[i] for i in self.plane.n)
 
-    @property
+    @functools.cached_property
     def batch(self) -> int:
         """How many planes of m x n there are."""
         return math.prod(self.shape[i] for i in self.plane.batch)
@@ -177,7 +177,7 @@ class PermuteProblem:
         """The same of out."""
         return self._layout(self.out_strides)
 
-    @property
+    @functools.cached_property
     def turns(self) -> bool:
         """Whether out is denser along m than along n: x and out then differ in the order of a tile."""
         m, n, _ = self.plane
@@ -190,8 +190,18 @@ class PermuteProblem:
         sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
         return (sizes[::-1] or (1,), strides[::-1] or (0,))
 
+    @functools.cached_property
+    def _known_runs(self) -> dict[tuple[int, int], tuple[int, int]]:
+        return {}
+
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
         """How many elements of a tile lie side by side in x, and in out."""
+        sides = (min(block_m, self.m), min(block_n, self.n))
+        if sides not in self._known_runs:  # a space has many configs of one tile
+            self._known_runs[sides] = self._runs(sides)
+        return self._known_runs[sides]
+
+    def _runs(self, tile: tuple[int, int]) -> tuple[int, int]:
         m, n, _ = self.plane
 
         def run(steps: tuple[int, ...], first: tuple[int, ...], sides: tuple[int, int]) -> int:
@@ -209,11 +219,10 @@ class PermuteProblem:
                     break
             return reach
 
-        sides = (min(block_m, self.m), min(block_n, self.n))
         out = m if self.out_layout == "column" else n
-        return run(self.x_strides, n, sides), run(self.out_strides, out, sides)
+        return run(self.x_strides, n, tile), run(self.out_strides, out, tile)
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         """Bytes moved: every element read once and written once."""
         return 2 * math.prod(self.shape) * self.itemsize

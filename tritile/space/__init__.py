@@ -56,14 +56,16 @@ def legal_configs(
 
     Raises UnsupportedError, with the reason, where none is legal.
     """
-    families = ALL_CONFIGS[problem.op]
-    configs = [config for name in families if family in (None, name) for config in families[name]]
-    legal = [config for config in configs if illegal(config, problem, device) is None]
-    if not legal:
-        reason = illegal(configs[0], problem, device)
+    families = [own for name, own in ALL_CONFIGS[problem.op].items() if family in (None, name)]
+    found: list[Config] = []
+    for own in families:
+        useful = [config for config in own if not _pointless(config, problem, device)]  # told faster
+        for configs in (useful, own):
+            legal = [config for config in configs if illegal(config, problem, device) is None]
+            if legal:
+                break
+        found += legal
+    if not found:
+        reason = illegal(families[0][0], problem, device)
         raise UnsupportedError(f"no config of {problem.label} is legal on {device.name}: {reason}")
-    useful = []
-    for name in dict.fromkeys(config.family for config in legal):
-        own = [config for config in legal if config.family == name]
-        useful += [config for config in own if not _pointless(config, problem, device)] or own
-    return useful
+    return found

@@ -117,6 +117,8 @@ CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
+    if order_fault(config, problem):
+        return True
     made = tiles(config, problem)
     if config["PERSISTENT"] and made <= device.processors:
         return True
@@ -126,4 +128,4 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
     least = least_blocks(problem) | {"BLOCK_K": 128}
-    return order_fault(config, problem) or oversized(config, problem, least)
+    return oversized(config, problem, least)

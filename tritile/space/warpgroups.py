@@ -100,6 +100,8 @@ CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
+    if order_fault(config, problem):
+        return True
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
@@ -107,8 +109,5 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
         return (
             True  # room for two more stages: a pipeline is as deep as shared memory lets it be, or one less
         )
-    if config["BLOCK_M"] > 64 and config["BLOCK_M"] >= 2 * problem.m:
-        return True
-    if config["BLOCK_N"] > 32 and config["BLOCK_N"] >= 2 * problem.n:
-        return True
-    return order_fault(config, problem)
+    sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 32, problem.n))
+    return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
