@@ -1,29 +1,28 @@
 """`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise."""
 
 import math
-import threading
-import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
-from triton.runtime.autotuner import Autotuner as TritonAutotuner
 
 from tritile import device as devices
+from tritile import direct
 from tritile.config import Config
 from tritile.device import Device
-from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning, brief
-from tritile.interpreter import HostAware
+from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
+from tritile.forms import DESCRIPTORS, Forms
+from tritile.interpreter import library_lock
 from tritile.problem import KernelProblem, Problem, doublings
-from tritile.settings import MODES, current_mode, tune_budget_s
-from tritile.source import source_hash
-from tritile.store import store_of
-from tritile.timing import do_bench as timed
-from tritile.trial import Trial
+from tritile.search import STRATEGIES, Space
+from tritile.searching import SearchingAutotuner, plain_config
+from tritile.settings import MODES, current_mode
+from tritile.store import is_frozen, store_of
+
+_MOST_MET: Final = 4096  # calls that are kept, each with values of its own
 
 
 def capturing() -> bool:
@@ -32,7 +31,8 @@ def capturing() -> bool:
 
 
 def _dtypes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
+    for name, given in values.items():
+        value = given.base if type(given) in DESCRIPTORS else given
         if hasattr(value, "dtype"):
             yield name, str(value.dtype).removeprefix("torch.")
 
@@ -43,17 +43,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | bool | str | None) and finite else str(value)
 
 
-def _plain_config(config: triton.Config, family: str) -> Config | None:
-    """The config as a store can hold it; None where it holds more than plain data, and so cannot be kept."""
-    if getattr(config, "ir_override", None) is not None:
-        return None
-    try:
-        return replace(Config.from_triton(config), family=family)
-    except InvalidValueError:
-        return None
+_TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
 
 
-class Autotuner(TritonAutotuner):
+def forget() -> None:
+    """Drop the choices that decorated kernels made in this process: they choose anew."""
+    for tuner in list(_TUNERS):
+        tuner.cache.clear()
+
+
+class Autotuner(SearchingAutotuner):
     """A `triton.runtime.Autotuner` whose measurements outlive the process.
 
     What differs: each config's time is remembered on its own, by GPU, versions and kernel source, so
@@ -62,23 +61,15 @@ class Autotuner(TritonAutotuner):
     config that fails in any way costs that config alone; host tensors run in the interpreter.
     """
 
-    def __init__(self, fn: Any, configs: list[triton.Config], key: list[str], mode: str | None, **rest: Any):
-        hooks = {name: rest.pop(name, None) for name in ("reset_to_zero", "restore_value")}
-        rest["do_bench"] = rest.get("do_bench") or timed
-        super().__init__(HostAware(fn), fn.arg_names, configs, key, **hooks, **rest)
+    def __init__(
+        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
+    ):
+        super().__init__(fn, configs, key, **rest)
         self.mode = mode
-        self.family = ""
-        self.also: tuple[Any, ...] = ()  # kernels that run beside this one, and count for its digest
-        self.cache: dict[Any, triton.Config] = {}
-        self._digest: str | None = None
-        self._lock = threading.RLock()  # upstream keeps the arguments in hand on self while it measures
-
-    @property
-    def digest(self) -> str:
-        """A digest of the kernel's source; what was measured of another source is not believed."""
-        if self._digest is None:
-            self._digest = source_hash(self.base_fn, *self.also)
-        return self._digest
+        # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
+        self.cache: dict[Any, Any] = {}
+        self._forms = Forms(self.arg_names, self.keys)
+        _TUNERS.add(self)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """This call in the store's words: the values of `key` and every tensor's dtype."""
@@ -93,29 +84,35 @@ class Autotuner(TritonAutotuner):
                 return devices.gpu(value.device.index)
         return devices.current_gpu() or devices.INTERPRETER
 
-    def _by_key(self) -> dict[str, triton.Config]:
-        """The configs that can be remembered, by their text."""
-        plain = ((_plain_config(config, self.family), config) for config in self.configs)
-        return {key.key: config for key, config in plain if key is not None}
+    def _finder(self) -> Callable[[Config], triton.Config | None]:
+        """What gives a remembered config back as Triton's, None for one that is no longer offered."""
+        space = self.space
+        if space is not None:
+            return lambda config: config.to_triton() if config in space else None
+        plain = ((plain_config(config, self.family), config) for config in self.configs)
+        known = {key: config for key, config in plain if key is not None}
+        return known.get
 
     def remembered(self, problem: Problem, device: Device) -> triton.Config | None:
         """The fastest config of the present list that was measured for just this problem."""
-        known = self._by_key()
+        find = self._finder()
         trials = store_of(device).trials(self.digest, problem)
-        good = [t for t in trials if t.us is not None and t.failure is None and t.config.key in known]
-        return known[min(good, key=lambda t: (t.us, t.config.key)).config.key] if good else None
+        good = [t for t in trials if t.us is not None and t.failure is None and find(t.config) is not None]
+        # A checked answer first: its time was also measured more carefully than that of a quick look.
+        best = min(good, key=lambda t: (t.error is None, t.us, t.config.key), default=None)
+        return find(best.config) if best is not None else None
 
     def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
         """The best config of the nearest measured problem that differs in sizes alone."""
-        known, found = self._by_key(), []
+        find, found = self._finder(), []
         for trial in store_of(device).bests(self.digest, problem.op):
             other = trial.problem
-            if not isinstance(other, KernelProblem) or trial.config.key not in known:
+            if not isinstance(other, KernelProblem) or find(trial.config) is None:
                 continue
             alike = (other.kernel, other.dtypes) == (problem.kernel, problem.dtypes)
             if alike and len(other.sizes) == len(problem.sizes):
-                found.append((doublings(other, problem), trial.config.key))
-        return known[min(found)[1]] if found else None
+                found.append((doublings(other, problem), trial.config.key, trial.config))
+        return find(min(found, key=lambda item: item[:2])[2]) if found else None
 
     def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """What the kernel's own pruning and performance model say, else its first config."""
@@ -133,8 +130,10 @@ class Autotuner(TritonAutotuner):
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force. Raises NotTunedError in mode "strict"."""
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
-        if mode == "tune" and not capturing():
-            return self.measure(problem, args, kwargs)  # times only what was never timed
+        if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
+            best = self.measure(problem, args, kwargs, device)  # times only what was never timed
+            self.cache.clear()  # what was guessed before is to be chosen anew
+            return best
         config = self.remembered(problem, device) if mode != "off" else None
         if config is not None:
             return config
@@ -152,11 +151,29 @@ class Autotuner(TritonAutotuner):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
-        if len(self.configs) == 1:
+        mode = self.mode or current_mode()
+        try:
+            call = direct.key_of(mode, args, kwargs)
+            known = self.cache.get(call)
+            if known is not None:
+                self.best_config, launch = known
+                kernel = launch(args, kwargs["grid"])
+                if kernel is not None:
+                    return kernel
+            met = self.cache.get(self._forms.of(mode, args, kwargs))
+        except TypeError:  # a value has no hash
+            call = met = None
+        if met is not None:
+            self.best_config, options = met
+            with library_lock:
+                kernel = self.fn.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
+            self._keep_direct(call, kernel, args, options)
+            return kernel
+        if len(self.configs) == 1 and self.space is None:
             config = self.configs[0]
         else:
             problem = self.problem(args, kwargs)
-            memo = (problem, self.mode or current_mode(), self._device(args, kwargs).name)
+            memo = (problem, mode, self._device(args, kwargs).name)
             config = self.cache.get(memo)
             if config is None:
                 config = self.choose(problem, args, kwargs)
@@ -167,99 +184,28 @@ class Autotuner(TritonAutotuner):
             raise InvalidValueError(
                 f"{', '.join(sorted(conflicts))} given, and tuned too: leave it to the tuner"
             )
-        self.best_config = config
+        self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook(
-                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
-            )
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
+        elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
+            self.cache[form] = config, options
+        return self.fn.run(*args, **kwargs, **options)
 
-    def _timed(self, config: triton.Config, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
-        """Milliseconds of one config at the quantiles 0.5, 0.2 and 0.8. Raises TuningError if it fails."""
-        try:
-            times = self._bench(*args, config=config, **kwargs)
-        except Exception as error:  # whatever one config raises, the others still deserve their turn
-            raise TuningError(brief(error)) from error
-        times = list(times) if isinstance(times, list | tuple) else [times] * 3
-        if math.isinf(times[0]):
-            raise TuningError("did not compile, or asked for more than the GPU has")
-        if not times[0] > 0 or len(times) != 3:
-            raise TuningError(f"the benchmark gave {times}: wanted milliseconds at three quantiles")
-        return times
-
-    def measure(
-        self,
-        problem: Problem,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        configs: Sequence[triton.Config] | None = None,
-        timer: Callable[[triton.Config], list[float]] | None = None,
-    ) -> triton.Config:
-        """Time those of `configs` (default: the pruned ones) never timed for `problem`; return the fastest.
-
-        `timer` takes the place of launching the kernel: milliseconds at the quantiles 0.5, 0.2 and 0.8.
-        Each is remembered. Stops after the budget of `TRITILE_TUNE_BUDGET` once a config has worked.
-        Raises TuningError, naming the reasons, where no config works.
-        """
-        device = self._device(args, kwargs)
-        store, deadline = store_of(device), time.monotonic() + tune_budget_s()
-        found: dict[triton.Config, float] = {}
-        failures: list[str] = []
-        with self._lock:
-            self.nargs = dict(zip(self.arg_names, args, strict=False))
-            try:
-                known = {trial.config.key: trial for trial in store.trials(self.digest, problem)}
-                for config in self.prune_configs(kwargs) if configs is None else configs:
-                    if found and time.monotonic() > deadline:
-                        break
-                    self._measure_one(config, problem, args, kwargs, store, known, found, failures, timer)
-                if found:
-                    best = min(found, key=found.__getitem__)
-                    self.pre_hook({**self.nargs, **kwargs, **best.all_kwargs()}, reset_only=True)
-            finally:
-                self.nargs = {}
-        if not found:
-            raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
-        self.cache.clear()  # what was guessed before is to be chosen anew
-        self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}
-        return best
-
-    def _measure_one(
-        self,
-        config: triton.Config,
-        problem: Problem,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        store: Any,
-        known: Mapping[str, Trial],
-        found: dict[triton.Config, float],
-        failures: list[str],
-        timer: Callable[[triton.Config], list[float]] | None,
+    def _keep_direct(
+        self, call: direct.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
     ) -> None:
-        plain = _plain_config(config, self.family)
-        if plain is not None and plain.key in known:
-            trial = known[plain.key]
-            if trial.us is not None and trial.failure is None:
-                found[config] = trial.us / 1e3
-            else:
-                failures.append(f"{config}: {trial.failure}")
+        """Keep what was launched, for calls that are the same in all that counts."""
+        if call is None or capturing():
             return
-        now, measured = datetime.now(UTC).isoformat(timespec="seconds"), None
-        try:
-            median, low, high = timer(config) if timer else self._timed(config, args, kwargs)
-            found[config] = median
-            if plain is not None:
-                measured = Trial(problem, plain, median * 1e3, (high - low) / median, measured_utc=now)
-        except TuningError as error:
-            failures.append(f"{config}: {error}")
-            if plain is not None:
-                measured = Trial(problem, plain, None, failure=str(error)[:200], measured_utc=now)
-        if measured is not None:
-            store.add(self.digest, measured)
+        launch = direct.launch_of(self.fn.fn, kernel, args, options)
+        if launch is not None:
+            if len(self.cache) >= _MOST_MET:
+                self.cache.clear()
+            self.cache[call] = self.best_config, launch
 
 
 def autotune(
-    configs: list[triton.Config],
+    configs: list[triton.Config] | Space,
     key: list[str],
     prune_configs_by: dict[str, Any] | None = None,
     reset_to_zero: list[str] | None = None,
@@ -270,6 +216,11 @@ def autotune(
     cache_results: bool = False,
     *,
     mode: str | None = None,
+    search: str | None = None,
+    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
+    ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    tolerance: float | None = None,
+    isolate: bool = True,
 ) -> Callable[[Any], Autotuner]:
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
@@ -277,7 +228,7 @@ def autotune(
     `use_cuda_graph` excepted; `cache_results` changes nothing, as results are always kept).
 
     Args:
-        configs: `triton.Config` objects to choose among.
+        configs: `triton.Config` objects to choose among, or a `tritile.Space`.
         key: names of arguments; a call whose values of these, or whose tensors' dtypes, are new is a
             new problem.
         prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
@@ -289,11 +240,26 @@ def autotune(
         cache_results: accepted for compatibility.
         mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
             as `triton.autotune` does. None: the mode in force.
+        search: the strategy, a name of `tritile.search.STRATEGIES`. Default: every config of a list,
+            "evolution" of a space, up to 96 of them.
+        reference: called with those of the kernel's arguments that it names, on untouched copies; returns
+            the tensors that are right, by name of argument. The winner is checked against it, on
+            outputs filled with NaN. What is both read and written must be in `restore_value`.
+        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid
+            tiles ("grid" may be among them), on which the winner is checked too.
+        tolerance: the relative error |out - reference| / |reference| that is allowed. Default: four times
+            epsilon of the output's dtype, 16 times of fp32.
+        isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
+            as where a `do_bench` is given, answers are not checked.
 
-    Raises InvalidValueError for an unknown mode.
+    Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
     """
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
+    if search is not None and search not in STRATEGIES:
+        raise InvalidValueError(f"search is {search!r}: wanted one of {', '.join(STRATEGIES)}, or None")
+    if isinstance(configs, Space) and prune_configs_by:
+        raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
 
     def decorator(fn: Any) -> Autotuner:
         return Autotuner(
@@ -307,6 +273,11 @@ def autotune(
             pre_hook=pre_hook,
             post_hook=post_hook,
             do_bench=do_bench,
+            isolate=isolate,
+            search=search,
+            reference=reference,
+            ragged=ragged,
+            tolerance=tolerance,
         )
 
     return decorator

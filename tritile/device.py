@@ -56,6 +56,19 @@ class Device:
         """A dictionary that JSON holds."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Any) -> "Device":
+        """The GPU whose facts `to_dict` gave, anywhere, with the versions that are here.
+
+        Raises InvalidValueError for anything else.
+        """
+        facts = {k: v for k, v in dict(data).items() if k not in ("triton", "compiler")}
+        kinds = {"name": str, "backend": str, "arch": int | str, "clock_ghz": int | float}
+        kinds |= {"memory_gbps": int | float, "processors": int, "l2_bytes": int, "shared_memory": int}
+        if facts.keys() != kinds.keys() or not all(isinstance(v, kinds[k]) for k, v in facts.items()):
+            raise InvalidValueError(f"{str(data)[:200]!r} is not of a GPU: wanted {', '.join(kinds)}")
+        return cls(**facts, compiler=compiler_version(facts["backend"], facts["arch"]))
+
 
 def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: float, gbps: float) -> Device:
     backend = "cuda" if isinstance(arch, int) else "hip"
@@ -124,3 +137,15 @@ def gpu(index: int) -> Device:
 def current_gpu() -> Device | None:
     """The facts of the current GPU, or None on a machine without one."""
     return gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def current_index() -> int | None:
+    """The number of the current GPU, or None on a machine without one."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def use(index: int) -> None:
+    """Make a GPU the current one of this process. Raises DeviceError where there is none of that number."""
+    if torch.cuda.is_available():
+        gpu(index)
+        torch.cuda.set_device(index)

@@ -41,6 +41,10 @@ class TuningError(TritileError, RuntimeError):
     """No config of a space compiled, ran and gave the right answer."""
 
 
+class DistributedError(TritileError, RuntimeError):
+    """Ranks of a distributed run that differ, or of which one is lost that the others need."""
+
+
 class StoreWarning(UserWarning):
     """Remembered results could not be read or written; calls go on without them."""
 
@@ -49,11 +53,21 @@ class UntunedWarning(UserWarning):
     """A kernel runs with a config that nothing measured supports."""
 
 
+class IsolationWarning(UserWarning):
+    """A kernel cannot be sent to another process: it is measured in this one, which it may take down."""
+
+
+class CompiledWarning(UserWarning):
+    """Mode `strict` met a call whose kernels were not in Triton's cache on disk, and had to be compiled."""
+
+
 class InterpreterWarning(UserWarning):
     """Kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
 
 
 def brief(error: BaseException) -> str:
-    """The kind of an error and the first line that says something, short enough to keep."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:200]
+    """The kind of an error and the line that says what it is, short enough to keep."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    # Triton's compiler begins with the place, and a part of the source, and ends with what is wrong.
+    text = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return f"{type(error).__name__}: {text}"[:200]

@@ -106,6 +106,8 @@ class HostAware:
         self.fn = fn
 
     def __getattr__(self, name: str) -> Any:
+        if "fn" not in self.__dict__:  # while it is unpickled
+            raise AttributeError(name)
         return getattr(self.__dict__["fn"], name)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from tritile.launch import KERNELS
 from tritile.problem import MatmulProblem, PermuteProblem, doublings
 from tritile.settings import current_mode
 from tritile.space import illegal, tile
-from tritile.store import store_of
+from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
@@ -136,6 +136,8 @@ def interpreted(problem: Tiled) -> Plan:
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """The first rung that holds; None where mode "tune" is to measure."""
+    if mode == "tune" and is_frozen(device):
+        mode = "cached"
     known = None if mode == "off" else _measured(problem, device) or tabled(problem, device)
     if mode == "strict":
         shipped = table.shipped(device)

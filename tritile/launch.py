@@ -4,7 +4,8 @@
 compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
@@ -26,10 +27,10 @@ from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
+from tritile.loading import loaded
 from tritile.native import NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
 from tritile.table import kernel_name
-from tritile.timing import do_bench
 from tritile.views import Call, PermuteCall, View
 from tritile.work import work_of
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
@@ -106,15 +107,18 @@ def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
         return step.kernel.warmup(*args, grid=step.grid, **options)
 
 
-def compile_only(call: Call, config: Config, device: devices.Device) -> Any:
-    """Triton's compiled kernel for `call` with `config`, for the current target; nothing is run.
+def compiles_of(
+    call: Call, config: Config, device: devices.Device, make: Callable[[str], Any]
+) -> Iterator[Callable[[], Any]]:
+    """All that `prepare` compiles for `call` with `config`: for each kernel a function that compiles it.
 
-    Where a call takes several kernels, the last: the one that computes.
+    They compile for the current target and return Triton's kernel; nothing is run. `make(dtype)` gives what
+    stands for a workspace. Where a call takes several kernels, the last is the one that computes.
     """
-    work = work_of(call, config, device.processors, early(device))
-    kind = type(call.tensors[0])
-    buffers = [*call.tensors, *_workspaces(work, lambda section: kind(section.dtype, 0))]
-    return [_compiled(step, buffers) for step in work.steps][-1]
+    for piece in _pieces(call, config):
+        work = work_of(piece, config, device.processors, early(device))
+        buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
+        yield from (functools.partial(_compiled, step, buffers) for step in work.steps)
 
 
 def early(device: devices.Device) -> bool:
@@ -283,40 +287,11 @@ def _prepared(call: Call, config: Config) -> Launch:
                 counters_of(index).make_ready()
             buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
             kernels = [_compiled(step, buffers) for step in work.steps]
-            for kernel in kernels:
-                kernel._init_handles()  # load now, so that what the GPU cannot take fails here
+            for kernel in kernels:  # now, so that what the GPU cannot take fails here
+                loaded(kernel, device.shared_memory)
             return Launch(work, kernels, call.tensors, index)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
-
-
-def measure(call: Call, configs: Sequence[Config]) -> Config:
-    """Time the configs on the call's own tensors, in their order, remember, and return the fastest.
-
-    The output is overwritten by each. Raises TuningError where no config works.
-    """
-    failures, found = [], []
-    for family in dict.fromkeys(config.family for config in configs):
-        tuned = KERNELS[call.problem.op][family]
-        own = [config.to_triton() for config in configs if config.family == family]
-        try:
-            with torch.cuda.device(call.tensors[0].device):
-                best = tuned.measure(call.problem, call.tensors, {}, own, _timer(call, family))
-            found.append((tuned.configs_timings[best][0], replace(Config.from_triton(best), family=family)))
-        except TuningError as error:
-            failures.append(str(error))
-    if not found:
-        raise TuningError("; ".join(failures))
-    return min(found, key=lambda pair: (pair[0], pair[1].key))[1]
-
-
-def _timer(call: Call, family: str) -> Callable[[triton.Config], list[float]]:
-    def milliseconds(config: triton.Config) -> list[float]:
-        launch = prepare(call, replace(Config.from_triton(config), family=family))
-        times = do_bench(lambda: launch(*call.tensors), quantiles=(0.5, 0.2, 0.8))
-        return list(times)
-
-    return milliseconds
 
 
 def run_interpreted(call: Call, config: Config) -> None:

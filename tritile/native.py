@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tritile.loading import loaded
 from tritile.work.values import Buffer, Descriptor
 
 _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
@@ -132,6 +133,7 @@ class NativeLaunch:
         self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
         self._enter(self._context)  # a thread that has not used the GPU yet has none
         self._kernel, self._lock = kernel, threading.Lock()
+        function = loaded(kernel, metadata.shared).function
         self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers)
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
@@ -165,7 +167,7 @@ class NativeLaunch:
                 raise ValueError(f"an argument of type {kind}")
         put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none
         put(ctypes.c_uint64(0))
-        self._check_parameters(library, kernel, sizes)
+        self._check_parameters(library, kernel, function, sizes)
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
         threads = 32 * metadata.num_warps
@@ -179,20 +181,20 @@ class NativeLaunch:
         )
         self._calls = (
             ctypes.addressof(self._config),
-            kernel.function,
+            function,
             ctypes.addressof(self._parameters),
             None,
         )
 
     @staticmethod
-    def _check_parameters(library: ctypes.CDLL, kernel: Any, sizes: Sequence[int]) -> None:
+    def _check_parameters(library: ctypes.CDLL, kernel: Any, function: int, sizes: Sequence[int]) -> None:
         """Ask what parameters the kernel has: a Triton that passes others is found out here."""
-        entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm["ptx"], re.DOTALL)
+        entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm.get("ptx", ""), re.DOTALL)
         if entry is None or entry[1].count(".param") != len(sizes):
             raise ValueError(f"the kernel has not {len(sizes)} parameters")
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for index, wanted in enumerate(sizes):
-            if library.cuFuncGetParamInfo(kernel.function, index, offset, size) or size.value != wanted:
+            if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
                 raise ValueError(f"parameter {index} is not of {wanted} bytes")
 
     def __call__(self, pointers: list[Any], stream: int) -> None:

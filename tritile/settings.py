@@ -42,7 +42,8 @@ def mode(name: str) -> Iterator[None]:
 
     cached: what was measured, else a prediction; nothing is ever measured (the default).
     tune: as cached, but a problem met for the first time is measured once and remembered.
-    strict: a problem for which nothing measured is remembered raises `NotTunedError`.
+    strict: a problem for which nothing measured is remembered raises `NotTunedError`; a first call whose
+        kernels Triton had to compile warns with `CompiledWarning`.
     off: the prediction only; remembered results are not even read.
 
     Raises InvalidValueError for any other name. Applies to the current thread or task.
@@ -64,6 +65,12 @@ def tune_budget_s() -> float:
     if not seconds > 0:
         raise InvalidValueError(f"TRITILE_TUNE_BUDGET is {value!r}: wanted seconds, above 0")
     return seconds
+
+
+def tune_log() -> Path | None:
+    """The file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none."""
+    given = os.environ.get("TRITILE_TUNE_LOG")
+    return Path(given).expanduser() if given else None
 
 
 def cache_dir() -> Path:

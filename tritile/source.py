@@ -1,24 +1,39 @@
-"""A digest of a kernel's source, so that what was measured of one version is not believed of another."""
+"""Digests of source, so that what was measured of one version is not believed of another."""
 
+import functools
 import hashlib
 import inspect
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import triton.language as tl
+from triton.runtime.autotuner import Heuristics
+from triton.runtime.jit import JITCallable
+
+_PLAIN = (bool, int, float, str, tl.constexpr, tl.dtype)
 
 
-def _function(kernel: Any) -> Any:
-    """The Python function inside decorators such as triton.jit, heuristics and autotune."""
-    while kernel is not None and not inspect.isfunction(kernel):
-        kernel = getattr(kernel, "fn", None)
-    return kernel
+def _layers(kernel: Any) -> list[Any]:
+    """A kernel and what its decorators, such as autotune, heuristics and triton.jit, were given in turn."""
+    layers = []
+    while kernel is not None:
+        layers.append(kernel)
+        kernel = None if inspect.isfunction(kernel) else getattr(kernel, "fn", None)
+    return layers
 
 
-def _body(function: Any) -> str:
-    """The source from `def` on: decorators, and where in its file it stands, do not count."""
+def _body(layers: list[Any]) -> str:
+    """The source from `def` on: decorators, and where in its file it stands, do not count.
+
+    That of a jitted function is what Triton read as it was jitted: by now its file may hold another.
+    """
+    function = layers[-1]
+    for jitted in layers[:-1]:
+        if isinstance(jitted, JITCallable):
+            return "\n".join(jitted.src.splitlines())
     try:
         lines = textwrap.dedent(inspect.getsource(function)).splitlines()
     except OSError:
@@ -45,22 +60,37 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
 def source_hash(*kernels: Any) -> str:
     """Sixteen hexadecimal digits that change with the source of these kernels or of what they call.
 
-    Followed are jitted functions and `tl.constexpr` values that it names, as globals, in its closure
-    or as attributes of a module. Triton's own library is not: the version of Triton stands beside this
-    digest wherever it is used.
+    Followed are heuristics, and jitted functions and `tl.constexpr` values that it names, as globals, in
+    its closure or as attributes of a module. Triton's own library is not: the version of Triton stands
+    beside this digest wherever it is used.
     """
     parts: list[tuple[str, str]] = []
     done: set[int] = set()
-    pending = [_function(kernel) for kernel in kernels]
+    pending = [*kernels]
     while pending:
-        function = pending.pop()
-        if function is None or id(function) in done:
+        layers = _layers(pending.pop())
+        function = layers[-1] if layers else None
+        if not inspect.isfunction(function) or id(function) in done:
             continue
         done.add(id(function))
-        parts.append((f"{function.__module__}.{function.__qualname__}", _body(function)))
+        parts.append((f"{function.__module__}.{function.__qualname__}", _body(layers)))
+        pending += [
+            value for layer in layers if isinstance(layer, Heuristics) for value in layer.values.values()
+        ]
+        defaults = [v for v in (function.__defaults__ or ()) if isinstance(v, _PLAIN)]
+        if defaults:  # the source may only name them
+            parts.append((f"{function.__module__}.{function.__qualname__}:defaults", repr(defaults)))
         for name, value in named_values(function):
             if isinstance(value, tl.constexpr):
                 parts.append((f"{function.__module__}:{name}", repr(value.value)))
             elif hasattr(value, "arg_names") or hasattr(value, "cache_key"):
-                pending.append(_function(value))
+                pending.append(value)
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def package_hash() -> str:
+    """Sixteen hexadecimal digits that change with any module of tritile."""
+    root = Path(__file__).parent
+    files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py")]
+    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]

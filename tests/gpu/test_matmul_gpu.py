@@ -352,7 +352,7 @@ def never_measured(monkeypatch):
     def fail(*args):
         raise AssertionError("measured")
 
-    monkeypatch.setattr(launch, "measure", fail)
+    monkeypatch.setattr(run, "tuned_now", fail)
 
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])

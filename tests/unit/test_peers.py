@@ -7,10 +7,11 @@ import torch
 
 from tritile.config import Config
 from tritile.errors import InvalidValueError, TuningError
+from tritile.measure import timing
 from tritile.report import bench, peers, tutorial
 from tritile.report import run as benchmark
 from tritile.report.results import Measurement, read
-from tritile.tune import measure
+from tritile.subject import answers
 from tritile.tune.suites import Case, parse_shape
 from tritile.views import posed
 
@@ -27,9 +28,9 @@ class Graph:
 
 @pytest.fixture(autouse=True)
 def _without_a_gpu(monkeypatch):
-    monkeypatch.setattr(measure, "Graph", Graph)
+    monkeypatch.setattr(timing, "Graph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(measure, "_sampled", torch.arange)
+    monkeypatch.setattr(answers, "_sampled", torch.arange)
 
 
 def calls_of(case):
@@ -171,8 +172,8 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
     call = posed(case.problem, make)
     before = call.x.clone()
     peers.torch_permute(dtype, shape, dims)(call)
-    measure.check_permuted(call)
+    answers.check_permuted(call)
     assert torch.equal(call.x, before)
     call.out[0] += 1
     with pytest.raises(TuningError, match="elements differ"):
-        measure.check_permuted(call)
+        answers.check_permuted(call)

@@ -12,11 +12,13 @@ import pytest
 
 from tritile import table as table_module
 from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.device import TARGETS, target_device
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.launch import digests
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
+from tritile.space import illegal
 from tritile.store import Store
-from tritile.table import Entry, Table, from_store, kernel_name, read, shipped, write
+from tritile.table import Entry, Loss, Table, completed, from_store, kernel_name, read, shipped, write
 from tritile.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
@@ -28,6 +30,7 @@ PROBLEMS = (
 )
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
+LOSS = {"within": 0.02, "worst": 0.015, "mean": 0.004, "configs": 1}
 TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "permute/tile": "4567"}, ENTRIES)
 
 
@@ -62,6 +65,19 @@ def test_empty_and_predicted_tables(tmp_path: Path, entries: tuple[Entry, ...]) 
     table = replace(TABLE, measured=False, entries=entries)
     write(table, tmp_path / "t.json")
     assert read(tmp_path / "t.json") == table
+
+
+def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_path: Path) -> None:
+    entries = tuple(replace(entry, config=replace(CONFIG, family="tile")) for entry in ENTRIES[1:])
+    lossy = replace(TABLE, entries=entries, loss=Loss(**LOSS))
+    write(lossy, tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["loss"] == LOSS
+    assert read(tmp_path / "t.json") == lossy
+    write(TABLE, tmp_path / "t.json")
+    assert "loss" not in json.loads((tmp_path / "t.json").read_text())
+    fewer = replace(lossy, entries=entries[:1], loss=None)
+    assert completed(fewer, lossy).loss == lossy.loss
+    assert completed(replace(lossy, loss=None), lossy).loss is None
 
 
 def test_the_order_of_entries_and_names_does_not_show(tmp_path: Path) -> None:
@@ -142,6 +158,9 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path: Path) -> None
         *(json.dumps(document(measured=value)) for value in (1, None, "true")),
         *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul/tile": 1})),
         *(json.dumps(document(entries=value)) for value in (None, {}, "x")),
+        *(json.dumps(document(loss=value)) for value in ([], {}, "x", {**LOSS, "more": 1})),
+        *(json.dumps(document(loss={**LOSS, "worst": value})) for value in (None, -1, "0.1")),
+        *(json.dumps(document(loss={**LOSS, "configs": value})) for value in (1.5, -1, "4", True)),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
@@ -242,3 +261,20 @@ def test_the_tables_in_the_package_are_whole() -> None:
     for device in TARGETS.values():
         table = shipped(device)  # a StoreWarning is an error here
         assert table is None or table.device["name"] == device.name
+
+
+def test_the_shipped_table_is_whole_and_legal():
+    h200 = target_device("nvidia-h200")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table_module._shipped.cache_clear()
+        found = shipped(h200)
+    assert found is not None
+    assert found.measured
+    assert len(found.entries) >= 290
+    for entry in found.entries:
+        assert illegal(entry.config, entry.problem, h200) is None
+        assert entry.us > 0
+    used = {kernel_name(entry.problem.op, entry.config.family) for entry in found.entries}
+    assert used <= set(found.kernels)
+    assert found.kernels.items() <= digests().items()

@@ -8,16 +8,18 @@ import triton
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 
+from tritile import autotuner, ladder, launch, model
 from tritile import device as devices
-from tritile import ladder, launch, model
 from tritile.autotuner import capturing
+from tritile.compiles import compiles_heard
 from tritile.config import Config
-from tritile.errors import InterpreterWarning, TuningError, UnsupportedError
+from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError
 from tritile.settings import current_mode
 from tritile.space import tile
+from tritile.store import end_stand_ins
+from tritile.subject import tuned_now
 from tritile.views import Call, PermuteCall
 
-_SCREENED = 40  # configs that mode "tune" measures of one problem, the likeliest first
 _FALLBACKS = 8  # predictions to try where the planned config does not run
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types whose calls may be remembered
@@ -32,11 +34,21 @@ def new_memo() -> dict[Any, Any]:
     return _memos[-1]
 
 
-def forget() -> None:
-    """Drop every plan and prepared launch of this process: the next calls read the store again."""
+def drop_plans() -> None:
+    """Drop every plan and prepared launch of this process."""
     ladder.forget()
+    autotuner.forget()
     for memo in _memos:
         memo.clear()
+
+
+def forget() -> None:
+    """Drop every plan and prepared launch of this process: the next calls read its own store again.
+
+    Ends what `sync` began, in this process.
+    """
+    end_stand_ins()
+    drop_plans()
 
 
 def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -89,8 +101,8 @@ def planned(call: Call) -> ladder.Plan:
     if chosen is None and capturing():
         chosen = ladder.plan_for(problem, device, "cached")
     elif chosen is None:
-        fastest = launch.measure(call, model.screened(problem, device, _SCREENED))
-        forget()
+        fastest = tuned_now(problem, device, call.tensors[0].device.index)
+        drop_plans()
         # Where the store cannot be written, what was just measured counts all the same.
         chosen = ladder.plan_for(problem, device) or ladder.Plan(
             problem, fastest, "exact", device, None, "the fastest measured just now"
@@ -136,8 +148,24 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     """The launch of a call on a GPU, by its plan.
 
     A planned config that turns out not to compile or load here gives way to the model's next ones.
-    Raises UnsupportedError where none runs.
+    Raises UnsupportedError where none runs. In mode "strict" warns where anything had to be compiled; as an
+    error that comes before any launch, and finds what was compiled in Triton's cache the next time.
     """
+    if current_mode() != "strict":
+        return _prepared(call)
+    with compiles_heard() as seconds:
+        ready = _prepared(call)
+    if seconds:
+        advice = "" if fixed(call) else ": `tritile compile` does that ahead"  # not of what is done in place
+        warnings.warn(
+            f"{call.problem.label} was compiled at its first call, in {sum(seconds):.1f} s{advice}",
+            CompiledWarning,
+            stacklevel=4,  # prepared, the operation's _first, the operation, its caller
+        )
+    return ready
+
+
+def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
     failures = []
     only = fixed(call)

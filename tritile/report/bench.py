@@ -11,11 +11,12 @@ import torch
 from tritile import device as devices
 from tritile import ladder, launch
 from tritile.errors import UnsupportedError, brief
+from tritile.measure import timing
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.report import peers
 from tritile.report.results import Measurement
-from tritile.tune import measure
+from tritile.subject import answers, operands
 from tritile.tune.suites import Case
 from tritile.views import Call, MatmulCall
 
@@ -31,19 +32,19 @@ def _torch_precision(precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def _torch_error(call: Call, run: measure.Run) -> float:
-    measure.poison(call)
+def _torch_error(call: Call, run: timing.Run) -> float:
+    operands.poison(call)
     run(call)
     torch.cuda.synchronize()
     if isinstance(call, MatmulCall):
-        return measure.matmul_error(call)
-    measure.check_permuted(call)
+        return answers.matmul_error(call)
+    answers.check_permuted(call)
     return 0.0
 
 
 def _peer_graphs(
     case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
-) -> dict[str, measure.Graph]:
+) -> dict[str, timing.Graph]:
     """The graphs of those of these peers that take the case and answer rightly; `tell` hears of the rest."""
     graphs = {}
     for name in names:
@@ -71,21 +72,21 @@ def measured(
     problem = case.problem
     chosen = ladder.plan_for(problem, device, "cached")
     assert chosen is not None
-    calls = measure.copies_of(problem, device)
-    ours = measure.run_of(launch.prepare(calls[0], chosen.config))
+    calls = operands.copies_of(problem, device)
+    ours = operands.run_of(launch.prepare(calls[0], chosen.config))
     is_matmul = isinstance(calls[0], MatmulCall)
     theirs = peers.torch_matmul if is_matmul else peers.torch_permute(case.dtype, case.shape, case.dims)
-    error = measure.check(ours, calls[0])
-    sides: dict[str, measure.Graph | measure.Eager] = {"tritile": measure.Graph(ours, calls)}
+    error = answers.check(ours, calls[0])
+    sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):
         torch_error = _torch_error(calls[0], theirs)
-        sides |= {"torch": measure.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
+        sides |= {"torch": timing.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
     if not is_matmul:
         # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
         copy = peers.device_copy
-        sides |= {"copy": measure.Graph(copy, calls), "eager copy": measure.Eager(copy, calls)}
-    samples = measure.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
-    timings = {side: measure.timing_of(times) for side, times in zip(sides, samples, strict=True)}
+        sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
+    samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
+    timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
     us = {side: timing.us for side, timing in timings.items()}
     copy_gbps = None if is_matmul else problem.bytes / min(us["copy"], us["eager copy"]) / 1e3
     return Measurement(

@@ -8,9 +8,10 @@ from typing import Final
 import torch
 
 from tritile.errors import InvalidValueError
+from tritile.measure import timing
 from tritile.problem import FP8_DTYPES
 from tritile.report import tutorial
-from tritile.tune import measure
+from tritile.subject import answers, operands
 from tritile.views import Call, MatmulCall, PermuteCall
 
 Peer = Callable[[MatmulCall], torch.Tensor]
@@ -18,7 +19,7 @@ Peer = Callable[[MatmulCall], torch.Tensor]
 
 def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """a, b and out as (batch, rows, columns) tensors."""
-    a, b, out = (measure.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
+    a, b, out = (operands.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
     return a, b, out
 
 
@@ -112,7 +113,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def peer_graph(name: str, calls: list[Call]) -> measure.Graph | None:
+def peer_graph(name: str, calls: list[Call]) -> timing.Graph | None:
     """A graph of this peer over all calls, its answer to the first checked; None where it takes no such call.
 
     Raises TuningError for a wrong answer, and whatever the peer raises.
@@ -131,7 +132,7 @@ def peer_graph(name: str, calls: list[Call]) -> measure.Graph | None:
         assert isinstance(call, MatmulCall)
         _as_a_user_has_them(call)[2].copy_(made)
 
-    measure.check(into_out, first)
+    answers.check(into_out, first)
     # Kept through the capture, each result has memory of its own, cold like everyone's.
     kept: list[torch.Tensor] = []
-    return measure.Graph(lambda call: kept.append(answer(call)), calls)
+    return timing.Graph(lambda call: kept.append(answer(call)), calls)

@@ -1,0 +1,185 @@
+"""The tuner on a GPU: what hangs, crashes, spills over or answers wrongly costs itself alone."""
+
+import json
+import threading
+import time
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tritile.device import current_gpu
+from tritile.errors import IsolationWarning
+from tritile.measure.log import keeper
+from tritile.measure.workshop import Workshop
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.store import Store, store_of
+from tritile.subject import DEFAULT
+from tritile.tune import tuner
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "30")
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+@triton.jit
+def faulty(x, out, N, BLOCK: tl.constexpr, FAULT: tl.constexpr):
+    """Adds one; goes wrong as FAULT says."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < N)
+    if FAULT == 1:  # hangs
+        while tl.load(x).to(tl.float32) < 1e30:
+            tl.atomic_add(out, 0.0)
+    if FAULT == 2:  # an illegal address
+        tl.store(out + at + (1 << 40), value)
+    if FAULT == 3:  # a little further than its output
+        tl.store(out + at + N, value, mask=at < 8)
+    if FAULT == 4:  # the wrong answer
+        value += 1
+    if FAULT == 5:  # the last element is not written
+        tl.store(out + at, value + 1, mask=at < N - 1)
+    else:
+        tl.store(out + at, value + 1, mask=at < N)
+
+
+REASONS = {
+    1: "hung",
+    2: "illegal memory access",
+    3: "outside the memory",
+    4: "wrong answer",
+    5: "wrong answer",
+}
+
+
+def plus_one(x, N):
+    return {"out": x + 1}
+
+
+def run_faulty(kernel, n=4099):
+    x = torch.randn(n, device="cuda")
+    out = torch.full_like(x, float("nan"))
+    with tritile.mode("tune"):
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, out, n)
+    torch.cuda.synchronize()
+    assert torch.equal(out, x + 1)
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_a_bad_config_costs_itself_alone_and_its_reason_is_recorded(fault):
+    configs = [triton.Config({"BLOCK": 256, "FAULT": fault}), triton.Config({"BLOCK": 128, "FAULT": 0})]
+    kernel = tritile.autotune(configs, ["N"], reference=plus_one)(faulty)
+    run_faulty(kernel, 4099 + fault)
+    assert kernel.best_config.kwargs["FAULT"] == 0
+    problem = kernel.problem((torch.empty(1), torch.empty(1), 4099 + fault), {})
+    found = {t.config["FAULT"]: t for t in store_of(current_gpu()).trials(kernel.digest, problem)}
+    assert found[0].failure is None
+    assert found[0].error == 0
+    if found[fault].failure is None:  # slower, and so never asked for an answer
+        assert found[fault].us > found[0].us
+    else:
+        assert REASONS[fault] in found[fault].failure
+
+
+def test_a_space_is_searched_and_remembered():
+    space = tritile.Space({"BLOCK": (64, 128, 256, 512, 1024), "FAULT": (0,), "num_warps": (1, 2, 4, 8)})
+    kernel = tritile.autotune(space, ["N"], reference=plus_one)(faulty)
+    run_faulty(kernel, 1_000_003)
+    first = kernel.best_config
+    assert first.kwargs["FAULT"] == 0
+    again = tritile.autotune(space, ["N"], reference=plus_one)(faulty)
+    x = torch.randn(1_000_003, device="cuda")
+    out = torch.empty_like(x)
+    with tritile.mode("strict"):
+        again[lambda meta: (triton.cdiv(1_000_003, meta["BLOCK"]),)](x, out, 1_000_003)
+    assert again.best_config == first
+    assert torch.equal(out, x + 1)
+
+
+@triton.jit
+def accumulate(x, total, N, BLOCK: tl.constexpr):
+    """Adds x to total, where it lies, and x to itself."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < N, other=0.0)
+    tl.store(x + at, value * 2, mask=at < N)
+    tl.atomic_add(total, tl.sum(value))
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_kernels_that_change_what_they_read_find_it_as_it_was(isolate):
+    configs = [triton.Config({"BLOCK": block}) for block in (128, 256, 512)]
+    kernel = tritile.autotune(
+        configs, ["N"], reset_to_zero=["total"], restore_value=["x"], isolate=isolate,
+        reference=lambda x, total: {"x": 2 * x, "total": x.sum(dtype=torch.float64).float().reshape(1)},
+        tolerance=1e-4,
+    )(accumulate)  # fmt: skip
+    x = torch.rand(5000 + isolate, device="cuda")
+    before, total = x.clone(), torch.zeros(1, device="cuda")
+    with tritile.mode("tune"):
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, total, x.numel())
+    assert torch.equal(x, 2 * before)
+    torch.testing.assert_close(total[0], before.sum(), rtol=1e-4, atol=0)
+
+
+def test_a_call_that_cannot_be_sent_is_measured_here():
+    lock = threading.Lock()
+    configs = [triton.Config({"BLOCK": b, "FAULT": 0}) for b in (128, 256)]
+    kernel = tritile.autotune(configs, ["N"])(faulty)
+    x = torch.randn(777, device="cuda")
+    out = torch.empty_like(x)
+    with tritile.mode("tune"), pytest.warns(IsolationWarning, match="lock"):
+        kernel[lambda meta: (triton.cdiv(777, meta["BLOCK"]) if lock else 0,)](x, out, 777)
+    assert torch.equal(out, x + 1)
+
+
+MATMUL = MatmulProblem(1, 512, 384, 640, "bfloat16", "bfloat16", b_layout="column")
+PERMUTE = PermuteProblem.turned(1, 1023, 1025, 2)
+
+
+def tune(problems, folder, **rest):
+    log = folder / "log.jsonl"
+
+    device = current_gpu()
+    with Workshop(0) as shop:
+        done = list(
+            tuner.tune(problems, device, shop, keeper(Store(device, folder), log), force=True, **rest)
+        )
+    return done, [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_own_problems_are_searched_checked_and_logged(tmp_path):
+    done, lines = tune([MATMUL, PERMUTE], tmp_path)
+    assert {outcome.problem for outcome in done} == {MATMUL, PERMUTE}
+    for outcome in done:
+        assert outcome.best is not None, outcome.failure
+        assert outcome.best.error is not None
+        assert outcome.best.registers > 0
+    assert len(lines) >= sum(outcome.trials for outcome in done)
+    assert {line["problem"]["op"] for line in lines} == {"matmul", "permute"}
+
+
+def test_every_config_of_a_small_space_answers_rightly(tmp_path):
+    done, lines = tune([MATMUL, PERMUTE], tmp_path, rules=replace(DEFAULT, verify_all=True))
+    assert all(outcome.best is not None for outcome in done)
+    assert not [line for line in lines if line["failure"] and "wrong" in line["failure"]]
+
+
+def test_a_product_in_mode_tune_is_searched_in_another_process():
+    a = torch.randn(333, 200, device="cuda", dtype=torch.float16)
+    b = torch.randn(200, 120, device="cuda", dtype=torch.float16)
+    start = time.monotonic()
+    with tritile.mode("tune"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = tritile.matmul(a, b)
+    assert time.monotonic() - start < 60
+    torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=1e-2, atol=1e-1)
+    assert tritile.plan(tritile.matmul, a, b).source == "exact"

@@ -1,0 +1,121 @@
+"""Subjects that need no GPU: what a config does when compiled, timed or checked is told by its FAULT."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tritile.config import Config
+from tritile.device import INTERPRETER
+from tritile.errors import TuningError
+from tritile.measure.subject import Taken
+from tritile.problem import KernelProblem
+
+
+def config(speed, fault="none"):
+    """A config that takes `speed` microseconds, and goes wrong as its fault says."""
+    return Config.of(SPEED=speed, FAULT=fault)
+
+
+def _abort(text):
+    os.write(2, f"{text}\n".encode())
+    os.abort()
+
+
+@dataclass(frozen=True)
+class Fake:
+    """What it was asked is counted in files of `folder`, by all processes together."""
+
+    folder: str
+    name: str = "fake"
+    memory: int = 8  # copies of operands that there is room for
+
+    @property
+    def problem(self):
+        return KernelProblem(self.name, (("N", 7),), ())
+
+    device = INTERPRETER
+    copies = 16
+
+    def digest(self, config):
+        return "0123456789abcdef"
+
+    def note(self, what):
+        path = Path(self.folder) / what
+        with path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return len(path.read_text().splitlines())
+
+    def compile(self, config):
+        self.note("compiled")
+        match config["FAULT"]:
+            case "refused":
+                raise ValueError("a tile too small\nand more lines")
+            case "compiler aborts":
+                _abort("LLVM ERROR: cannot select")
+            case "compiler hangs":
+                time.sleep(600)
+            case "compiler killed once" if self.note("killed") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def compile_check(self, config):
+        self.note("foreseen")
+
+    def stage(self, copies):
+        if copies > self.memory:
+            raise torch.cuda.OutOfMemoryError("no room for operands")
+        if self.note("staged") > 1 and self.name == "once":
+            raise RuntimeError("the GPU is gone")
+        return _Stage(self, copies)
+
+
+class _Timed:
+    launches = 1
+
+    def __init__(self, run):
+        self._run = run
+
+    def time_us(self):
+        return self._run(None)
+
+
+class _Stage:
+    def __init__(self, subject, copies):
+        self.calls = list(range(copies))
+        self._subject = subject
+
+    def prepared(self, config):
+        match config["FAULT"]:
+            case "does not load":
+                raise RuntimeError("out of shared memory")
+            case "hangs":
+                time.sleep(600)
+            case "slow":
+                time.sleep(1.5)
+            case "crashes":
+                _abort("an illegal memory access")
+            case "killed once" if self._subject.note("killed") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "killed always":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "large" if len(self.calls) > 2:
+                raise torch.cuda.OutOfMemoryError("no room for a workspace")
+            case "too large":
+                raise torch.cuda.OutOfMemoryError("no room for a workspace")
+        spills = 1000 if config["FAULT"] == "spills" else 0
+        return (lambda call: float(config["SPEED"])), Taken(32, spills, 0)
+
+    def timed(self, config, run):
+        return _Timed(run)
+
+    def check(self, config, run):
+        if config["FAULT"] == "wrong":
+            raise TuningError("wrong answer: relative error 1, above 0.001")
+        if config["FAULT"] == "large when checked" and len(self.calls) > 2:
+            raise torch.cuda.OutOfMemoryError("no room for what is right")
+        if config["FAULT"] == "crashes when checked":
+            _abort("an illegal memory access")
+        return 1e-4

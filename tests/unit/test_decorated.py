@@ -1,0 +1,429 @@
+"""A decorated kernel's call, packed and sent: rebuilt, compiled and checked in another place."""
+
+import importlib
+import math
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tritile.config import Config
+from tritile.decorated import KernelCall, KernelSubject, tuned_elsewhere
+from tritile.device import INTERPRETER, target_device
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.interpreter import HostAware
+from tritile.measure.answers import allowed_error, error_of, poison
+from tritile.measure.pool import CompilePool
+from tritile.measure.shipping import GUARD, Memory, StandIn, pack, unpack
+from tritile.measure.tasks import Rules
+from tritile.measure.workshop import _compile
+from tritile.problem import KernelProblem
+from tritile.search import STRATEGIES, Listed
+from tritile.source import source_hash
+from tritile.trial import Trial
+
+H200 = target_device("nvidia-h200")
+PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))
+GOOD = Config.of(BLOCK=32, STRAY=0)
+LIMIT = 1 << 24
+FACTOR = tl.constexpr(3)
+
+
+@triton.jit
+def tripled(x):
+    return x * FACTOR
+
+
+@triton.jit
+def scale(x, out, N, BLOCK: tl.constexpr, STRAY: tl.constexpr, EVEN: tl.constexpr):
+    """Writes `STRAY` elements further than it should; with -1 one less."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=(at < N) | EVEN)
+    tl.store(out + at, tripled(value), mask=at < N + STRAY)
+
+
+def named_grid(meta):
+    return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+
+def call_of(x, out, **rest):
+    fn = triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(scale)
+    args = {"x": x, "out": out, "N": out.numel()}
+    return KernelCall(
+        HostAware(fn), ("x", "out", "N"), tuple(args.values()), {"grid": named_grid}, {}, **rest
+    )
+
+
+def right(x, N):
+    return {"out": 3 * x[:N]}
+
+
+def staged(tmp_path, **rest):
+    x, out = torch.randn(90), torch.zeros(77)
+    call = call_of(x, out, **rest)
+    subject = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    return subject, subject.stage(2)
+
+
+def test_what_is_packed_comes_back_with_its_memory(tmp_path):
+    base = torch.randn(3, 40)
+    left, both = base[1:, ::2], base.view(-1)[7:100]
+    shipment = pack({"left": left, "both": [both, 5]}, tmp_path, LIMIT, host_too=True)
+    assert [block.size for block in shipment.blocks] == [4 * (119 - 7)]  # one storage, as far as it is used
+    memory = Memory(shipment.blocks, torch.load(shipment.file), "cpu")
+    got = unpack(shipment, memory.tensor)
+    assert torch.equal(got["left"], left)
+    assert got["left"].stride() == left.stride()
+    assert torch.equal(got["both"][0], both)
+    assert got["left"].untyped_storage().data_ptr() == got["both"][0].untyped_storage().data_ptr()
+    assert got["both"][0].data_ptr() % 16 == both.data_ptr() % 16  # as host memory is aligned
+    got["left"].fill_(0)
+    assert not torch.equal(base[1:, ::2], got["left"])
+    assert memory.whole()
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_guard_that_is_written_is_found(tmp_path, at):
+    shipment = pack([torch.zeros(50)], tmp_path, LIMIT, host_too=True)
+    memory = Memory(shipment.blocks, torch.load(shipment.file), "cpu")
+    memory._buffers[0][at] = 0
+    assert not memory.whole()
+    assert memory._buffers[0].numel() == 2 * GUARD + 200
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.zeros(LIMIT), "bytes of memory"),
+        (torch.zeros(4).to_sparse(), "no plain memory"),
+        (threading.Lock(), "cannot be sent"),
+    ],
+    ids=["too large", "sparse", "a lock"],
+)
+def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path, value, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        pack([value], tmp_path, LIMIT, host_too=True)
+
+
+def test_memory_that_cannot_be_written_is_a_reason_not_to_send(tmp_path):
+    with pytest.raises(UnsupportedError, match="cannot be written"):
+        pack([torch.zeros(5)], tmp_path / "missing", LIMIT, host_too=True)
+
+
+def test_pinned_memory_stays_in_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    with pytest.raises(UnsupportedError, match="pinned"):
+        pack([torch.zeros(5)], tmp_path, LIMIT)
+
+
+def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
+    subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
+    with CompilePool(1) as pool:
+        assert pool.submit(_compile, subject, GOOD).result(120) is None
+        bad = pool.submit(_compile, subject, Config.of(BLOCK=33, STRAY=0))
+        assert "power of 2" in str(bad.exception(120))
+    assert len(list((tmp_path / "cache").rglob("scale.cubin"))) == 1
+
+
+def test_a_stand_in_tells_what_a_tensor_would():
+    place = pickle.loads(pickle.dumps(tritile.measure.shipping.Place(0, 6, "float16", (3, 5), (8, 1))))
+    stand_in = StandIn(place)
+    assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == ((3, 5), (8, 1), torch.float16)
+    assert stand_in.numel() == 15
+    assert stand_in.data_ptr() % 16 == 6
+    assert place.end == 6 + 2 * (2 * 8 + 5)
+
+
+def test_a_right_answer_passes_at_its_own_and_at_ragged_sizes(tmp_path):
+    def ragged(named):
+        return named | {"N": 61, "out": named["out"][:61], "grid": (2,)}
+
+    def wrong_at_61(x, N):
+        return {"out": 3 * x[:N] + (N == 61)}
+
+    assert staged(tmp_path, reference=right)[1].check(GOOD, None) == 0.0
+    assert staged(tmp_path, reference=right, ragged=ragged)[1].check(GOOD, None) == 0.0
+    assert staged(tmp_path, reference=wrong_at_61)[1].check(GOOD, None) == 0.0
+    with pytest.raises(TuningError, match=r"at ragged sizes: wrong answer"):
+        staged(tmp_path, reference=wrong_at_61, ragged=ragged)[1].check(GOOD, None)
+
+
+def test_without_a_reference_only_guards_are_looked_at(tmp_path):
+    _, stage = staged(tmp_path)
+    assert stage.check(GOOD, None) is None
+    with pytest.raises(TuningError, match="outside the memory"):
+        stage.check(Config.of(BLOCK=32, STRAY=2), None)
+
+
+@pytest.mark.parametrize(
+    ("reference", "config", "reason"),
+    [
+        (lambda x, N: {"out": 3 * x[:N] * 1.001}, GOOD, "wrong answer"),
+        (right, Config.of(BLOCK=32, STRAY=-1), "wrong answer: relative error of out inf|nan"),
+    ],
+    ids=["wrong", "not written whole"],
+)
+def test_a_wrong_answer_is_told(tmp_path, reference, config, reason):
+    _, stage = staged(tmp_path, reference=reference)
+    with pytest.raises(TuningError, match=reason):
+        stage.check(config, None)
+
+
+@triton.constexpr_function
+def half(number):
+    return number // 2
+
+
+@tritile.autotune([triton.Config({"BLOCK": 64})], key=[])
+@triton.jit
+def halved(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, half(BLOCK))
+    tl.store(x + at, tripled(tl.load(x + at)))
+
+
+def test_copies_of_a_call_share_one_kernel_and_what_it_compiled(tmp_path, monkeypatch):
+    """A kernel of its own for each would be loaded for each, amid the capture of a graph."""
+    call = KernelCall(halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
+    shipment = pack(call, tmp_path, LIMIT, host_too=True)
+    first, second = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(2).calls
+    assert first.fn.fn is second.fn.fn
+    assert first.fn.fn is not halved.base_fn
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    KernelSubject(PROBLEM, H200, "0" * 16, shipment).compile(Config.of(BLOCK=64))
+    assert list((tmp_path / "cache").rglob("halved.cubin"))
+
+
+EDITED = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def helper(x):
+    return x * 2
+
+@triton.jit
+def kernel(x):
+    tl.store(x, helper(tl.load(x)))
+"""
+
+
+def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, monkeypatch):
+    """Another process would otherwise run what its file, or a module of its name, holds by then."""
+    (tmp_path / "edited.py").write_text(EDITED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "edited", None)
+    del sys.modules["edited"]
+    module = importlib.import_module("edited")
+    kernel, helper = module.kernel, module.helper
+    digest = source_hash(kernel)
+    (tmp_path / "edited.py").write_text(EDITED.replace("* 2", "* 33 + 4").replace("@", "\n\n@"))
+    assert source_hash(kernel) == digest  # what was measured is of the kernel that runs
+    shipment = pack(kernel, tmp_path, LIMIT)
+    importlib.reload(module)
+    assert source_hash(module.kernel) != digest
+    got = unpack(shipment, StandIn)
+    assert got is not kernel
+    assert got.src == kernel.src
+    assert got.__globals__["helper"].src == helper.src
+    assert "* 33" in module.helper.src
+
+
+def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(monkeypatch):
+    """As where a module that it needs is not found there: it can be measured here all the same."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
+    call, kept = call_of(torch.randn(90), torch.zeros(77)), []
+    rules = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+    with pytest.raises(UnsupportedError, match="no other process: its operands cannot be made"):
+        tuned_elsewhere(
+            call, PROBLEM, H200, "0" * 16, Listed([GOOD]), {}, rules, lambda *trial: kept.append(trial)
+        )
+    assert not kept
+
+
+def test_defaults_that_a_kernel_only_names_count_for_its_digest():
+    def with_default(value):
+        @triton.jit
+        def kernel(x, BLOCK: tl.constexpr = value):
+            tl.store(x, BLOCK)
+
+        return kernel
+
+    assert source_hash(with_default(32)) == source_hash(with_default(32))
+    assert len({source_hash(with_default(v)) for v in (32, 64, tl.constexpr(32), tl.constexpr(64))}) == 4
+
+
+def test_where_all_is_known_nothing_is_packed(tmp_path):
+    """Else a call would write its memory to a file in each process that makes it."""
+    call = replace(call_of(torch.randn(90), torch.zeros(77)), kwargs={"grid": threading.Lock()})
+    known = {GOOD: Trial(PROBLEM, GOOD, 3.0)}
+    rules = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+    assert tuned_elsewhere(call, PROBLEM, H200, "0" * 16, Listed([GOOD]), known, rules, print) == GOOD
+
+
+def test_heuristics_count_for_a_kernels_digest():
+    def even(args):
+        return args["N"] % 2 == 0
+
+    def never(args):
+        return False
+
+    digests = {source_hash(triton.heuristics({"EVEN": heuristic})(scale)) for heuristic in (even, never)}
+    assert len(digests | {source_hash(scale)}) == 3
+    decorate = tritile.autotune([triton.Config({})], key=[])
+    assert {decorate(triton.heuristics({"EVEN": h})(scale)).digest for h in (even, never)} == digests
+
+
+def unheard(x, N):
+    raise LookupError("of x nothing is known")
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [(lambda x, N: {"y": x}, "'y'"), (lambda x, N: {"out": x}, "shape"), (unheard, "nothing is known")],
+    ids=["no such argument", "another shape", "raises"],
+)
+def test_a_reference_that_does_not_work_is_no_fault_of_a_config(tmp_path, reference, reason):
+    """It is found before any is measured: what is remembered of a config outlives what is mended."""
+    with pytest.raises((TuningError, LookupError), match=reason):
+        staged(tmp_path, reference=reference)
+    with pytest.raises((TuningError, LookupError), match=reason):
+        staged(tmp_path, ragged=lambda named: named | {"x": named["x"][:90]}, reference=reference)
+
+
+WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", [*WHOLE, torch.float8_e4m3fn, torch.bfloat16, torch.float64])
+def test_no_poison_is_what_is_right(dtype):
+    """Of whole numbers too, where any value may be the right one."""
+    wanted = (torch.arange(-1, 3) if dtype.is_signed else torch.arange(254, 257) % 256).to(dtype)
+    out = wanted.clone()
+    poison(out, wanted)
+    assert not (out == wanted).any()
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted"),
+    [
+        (torch.tensor([2**60 + 1]), torch.tensor([2**60])),
+        (torch.ones(1000, 1000).tril(990).bfloat16(), torch.ones(1000, 1000).bfloat16()),
+        (torch.tensor([1.0, 2.0]), torch.tensor([math.nan, 2.0])),
+        (torch.tensor([math.nan, 2.0]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([math.inf]), torch.tensor([-math.inf])),
+        (torch.tensor([1e-3]), torch.tensor([0.0])),
+    ],
+    ids=["the last bit", "a few of many", "a number for NaN", "NaN", "a sign", "not zero"],
+)
+def test_an_answer_that_is_nearly_right_is_wrong(got, wanted):
+    with pytest.raises(TuningError, match="wrong answer"):
+        error_of("out", got, wanted, None)
+    assert error_of("out", wanted.clone(), wanted, None) == 0.0
+
+
+def test_an_output_that_is_an_input_too_is_not_poisoned(tmp_path):
+    x = torch.randn(77)
+    call = call_of(x, x, reference=right)
+    subject = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    assert subject.stage(1).check(GOOD, None) == 0.0
+
+
+def test_hooks_make_every_copy_as_it_was(tmp_path):
+    _, stage = staged(tmp_path, restore_value=("x",), reset_to_zero=("out",))
+    for call in stage.calls:
+        call.named["x"].fill_(5)
+        call.named["out"].fill_(5)
+    stage._before(GOOD)
+    for call in stage.calls:
+        assert torch.equal(call.named["x"], stage._right.named["x"])
+        assert not call.named["out"].any()
+
+
+def test_a_hook_is_given_what_the_config_sets_in_place_of_resets(tmp_path):
+    def hook(values, reset_only=False):
+        values["out"].fill_(values["BLOCK"])
+
+    _, stage = staged(tmp_path, pre_hook=hook, reset_to_zero=("out",))
+    stage._before(GOOD)
+    assert all(bool((call.named["out"] == GOOD["BLOCK"]).all()) for call in stage.calls)
+
+
+def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypatch):
+    x, out = torch.randn(77), torch.ones(77)
+    found = triton.Config({"BLOCK": 32, "STRAY": 0})
+    kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
+    monkeypatch.setattr(kernel, "_measure_elsewhere", lambda *given: found)
+    assert kernel.measure(PROBLEM, (x, out, 77), {}, H200) is found
+    assert bool((out == 1).all())
+
+
+def test_tolerances_are_of_the_results_type():
+    assert allowed_error(torch.int32) == 0
+    assert allowed_error(torch.float32) < 1e-5
+    assert allowed_error(torch.bfloat16) == 4 * 2**-7
+    assert replace(call_of(torch.zeros(2), torch.zeros(2)), tolerance=0.5).tolerance == 0.5
+
+
+SCRIPT = """
+import torch, triton, tritile
+import triton.language as tl
+from pathlib import Path
+from tritile.decorated import KernelCall, KernelSubject
+from tritile.device import target_device
+from tritile.interpreter import HostAware
+from tritile.measure.pool import CompilePool
+from tritile.measure.shipping import pack
+from tritile.measure.workshop import _compile
+from tritile.problem import KernelProblem
+import tempfile
+
+print("run")
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+@triton.jit
+def kernel(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, helper(tl.load(x + at)))
+
+grid = lambda meta: (meta["BLOCK"] // 64,)
+call = KernelCall(HostAware(kernel), ("x",), (torch.zeros(64),), {"grid": grid}, {})
+with tempfile.TemporaryDirectory() as folder:
+    shipment = pack(call, Path(folder), 1 << 20, host_too=True)
+    subject = KernelSubject(KernelProblem("kernel", (), ()), target_device("sm_90"), "0" * 16, shipment)
+    with CompilePool(1) as pool:
+        print(pool.submit(_compile, subject, tritile.Config.of(BLOCK=64)).result(120))
+"""
+
+
+def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
+    """Its kernels, and what they call, go whole."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    env = dict(
+        os.environ, PYTHONPATH=str(Path(__file__).parents[2]), TRITON_CACHE_DIR=str(tmp_path / "cache")
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, env=env)
+    assert done.stdout.split() == ["run", "None"], done.stderr
+
+
+def test_arguments_of_the_decorator_are_checked():
+    space = tritile.Space({"BLOCK": (16, 32)})
+    with pytest.raises(InvalidValueError, match="'fast'"):
+        tritile.autotune(space, ["N"], search="fast")
+    with pytest.raises(InvalidValueError, match="where"):
+        tritile.autotune(space, ["N"], prune_configs_by={"top_k": 1})

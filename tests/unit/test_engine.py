@@ -1,0 +1,464 @@
+"""The pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fake_subjects import Fake, config
+from tritile.config import Config
+from tritile.device import INTERPRETER
+from tritile.errors import StoreWarning, UnsupportedError
+from tritile.measure.child import Child, ChildError, Nursery
+from tritile.measure.engine import tune
+from tritile.measure.log import logged
+from tritile.measure.pool import CompilePool
+from tritile.measure.settling import settled, slower
+from tritile.measure.tasks import Rules, Task, fastest, has_more
+from tritile.measure.workshop import Workshop
+from tritile.search import STRATEGIES, Listed
+from tritile.store import Store
+from tritile.trial import Trial
+
+RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+
+
+@pytest.fixture(scope="module")
+def shop():
+    with Workshop(None, jobs=1, limit_s=2.0, compile_s=3.0) as shop:
+        yield shop
+
+
+def run(shop, folder, *configs, rules=RULES, **rest):
+    """Tune one fake; what came of it, and the trials that were kept, the last of each config."""
+    kept = {}
+    task = Task(Fake(str(folder)), Listed(configs), **rest)
+    (tuned,) = tune([task], shop, rules, lambda digest, trial: kept.__setitem__(trial.config, trial))
+    return tuned, kept
+
+
+def test_the_fastest_wins_and_is_checked(shop, tmp_path):
+    configs = [config(speed) for speed in (30, 10, 20)]
+    tuned, kept = run(shop, tmp_path, *configs)
+    assert tuned.best.config == configs[1]
+    assert tuned.best.error == 1e-4
+    assert {c["SPEED"]: t.us for c, t in kept.items()} == {30: 30.0, 10: 10.0, 20: 20.0}
+    assert kept[configs[0]].error is None  # only the winner was checked
+    assert tuned.trials == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("refused", "ValueError: a tile too small"),
+        ("compiler aborts", "the process died: SIGABRT: LLVM ERROR: cannot select"),
+        ("compiler hangs", "hung: no answer in 3 s"),
+        ("does not load", "RuntimeError: out of shared memory"),
+        ("hangs", "hung: no answer in 2 s"),
+        ("crashes", "the process died: SIGABRT: an illegal memory access"),
+        ("killed always", "the process died: SIGKILL"),
+        ("too large", "OutOfMemoryError: no room for a workspace"),
+        ("wrong", "TuningError: wrong answer: relative error 1, above 0.001"),
+        ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
+    ],
+)
+def test_a_fault_costs_its_config_alone_and_says_why(shop, tmp_path, fault, reason):
+    bad, good, slow = config(1, fault), config(2), config(3)
+    tuned, kept = run(shop, tmp_path, slow, bad, good)
+    assert tuned.best.config == good
+    assert kept[bad].failure == reason
+    assert kept[bad].us is None
+    assert kept[good].us == 2.0
+    assert kept[slow].failure is None
+    assert dict(tuned.failures) == {reason.partition(":")[0]: 1}
+
+
+@pytest.mark.parametrize("fault", ["compiler killed once", "killed once"])
+def test_a_process_killed_from_outside_costs_no_config(shop, tmp_path, fault):
+    tuned, kept = run(shop, tmp_path, config(1, fault), config(2))
+    assert tuned.best.config == config(1, fault)
+    assert all(trial.failure is None for trial in kept.values())
+
+
+def test_kill_of_the_measuring_process_while_it_works(shop, tmp_path):
+    """It is killed again and again while configs are timed: each is timed all the same."""
+    stop = threading.Event()
+
+    def killer():
+        for _ in range(2):
+            while shop.measuring_pid is None and not stop.is_set():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            if shop.measuring_pid is not None:
+                os.kill(shop.measuring_pid, signal.SIGKILL)
+            time.sleep(4)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    tuned, kept = run(shop, tmp_path, *(config(speed) for speed in range(1, 60)))
+    stop.set()
+    thread.join()
+    assert tuned.best.config == config(1)
+    assert len(kept) == 59
+    assert not [trial.failure for trial in kept.values() if trial.failure]
+
+
+@pytest.mark.parametrize("fault", ["large", "large when checked"])
+def test_memory_that_runs_out_shrinks_the_copies(shop, tmp_path, fault):
+    large = config(1, fault)
+    tuned, kept = run(shop, tmp_path, config(2), large)
+    assert tuned.best.config == large
+    assert kept[config(2)].failure is None
+
+
+def test_a_subject_without_room_for_one_copy_fails_alone(shop, tmp_path):
+    kept = []
+    tasks = [
+        Task(Fake(str(tmp_path), "huge", memory=0), Listed([config(1)])),
+        Task(Fake(str(tmp_path), "small"), Listed([config(1)])),
+    ]
+    outcomes = {
+        t.problem.kernel: t for t in tune(tasks, shop, RULES, lambda digest, trial: kept.append(trial))
+    }
+    assert outcomes["huge"].best is None
+    assert "no room for operands" in outcomes["huge"].failure
+    assert outcomes["small"].best is not None
+    assert {trial.problem.kernel for trial in kept} == {"small"}
+
+
+def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path):
+    """One crashes; the others are not measured any more, and are not held to be bad."""
+    crash, kept = config(1, "crashes"), []
+    task = Task(Fake(str(tmp_path), "once"), Listed([crash, config(2), config(3)]))
+    (tuned,) = tune([task], shop, replace(RULES, batch=1), lambda digest, trial: kept.append(trial))
+    assert [trial.config for trial in kept] == [crash]
+    assert tuned.best is None
+    assert tuned.failure == "its operands cannot be made: RuntimeError: the GPU is gone"
+    assert tuned.trials == 1
+
+
+def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with Workshop(None, jobs=1) as shop:
+        tuned, kept = run(shop, tmp_path, config(1))
+    assert not kept
+    assert (tuned.best, tuned.trials) == (None, 0)
+    assert "no process can be started" in tuned.failure
+
+
+def test_a_subject_for_which_no_config_is_legal_fails_alone(shop, tmp_path):
+    class Nothing(Listed):
+        def configs(self):
+            raise UnsupportedError("no config is legal")
+
+    spaces = {"none": Nothing([config(1)]), "some": Listed([config(1)])}
+    tasks = [Task(Fake(str(tmp_path), name), space) for name, space in spaces.items()]
+    outcomes = {t.problem.kernel: t for t in tune(tasks, shop, RULES, lambda *_: None)}
+    assert outcomes["none"].failure == "no config is legal"
+    assert outcomes["some"].best is not None
+
+
+def test_a_log_that_cannot_be_written_ends_no_search(shop, tmp_path):
+    kept = []
+    keep = logged(lambda digest, trial: kept.append(trial), tmp_path / "missing" / "log.jsonl")
+    with pytest.warns(StoreWarning, match="cannot be logged"):
+        (tuned,) = tune([Task(Fake(str(tmp_path)), Listed([config(1)]))], shop, RULES, keep)
+    assert tuned.best in kept
+
+
+def test_a_process_that_compiled_much_is_replaced(monkeypatch):
+    """Triton keeps what it compiled in memory."""
+    monkeypatch.setattr("tritile.measure.pool._WORN", 3)
+    with CompilePool(1) as pool:
+        pids = [pool.submit(os.getpid).result(60) for _ in range(7)]
+    assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
+
+
+def test_configs_that_spill_are_timed_only_where_nothing_else_works(shop, tmp_path):
+    tuned, kept = run(shop, tmp_path, config(1, "spills"), config(2))
+    assert tuned.best.config == config(2)
+    assert "4000 bytes of spilled registers" in kept[config(1, "spills")].failure
+    tuned, kept = run(shop, tmp_path, config(1, "spills"), config(2, "crashes"))
+    assert tuned.best.config == config(1, "spills")
+    assert tuned.best.spills == 4000  # bytes
+    tuned, _ = run(shop, tmp_path, config(1, "spills"), config(2), rules=replace(RULES, spilled=True))
+    assert tuned.best.config == config(1, "spills")
+
+
+def test_where_no_config_works_the_reasons_are_named(shop, tmp_path):
+    tuned, _ = run(shop, tmp_path, config(1, "refused"), config(2, "does not load"))
+    assert tuned.best is None
+    assert "a tile too small" in tuned.failure
+    assert "out of shared memory" in tuned.failure
+
+
+def test_verifying_all_finds_every_wrong_answer(shop, tmp_path):
+    configs = [config(1), config(20, "wrong"), config(30)]
+    _, kept = run(shop, tmp_path, *configs)
+    assert kept[configs[1]].failure is None  # slow and wrong: never asked
+    _, kept = run(shop, tmp_path, *configs, rules=replace(RULES, verify_all=True))
+    assert "wrong answer" in kept[configs[1]].failure
+    assert kept[configs[2]].error == 1e-4
+
+
+def test_what_is_known_is_not_measured_again(shop, tmp_path):
+    first, second = config(5), config(6)
+    problem = Fake("").problem
+    known = {first: Trial(problem, first, 4.0), second: Trial(problem, second, None, failure="hung: once")}
+    assert not has_more(Listed([first, second]), known, RULES)
+    assert has_more(Listed([first, second, config(7)]), known, RULES)
+    assert fastest(known.values()) == first
+    tuned, kept = run(shop, tmp_path, first, second, config(7), known=known)
+    assert second not in kept  # it hung once, and is not asked again
+    assert tuned.trials == 1
+    assert tuned.best.config == first
+
+
+def test_a_problem_that_has_had_its_time_is_screened_no_further(shop, tmp_path):
+    tuned, kept = run(
+        shop,
+        tmp_path,
+        *(config(speed) for speed in range(1, 90)),
+        rules=replace(RULES, batch=4, problem_s=0.0),
+    )
+    assert 1 <= len(kept) <= 8
+    assert tuned.best is not None
+
+
+def test_a_budget_ends_between_problems(shop, tmp_path):
+    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(1)])) for i in range(6)]
+    done = list(tune(tasks, shop, RULES, lambda digest, trial: None, budget_s=0.0))
+    assert done == []
+    stopping = iter([True, True, True])
+    done = list(tune(tasks, shop, RULES, lambda *_: None, keep_on=lambda: next(stopping, False)))
+    assert 1 <= len(done) < 6
+
+
+def test_several_problems_are_compiled_ahead(shop, tmp_path):
+    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(i + 1), config(9)])) for i in range(5)]
+    outcomes = list(tune(tasks, shop, RULES, lambda digest, trial: None))
+    assert sorted(t.problem.kernel for t in outcomes) == [f"p{i}" for i in range(5)]
+    assert all(t.best.us == float(t.problem.kernel[1:]) + 1 for t in outcomes)
+
+
+def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
+    a, b, c = (Config.of(B=value) for value in (1, 2, 3))
+    noisy = {a: [10.0, 12, 9, 11, 10], b: [10.1, 11, 9.5, 10.5, 10.4], c: [20.0] * 5}
+    assert settled(noisy) == [a, b, c]
+    assert settled(noisy, b) == [b, a, c]
+    assert settled(noisy, c) == [a, b, c]  # an incumbent that lost
+    clear = {a: [9.0, 10.8, 8.1, 9.9, 9.0], b: [10.0, 12, 9, 11, 10]}
+    assert slower(clear[a], clear[b])
+    assert settled(clear, b) == [a, b]
+    tied = {b: [10.0, 10.2, 9.9], a: [10.0, 10.1, 10.0]}
+    assert settled(tied)[0] == a  # by text, whichever came first
+    assert settled(dict(reversed(tied.items())))[0] == a
+
+
+def test_a_child_answers_and_survives_what_it_is_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which Python passes over
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        assert child.ask(len, [1, 2, 3], limit_s=60) == 3
+        assert child.ask(lambda x: x + 1, 4, limit_s=60) == 5  # a function that cannot be imported
+        pid = child.pid
+        with pytest.raises(ChildError, match="ZeroDivisionError") as raised:
+            child.ask(divmod, 1, 0, limit_s=60)
+        assert (raised.value.kind, raised.value.lost) == ("ZeroDivisionError", False)
+        assert child.pid == pid
+        with pytest.raises(ChildError, match="status 3") as raised:
+            child.ask(os._exit, 3, limit_s=60)
+        assert raised.value.lost
+        assert child.ask(len, "ab", limit_s=60) == 2
+        assert child.pid != pid
+    finally:
+        child.close()
+        nursery.close()
+
+
+def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(tmp_path):
+    """The nursery is killed too, as where memory runs out."""
+    with Workshop(None, jobs=1, limit_s=5.0) as shop:
+        shop.start()
+
+        def killer():
+            os.kill(shop.pool._nursery._process.pid, signal.SIGKILL)
+            os.kill(shop.measuring_pid, signal.SIGKILL)
+
+        timer = threading.Timer(0.5, killer)
+        timer.start()
+        tuned, kept = run(shop, tmp_path, config(1, "slow"), config(2))
+        timer.join()
+    assert not [trial.failure for trial in kept.values() if trial.failure]
+    assert tuned.best.config == config(1, "slow")
+
+
+def starts_another(folder):
+    process = subprocess.Popen(["sleep", "600"])
+    Path(folder, "pid").write_text(str(process.pid))
+    process.wait()
+
+
+def test_what_a_process_started_ends_with_it(shop, tmp_path):
+    """An assembler that hangs, say: else it would go on when its compiler was given up."""
+    future = shop.pool.submit(starts_another, str(tmp_path), limit_s=1.5)
+    assert "hung" in str(future.exception(60))
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(pid)
+
+
+def runs(pid):
+    """Whether a process is there, and not only its entry, which waits for who started it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_signal_to_a_whole_job_is_its_callers_to_answer():
+    """Ctrl-C and SIGTERM reach all processes of a group: those that measure wait for who asks them."""
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        child.ask(len, "", limit_s=60)
+        assert os.getpgid(child.pid) != os.getpgid(0)
+        assert os.getpgid(nursery._process.pid) != os.getpgid(0)
+    finally:
+        child.close()
+        nursery.close()
+
+
+def slowly(answer):
+    time.sleep(1.0)
+    return answer
+
+
+def test_an_answer_never_goes_to_another_request():
+    """Who stops waiting for one, and asks again, gets the answer to what was asked then."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(number, frame):
+        raise Stopped
+
+    before = signal.signal(signal.SIGINT, stop)
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        assert child.ask(slowly, "started", limit_s=60) == "started"
+        first = child.pid
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(Stopped):
+            child.ask(slowly, "first", limit_s=60)
+        assert child.ask(slowly, "second", limit_s=60) == "second"
+        assert child.pid != first
+    finally:
+        signal.signal(signal.SIGINT, before)
+        child.close()
+        nursery.close()
+
+
+def test_a_nursery_whose_answer_was_not_read_is_not_asked_again(monkeypatch):
+    """A number read for another would be that of a process to kill."""
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        assert child.ask(len, "ab", limit_s=60) == 2
+        with monkeypatch.context() as patch:
+            patch.setattr("tritile.measure.child._line", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                nursery.status(child.pid)
+        assert child.close() is None  # nobody knows
+        assert child.ask(len, "abc", limit_s=60) == 3
+        os.kill(child.pid, 0)
+    finally:
+        child.close()
+        nursery.close()
+
+
+def stopped(control):
+    raise KeyboardInterrupt
+
+
+def test_a_workshop_that_is_stopped_amid_a_request_goes_on_afterwards(shop, tmp_path, monkeypatch):
+    first, second = config(1), config(2)
+    subject = Fake(str(tmp_path))
+    shop.begin(1001, subject)
+    assert shop.screen(1001, subject, first, 9.0, False).us == 1.0
+    with monkeypatch.context() as patch:
+        patch.setattr("multiprocessing.connection.Connection.poll", lambda *_: stopped(None))
+        with pytest.raises(KeyboardInterrupt):
+            shop.screen(1001, subject, first, 9.0, False)
+    assert shop.screen(1001, subject, second, 9.0, False).us == 2.0
+    shop.end(1001)
+
+
+def test_a_pool_that_is_closed_leaves_no_process(tmp_path):
+    with CompilePool(1) as pool:
+        pid = pool.submit(os.getpid).result(60)
+        slow = pool.submit(time.sleep, 600)
+        waiting = pool.submit(time.sleep, 600)
+        while not slow.running():
+            time.sleep(0.01)
+    assert waiting.cancelled()
+    assert slow.exception(10) is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+TUNER = """
+import sys
+from tests.unit.fake_subjects import Fake, config
+from tritile.device import INTERPRETER
+from tritile.measure.engine import tune
+from tritile.measure.tasks import Rules, Task
+from tritile.measure.workshop import Workshop
+from tritile.search import STRATEGIES, Listed
+from tritile.store import Store
+from pathlib import Path
+
+folder = sys.argv[1]
+store = Store(INTERPRETER, Path(folder))
+configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
+known = {t.config: t for t in store.trials("0123456789abcdef", Fake(folder).problem)}
+task = Task(Fake(folder), Listed(configs), known)
+with Workshop(None, jobs=1, limit_s=float(sys.argv[2])) as shop:
+    for tuned in tune([task], shop, Rules(STRATEGIES["exhaustive"], batch=1, least_gain=0.0), store.add):
+        print(tuned.best.us, tuned.trials)
+"""
+
+
+def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(tmp_path):
+    def start(limit):
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(TUNER), str(tmp_path), limit],
+            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+
+    first, store = start("600"), Store(INTERPRETER, tmp_path)
+    problem, deadline = Fake("").problem, time.monotonic() + 60
+    while len(store.trials("0123456789abcdef", problem)) < 8 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # it hangs in the ninth by now
+    first.kill()
+    first.wait()
+    kept = store.trials("0123456789abcdef", problem)
+    assert sorted(trial.us for trial in kept) == [float(us) for us in range(1, 9)]
+    assert all(trial.failure is None for trial in kept)
+    second = start("2")
+    out, _ = second.communicate(timeout=120)
+    assert out.split() == ["1.0", "2"]  # only the ninth, which hung, and the tenth were left
+    found = {t.config["SPEED"]: t.failure for t in store.trials("0123456789abcdef", problem)}
+    assert len(found) == 10
+    assert found[0.5] == "hung: no answer in 2 s"

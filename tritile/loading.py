@@ -1,0 +1,52 @@
+"""Loading compiled kernels onto the GPU, without the launchers that Triton builds for them.
+
+Triton 3.6 has a C compiler make a launcher for every signature that is new, a quarter of a second each,
+as it loads a kernel. Launches of ours need none.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import triton
+from triton.runtime.driver import driver
+from triton.runtime.errors import OutOfResources
+
+
+class Loaded(NamedTuple):
+    """A kernel on the GPU: the driver's function, registers and spilled 32-bit words of a thread."""
+
+    function: int
+    registers: int
+    spills: int
+
+
+_loaded: "weakref.WeakKeyDictionary[Any, Loaded]" = weakref.WeakKeyDictionary()
+
+
+def loaded(kernel: Any, shared_memory: int) -> Loaded:
+    """Load one of Triton's compiled kernels onto the current GPU, once; a block has so many bytes there.
+
+    Raises OutOfResources where the kernel asks for more than the GPU has, and what the driver raises.
+    """
+    found = _loaded.get(kernel)
+    if found is None:
+        found = _loaded[kernel] = _load(kernel, shared_memory)
+    return found
+
+
+def _load(kernel: Any, shared_memory: int) -> Loaded:
+    metadata, hooks = kernel.metadata, triton.knobs.runtime
+    heard = hooks.kernel_load_start_hook is not None or hooks.kernel_load_end_hook is not None
+    if metadata.target.backend != "cuda" or heard:
+        kernel._init_handles()
+        return Loaded(kernel.function, kernel.n_regs, kernel.n_spills)
+    if metadata.shared > shared_memory:
+        raise OutOfResources(metadata.shared, shared_memory, "shared memory")
+    device = driver.active.get_current_device()
+    _, function, registers, spills, most_threads = driver.active.utils.load_binary(
+        kernel.name, kernel.kernel, metadata.shared, device
+    )
+    threads = metadata.num_warps * metadata.target.warp_size
+    if threads > most_threads:
+        raise OutOfResources(threads, most_threads, "threads")
+    return Loaded(function, registers, spills)

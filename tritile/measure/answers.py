@@ -1,0 +1,76 @@
+"""Answers of kernels: outputs poisoned ahead of a launch, and how far they are then from what is right."""
+
+import functools
+import math
+
+import torch
+
+from tritile.errors import TuningError
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether memory from the first to the last element of one is the other's too."""
+
+    def reach(tensor: torch.Tensor) -> tuple[int, int]:
+        steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.itemsize * bool(tensor.numel())
+
+    (a_first, a_end), (b_first, b_end) = reach(a), reach(b)
+    return a_first < b_end and b_first < a_end
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers as torch computes with them: those without a sign as those with one."""
+    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
+
+
+def poison(out: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Fill an output with what is right nowhere, so that gaps show."""
+    if out.is_floating_point():
+        out.fill_(float("nan"))
+    else:
+        _bits(out).copy_(~_bits(wanted.to(out.dtype)))
+
+
+def allowed_error(dtype: torch.dtype) -> float:
+    """The relative error allowed by default: four roundings of the result's type.
+
+    Of fp32 16, as sums in another order differ by some of them.
+    """
+    if not dtype.is_floating_point:
+        return 0.0
+    return (16 if dtype == torch.float32 else 4) * torch.finfo(dtype).eps
+
+
+def error_of(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None) -> float:
+    """|got - wanted| / |wanted|, the larger of that of all elements and that of the largest.
+
+    The latter shows a few that are wrong among many that are right. Raises TuningError above what is
+    allowed.
+    """
+    kind, wanted = got.dtype, wanted.to(got.dtype)
+    allowed = allowed_error(kind) if tolerance is None else tolerance
+    error = _distance(got, wanted)
+    if not error and not kind.is_floating_point and not torch.equal(got, wanted):
+        error = math.ulp(0.0)  # doubles do not tell all whole numbers apart
+    if not error <= allowed:
+        raise TuningError(f"wrong answer: relative error of {name} {error:.3g}, above {allowed:.3g}")
+    return error
+
+
+def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The larger of two relative errors: of the root of all squares, and of the largest element."""
+    got, wanted = got.double(), wanted.double()
+    finite = wanted.isfinite()
+    if not torch.equal(got[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
+        return math.inf
+    off, right = got[finite] - wanted[finite], wanted[finite]
+    if not off.numel():
+        return 0.0
+    errors = [
+        float(norm(off) / norm(right)) if norm(right) > 0 else float(norm(off))
+        for norm in (torch.linalg.vector_norm, functools.partial(torch.linalg.vector_norm, ord=math.inf))
+    ]
+    return math.nan if any(map(math.isnan, errors)) else max(errors)

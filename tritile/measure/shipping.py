@@ -1,0 +1,240 @@
+"""Sending a launch to another process: the kernel, its arguments, and the memory they point to.
+
+Functions that cannot be imported there by name, as those of a script, go whole, by cloudpickle. Memory
+goes through a file, written once, so that a process that takes another's place finds it too.
+"""
+
+import functools
+import io
+import linecache
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import cloudpickle
+import torch
+from triton.runtime.jit import JITCallable, JITFunction
+
+from tritile.errors import UnsupportedError, brief
+
+GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel has to write
+_ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
+_PATTERN: Final = 0xFF  # of guards: NaN as a floating number, -1 as a whole one
+_OPTIONS: Final = (
+    "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor as it lies in a storage, which has a number; `offset` is in bytes, strides in elements."""
+
+    storage: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return getattr(torch, self.dtype).itemsize
+
+    @property
+    def end(self) -> int:
+        """Where its last element ends, in bytes."""
+        if 0 in self.shape:
+            return self.offset
+        steps = sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+        return self.offset + (1 + steps) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Block:
+    """The part of a storage that tensors lie in, from byte `start` on."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What was packed: the pickle, the blocks of memory, and the file that holds what is in them."""
+
+    data: bytes
+    blocks: tuple[Block, ...]
+    file: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that tensors of the call lie in."""
+        return sum(block.size for block in self.blocks)
+
+
+@functools.lru_cache(maxsize=64)
+def _rebuilt(data: bytes) -> Any:
+    """A jitted function again, once in a process: the copies of a call share it, and what it compiled.
+
+    Its source is what it was when it was jitted, whatever its file holds by now. Raises UnsupportedError
+    where Triton reads another.
+    """
+    kind, function, options, source, lines = pickle.loads(data)
+    file = function.__code__.co_filename
+    before = linecache.cache.get(file)
+    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # no time: not looked for on disk
+    try:
+        kernel = kind(function, **options)
+    finally:
+        linecache.cache.pop(file)
+        if before is not None:
+            linecache.cache[file] = before
+    if kernel.src != source:
+        raise UnsupportedError(f"the source of {function.__qualname__} is not found again")
+    return kernel
+
+
+class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
+    """Packs jitted functions whole: what a module of their name holds elsewhere may be of another day."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, JITCallable):
+            return super().reducer_override(value)
+        if value.__module__.partition(".")[0] == "triton":
+            return value.__qualname__  # found by name: of one version in all processes
+        options = {name: getattr(value, name) for name in _OPTIONS if hasattr(value, name)}
+        if isinstance(value, JITFunction):
+            options["repr"] = value._repr
+        lines = ["\n"] * (value.starting_line_number - 1) + value.raw_src
+        stream = io.BytesIO()
+        _KernelPacker(stream, protocol=5).dump((type(value), value.fn, options, value.src, lines))
+        return _rebuilt, (stream.getvalue(),)
+
+
+class _Packer(_KernelPacker):
+    def __init__(self, file: io.BytesIO, host_too: bool) -> None:
+        super().__init__(file, protocol=5)
+        self._host_too = host_too
+        self.storages: dict[int, tuple[torch.Tensor, int, int]] = {}  # by address: a tensor in it, first, end
+
+    def persistent_id(self, value: Any) -> Place | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.device.type == "cpu" and not self._host_too:
+            if value.is_pinned():
+                raise UnsupportedError(
+                    "a tensor in pinned memory, which kernels may read, is of this process"
+                )
+            return None
+        if value.layout != torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise UnsupportedError(f"a {type(value).__name__} has no plain memory to send")
+        address, size = value.untyped_storage().data_ptr(), value.element_size()
+        number = list(self.storages).index(address) if address in self.storages else len(self.storages)
+        dtype = str(value.dtype).removeprefix("torch.")
+        place = Place(
+            number, int(value.storage_offset()) * size, dtype, tuple(value.shape), tuple(value.stride())
+        )
+        kept, first, end = self.storages.get(address, (value, place.offset, place.end))
+        self.storages[address] = (kept, min(first, place.offset), max(end, place.end))
+        return place
+
+
+def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> Shipment:
+    """Pack a value of functions, numbers and GPU tensors; what tensors point to goes into a file.
+
+    `host_too`: tensors in host memory are taken like those on a GPU.
+
+    Raises UnsupportedError, with the reason, for what cannot be sent, or points to more than `most_bytes`.
+    """
+    stream = io.BytesIO()
+    packer = _Packer(stream, host_too)
+    try:
+        packer.dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise UnsupportedError(f"cannot be sent to another process: {error}") from error
+    found = list(packer.storages.values())
+    blocks = tuple(Block(first, end - first) for _, first, end in found)
+    if sum(block.size for block in blocks) > most_bytes:
+        raise UnsupportedError(f"its tensors lie in more than {most_bytes} bytes of memory")
+    contents = [
+        torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        .set_(tensor.untyped_storage(), first, (end - first,), (1,))
+        .cpu()
+        for tensor, first, end in found
+    ]
+    file = folder / "memory.pt"
+    try:
+        torch.save(contents, file)
+    except (OSError, RuntimeError) as error:
+        raise UnsupportedError(f"its memory cannot be written to {folder}: {brief(error)}") from error
+    return Shipment(stream.getvalue(), blocks, str(file))
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: bytes, tensor_of: Callable[[Place], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensor_of = tensor_of
+
+    def persistent_load(self, place: Any) -> Any:
+        return self._tensor_of(place)
+
+
+def unpack(shipment: Shipment, tensor_of: Callable[[Place], Any]) -> Any:
+    """What was packed, each tensor as `tensor_of` its place."""
+    return _Unpacker(shipment.data, tensor_of).load()
+
+
+class StandIn:
+    """Stands for a tensor where nothing is read of it: sizes, dtype and the alignment of its address."""
+
+    def __init__(self, place: Place) -> None:
+        self._like = torch.empty_strided(
+            place.shape, place.strides, dtype=getattr(torch, place.dtype), device="meta"
+        )
+        self.dtype, self._address = self._like.dtype, (1 << 20) + place.offset % _ALIGNMENT
+
+    def data_ptr(self) -> int:
+        """An address of the tensor's alignment; nothing lies there."""
+        return self._address
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_like"], name)
+
+
+class Memory:
+    """The blocks of a call on the current GPU, each between guards, aligned as they were."""
+
+    def __init__(
+        self, blocks: Sequence[Block], contents: Sequence[torch.Tensor], device: str = "cuda"
+    ) -> None:
+        self._blocks, self._buffers = blocks, []
+        for block, content in zip(blocks, contents, strict=True):
+            ahead = GUARD + block.start % _ALIGNMENT
+            buffer = torch.empty(ahead + block.size + GUARD, dtype=torch.uint8, device=device)
+            buffer[:ahead] = buffer[ahead + block.size :] = _PATTERN
+            buffer[ahead : ahead + block.size] = content
+            self._buffers.append(buffer)
+
+    def contents(self) -> list[torch.Tensor]:
+        """The bytes of each block."""
+        return [
+            buffer[buffer.numel() - GUARD - block.size : buffer.numel() - GUARD]
+            for block, buffer in zip(self._blocks, self._buffers, strict=True)
+        ]
+
+    def tensor(self, place: Place) -> torch.Tensor:
+        """The tensor that lies at this place."""
+        block, buffer = self._blocks[place.storage], self._buffers[place.storage]
+        offset = buffer.numel() - GUARD - block.size + place.offset - block.start
+        return torch.empty(0, dtype=getattr(torch, place.dtype), device=buffer.device).set_(
+            buffer.untyped_storage(), offset // place.itemsize, place.shape, place.strides
+        )
+
+    def whole(self) -> bool:
+        """Whether every guard is as it was."""
+        return all(
+            bool((buffer[: buffer.numel() - GUARD - block.size] == _PATTERN).all())
+            and bool((buffer[-GUARD:] == _PATTERN).all())
+            for block, buffer in zip(self._blocks, self._buffers, strict=True)
+        )

@@ -1,0 +1,130 @@
+"""Timing launches on the GPU.
+
+A launch is timed in a CUDA graph that runs it over as many copies of its operands as exceed the L2
+cache three times, so that each run finds a cold cache and no time passes between launches.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Run = Callable[[Any], object]  # one launch, on one of several copies of a call
+HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
+_MAX_COPIES = 400
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median microseconds of one launch, and the distance of the 20th and 80th percentiles over it."""
+
+    us: float
+    spread: float
+
+
+def timing_of(samples: Sequence[float]) -> Timing:
+    """The Timing of several measured times, in microseconds."""
+    ordered = sorted(samples)
+    low, high = ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
+    median = statistics.median(ordered)
+    return Timing(median, (high - low) / median)
+
+
+def copies_wanted(bytes_each: int, l2_bytes: int) -> int:
+    """How many copies of operands of so many bytes exceed the L2 cache three times; 400 at most."""
+    return min(_MAX_COPIES, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
+
+
+def _replayed_us(work: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(1e3 * start.elapsed_time(end))
+
+
+def _nothing() -> None:
+    """What is to be done before a run where nothing is."""
+
+
+class Graph:
+    """A CUDA graph that runs something over several calls, one after the other.
+
+    `before` runs ahead of every replay, and is not timed.
+    """
+
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+        self.launches = len(calls)
+        self._before = before
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(calls[0])  # loads modules and workspaces, which a capture may not
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for call in calls:
+                run(call)
+
+    def time_us(self) -> float:
+        """Microseconds of one launch, the mean over one replay."""
+        self._before()
+        return _replayed_us(self._graph.replay) / self.launches
+
+
+class Eager:
+    """The same without a graph: launches one after the other, as a program would make them."""
+
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+        self.launches = len(calls)
+        self._run, self._calls, self._before = run, calls, before
+
+    def time_us(self) -> float:
+        """Microseconds of one launch, the mean over all calls."""
+        self._before()
+        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
+
+
+class Timed(Protocol):
+    """What can be timed again and again."""
+
+    launches: int
+
+    def time_us(self) -> float:
+        """Microseconds of one launch, the mean over all copies."""
+
+
+def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Timed:
+    """A graph; launches one by one where what is run cannot be captured."""
+    before()
+    try:
+        return Graph(run, calls, before)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize()  # raises again where the GPU, not the capture, is at fault
+        return Eager(run, calls, before)
+
+
+def screen_us(graph: Timed, fastest_us: float = math.inf) -> Timing:
+    """A quick look: a few replays, fewer of long ones, one where it is hopelessly behind the fastest."""
+    first = graph.time_us()
+    if first > HOPELESS * fastest_us:
+        return Timing(first, 0.0)
+    repeats = 2 if first * graph.launches > 20_000 else 4
+    return timing_of([graph.time_us() for _ in range(repeats)])
+
+
+def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
+    """Microseconds of each graph's launch, A B A B ..., so that clocks and heat touch all alike."""
+    once_ms = sum(graph.time_us() * graph.launches for graph in graphs) / 1e3
+    rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
+    samples: list[list[float]] = [[] for _ in graphs]
+    for _ in range(rounds):
+        for graph, times in zip(graphs, samples, strict=True):
+            times.append(graph.time_us())
+    return samples

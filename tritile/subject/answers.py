@@ -1,0 +1,87 @@
+"""Whether an answer is right: float64 products and exact copies to compare with."""
+
+import math
+
+import torch
+
+from tritile.errors import TuningError
+from tritile.measure.timing import Run
+from tritile.subject.operands import matrix, poison
+from tritile.views import Call, MatmulCall, PermuteCall
+
+_CHECKED_ROWS = 256
+
+
+def _sampled(rows: int) -> torch.Tensor:
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device="cuda").round().long()
+
+
+def matmul_error(call: MatmulCall) -> float:
+    """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN."""
+    batch = call.problem.batch
+    a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if out.is_floating_point() and not bool(torch.isfinite(out.sum(dtype=torch.float32))):
+        return math.inf
+    rows, worst, norm = _sampled(call.a.shape[0]), 0.0, 0.0
+    for i in range(0, batch, max(1, batch // 8)):
+        wanted = a[i][rows].double() @ b[i].double()
+        worst += float((out[i][rows].double() - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return math.sqrt(worst / norm) if norm else float(worst > 0)
+
+
+def allowed_error(call: MatmulCall) -> float:
+    """How large `matmul_error` may be: rounding of the result, and of K terms summed in fp32.
+
+    Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
+    by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
+    bits of each input, cut and not rounded.
+    """
+    rounding = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
+    k = call.a.shape[1]
+    summing = {"float64": 1e-16, "int8": 0.0}.get(call.dtype, 1e-7) * math.sqrt(k) * 4
+    inputs = 2e-3 if call.precision == "tf32" and call.dtype == "float32" else 0.0
+    return rounding[call.out_dtype] + summing + inputs
+
+
+def start() -> None:
+    """Have torch start what checks call, while there is nothing else to do."""
+    one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
+    (one @ one).sum().item()
+
+
+def answer_error(call: Call) -> float:
+    """The relative error of a call's answer. Raises TuningError for a wrong one."""
+    if isinstance(call, MatmulCall):
+        error, allowed = matmul_error(call), allowed_error(call)
+        if not error <= allowed:
+            raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
+        return error
+    check_permuted(call)
+    return 0.0
+
+
+def check(run: Run, call: Call) -> float:
+    """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer."""
+    poison(call)
+    run(call)
+    torch.cuda.synchronize()
+    return answer_error(call)
+
+
+def check_permuted(call: PermuteCall) -> None:
+    """Raises TuningError where out is not x, bit for bit."""
+    x, out = permuted(call)
+    if not torch.equal(x, out):
+        raise TuningError("wrong answer: elements differ")
+
+
+def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and out over the same index space, in words; the last dimension counts those of an element."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+    x, out = (
+        tensor.as_strided((*problem.shape, lanes), (*(lanes * step for step in strides), 1))
+        for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+    )
+    return x, out

@@ -1,0 +1,122 @@
+"""Tensors on the GPU that pose a problem: many copies of it, or one whose output is guarded."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tritile.device import Device
+from tritile.errors import TuningError
+from tritile.measure.timing import Run, copies_wanted
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.views import Call, View, posed
+
+Tiled = MatmulProblem | PermuteProblem
+_GUARD = 4096  # elements on either side of a guarded output
+_LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
+
+
+def random_elements(dtype: str, elements: int) -> torch.Tensor:
+    """Fresh random data: normal for floating types, the whole range for whole numbers."""
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point and ITEMSIZE.get(dtype) != 1:
+        return torch.randn(elements, dtype=kind, device="cuda")
+    if kind.is_floating_point:
+        return torch.randn(elements, device="cuda", dtype=torch.bfloat16).to(kind)
+    info = torch.iinfo(kind)
+    low, high = max(info.min, -(2**62)), min(info.max, 2**62)
+    return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
+
+
+def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
+    """Calls that pose `problem` on random operands of their own, together over three times the L2 cache."""
+    count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
+    pools: list[tuple[torch.Tensor, int]] = []
+
+    def take(turn: int) -> Callable[[str, int], torch.Tensor]:
+        place = itertools.count()
+
+        def make(dtype: str, elements: int) -> torch.Tensor:
+            operand = next(place)
+            padded = -(-elements // 256) * 256
+            if turn == 0:
+                pools.append((random_elements(dtype, padded * count), padded))
+            pool, step = pools[operand]
+            return pool[turn * step : turn * step + elements]
+
+        return make
+
+    return [posed(problem, take(turn)) for turn in range(count)]
+
+
+def run_of(launch: Any) -> Run:
+    """What runs a prepared launch on any call that poses the same problem."""
+    return lambda call: launch(*call.tensors)
+
+
+def matrix(view: View, batch: int) -> torch.Tensor:
+    """The view as a (batch, rows, columns) tensor, for elements of up to 8 bytes."""
+    strides = (*(view.batch_strides or (0,)), *view.strides)
+    return view.tensor.as_strided((batch, *view.shape), strides)
+
+
+def _worthless(tensor: torch.Tensor) -> float | int:
+    return float("nan") if tensor.is_floating_point() else -1
+
+
+def poison(call: Call) -> None:
+    """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
+    out = call.tensors[-1]
+    out.fill_(_worthless(out))
+
+
+class Guarded:
+    """A call whose output lies between guards: memory that no kernel has to write."""
+
+    def __init__(self, problem: Tiled) -> None:
+        wanted = len(posed(problem, lambda dtype, elements: None).tensors)
+        place = itertools.count(1)
+        self._guards: list[torch.Tensor] = []
+
+        def make(dtype: str, elements: int) -> torch.Tensor:
+            if next(place) < wanted:
+                return random_elements(dtype, elements)
+            memory = torch.empty(elements + 2 * _GUARD, dtype=getattr(torch, dtype), device="cuda")
+            memory.fill_(_worthless(memory))
+            self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
+            return memory[_GUARD : _GUARD + elements]
+
+        self.call = posed(problem, make)
+
+    def check(self) -> None:
+        """Raises TuningError where a guard was written."""
+        for guard, where in zip(self._guards, ("ahead of", "behind"), strict=True):
+            whole = guard.isnan().all() if guard.is_floating_point() else (guard == -1).all()
+            if not bool(whole):
+                raise TuningError(f"wrote {where} its output's memory")
+
+
+def _less(size: int, most: int = _LARGEST) -> int:
+    """A size that ends amid a tile: less by a multiple of 16, which leaves every alignment as it is."""
+    return size - 16 - max(0, size - most) // 16 * 16 if size > 32 else size
+
+
+def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps in the order of those given; 0 stays 0."""
+    packed, reach = list(strides), 1
+    for i in sorted(range(len(shape)), key=lambda i: (strides[i], -i)):
+        if strides[i]:
+            packed[i], reach = reach, reach * shape[i]
+    return tuple(packed)
+
+
+def ragged(problem: Tiled) -> Tiled:
+    """A sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
+    if isinstance(problem, MatmulProblem):
+        batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
+        return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
+    shape = tuple(_less(size) for size in problem.shape)
+    x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
+    return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
