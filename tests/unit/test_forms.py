@@ -1,0 +1,223 @@
+"""Calls on a GPU that were met before: launched at once, and never with what was chosen for others.
+
+Tensors say that they are on a GPU, and a launch is written down: BLOCK, and what else the kernel is given.
+"""
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import tritile
+from tritile import device
+from tritile.errors import InvalidValueError
+from tritile.forms import Forms
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on GPU 0."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def get_device(self):
+        return 0
+
+
+def on_gpu(dtype=torch.float16):
+    return torch.Tensor._make_subclass(OnGpu, torch.empty(4, dtype=dtype, device="meta"))
+
+
+class Recorder:
+    """Stands for a compiled kernel."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, []
+
+    def run(self, *args, **kwargs):
+        self.launches.append({"args": args} | kwargs)
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, N, scale, BLOCK: tl.constexpr):
+    tl.store(out_ptr, tl.load(x_ptr) * scale + BLOCK + N)
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu(monkeypatch):
+    h200 = device.target_device("nvidia-h200")
+    monkeypatch.setattr(device, "gpu", lambda index: h200)
+
+
+class Tuned:
+    """The kernel under tritile.autotune, whose launches and problems are counted."""
+
+    def __init__(self, monkeypatch, blocks=(64, 128), key=("N",), times=None, **rest):
+        configs = [triton.Config({"BLOCK": block}, num_warps=8, **rest) for block in blocks]
+        self.measured, self.times = 0, times or {64: 2.0, 128: 1.0}
+        self.tuner = tritile.autotune(configs, list(key), do_bench=self.bench)(kernel)
+        self.recorder = Recorder(kernel)
+        monkeypatch.setattr(self.tuner.fn, "fn", self.recorder)
+        self.problems, problem = [], self.tuner.problem
+        monkeypatch.setattr(
+            self.tuner, "problem", lambda *given: self.problems.append(problem(*given)) or self.problems[-1]
+        )
+
+    def bench(self, call, quantiles):
+        call()
+        self.measured += 1
+        return [self.times[self.recorder.launches[-1]["BLOCK"]]] * 3
+
+    def __call__(self, *args, **kwargs):
+        """Call, and return the launch and how many problems it took to make out."""
+        before = len(self.problems)
+        self.tuner[(3,)](*args, **kwargs)
+        return self.recorder.launches[-1], len(self.problems) - before
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    return Tuned(monkeypatch)
+
+
+def test_a_call_met_before_is_launched_alike_and_at_once(tuned):
+    x, out = on_gpu(), on_gpu()
+    first, problems = tuned(x, out, 50, 0.5)
+    assert problems == 1
+    assert first == {
+        "args": (x, out, 50, 0.5), "grid": (3,), "warmup": False,
+        "BLOCK": 64, "num_warps": 8, "num_stages": 3, "num_ctas": 1,
+    }  # fmt: skip
+    tuned.tuner.best_config = None
+    again, problems = tuned(x, out, 50, 0.25)
+    assert (again, problems) == (first | {"args": (x, out, 50, 0.25)}, 0)
+    assert tuned.tuner.best_config is tuned.tuner.configs[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"N": 51}, {"x_ptr": on_gpu(torch.float32)}, {"out_ptr": on_gpu(torch.bfloat16)}, {"scale": on_gpu()}],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
+    given = {"x_ptr": on_gpu(), "out_ptr": on_gpu(), "N": 50, "scale": 0.5}
+
+    def problems(given):
+        return tuned(**given)[1] if by_name else tuned(*given.values())[1]
+
+    assert (problems(given), problems(given)) == (1, 0)
+    assert (problems(given | change), problems(given | change)) == (1, 0)
+    assert problems(given) == 0
+
+
+def test_names_and_places_are_told_apart(tuned):
+    x, out = on_gpu(), on_gpu()
+    assert tuned(x, out, 50, 0.5)[1] == 1
+    assert tuned(x, out, 50, scale=0.5)[1] == 1
+    assert tuned(x, out, scale=0.5, N=50)[1] == 1
+    assert tuned(x, out, scale=0.5, N=50)[1] == 0
+    assert len(set(tuned.problems)) == 1
+
+
+def test_each_mode_chooses_for_itself(tuned):
+    given = on_gpu(), on_gpu(), 50, 0.5
+    assert tuned(*given)[0]["BLOCK"] == 64  # nothing known
+    with tritile.mode("tune"):
+        assert tuned(*given)[0]["BLOCK"] == 128
+        assert tuned.measured == 2
+        assert tuned(*given)[1] == 0
+    assert tuned(*given)[0]["BLOCK"] == 128  # what was guessed is forgotten
+    with tritile.mode("off"):
+        assert tuned(*given)[0]["BLOCK"] == 64
+    assert tuned(*given)[0]["BLOCK"] == 128
+    assert tuned.measured == 2
+
+
+def test_an_emptied_cache_is_empty(tuned, monkeypatch):
+    given = on_gpu(), on_gpu(), 50, 0.5
+    tuned(*given)
+    monkeypatch.setattr(tuned.tuner, "cache", {})
+    assert tuned(*given)[1] == 1
+
+
+def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
+    given = on_gpu(), on_gpu(), 50, 0.5
+    tuned(*given)
+    monkeypatch.setattr(OnGpu, "get_device", lambda self: 1)
+    assert tuned(*given)[1] == 1
+
+
+def test_the_first_tensor_may_stand_anywhere(tuned):
+    host = torch.empty(4, dtype=torch.float16)
+    assert [tuned(host, on_gpu(), 50, 0.5)[1] for _ in range(2)] == [1, 0]
+    assert [tuned(50, 0.5, N=7, scale=on_gpu())[1] for _ in range(2)] == [1, 0]
+
+
+def test_what_is_captured_is_not_kept(tuned, monkeypatch):
+    monkeypatch.setattr("tritile.autotuner.capturing", lambda: True)
+    given = on_gpu(), on_gpu(), 50, 0.5
+    assert [tuned(*given)[1] for _ in range(2)] == [1, 1]
+    assert tuned.tuner.cache == {}
+
+
+def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
+    given = on_gpu(), on_gpu(), 50, 0.5
+    for _ in range(2):
+        tuned(*given)
+        with pytest.raises(InvalidValueError, match="BLOCK given, and tuned too"):
+            tuned(*given, BLOCK=64)
+
+
+def test_a_configs_hook_runs_before_every_launch(monkeypatch):
+    seen = []
+    tuned = Tuned(monkeypatch, pre_hook=lambda values: seen.append((values["N"], values["BLOCK"])))
+    for n in (50, 50, 51):
+        tuned(on_gpu(), on_gpu(), n, 0.5)
+    assert seen == [(50, 64), (50, 64), (51, 64)]
+
+
+def test_one_config_needs_no_problem(monkeypatch):
+    tuned = Tuned(monkeypatch, blocks=(64,))
+    launches = [tuned(on_gpu(), on_gpu(), 50, 0.5) for _ in range(2)]
+    assert [(launch["BLOCK"], problems) for launch, problems in launches] == [(64, 0), (64, 0)]
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=str)
+def test_a_key_that_may_change_is_looked_at_each_time(monkeypatch, value):
+    tuned = Tuned(monkeypatch, key=("N", "scale"))
+    assert [tuned(on_gpu(), on_gpu(), 50, value)[1] for _ in range(2)] == [1, 1]
+
+
+def test_a_key_that_is_no_number_is_kept_once(monkeypatch):
+    tuned = Tuned(monkeypatch, key=("N", "scale"))
+    for _ in range(5):
+        tuned(on_gpu(), on_gpu(), 50, float("nan"))
+    assert len(tuned.tuner.cache) == 1
+    assert [tuned(on_gpu(), on_gpu(), 50, scale)[1] for scale in (math.inf, math.inf)] == [1, 0]
+
+
+def test_host_tensors_have_no_form():
+    forms = Forms(["x_ptr", "N"], ["N"])
+    assert forms.lasting("cached", (torch.empty(4), 50), {}) is None
+    assert forms.of("cached", (torch.empty(4), 50), {}) is None
+    assert forms.of("cached", (), {}) is None
+    assert forms.of("cached", (on_gpu(), 50), {}) is not None
+
+
+def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
+    tuned = tritile.autotune([triton.Config({"BLOCK": 16})], ["N"])(kernel)
+    given = [
+        (on_gpu(), TensorDescriptor(torch.zeros(16, 16, dtype=dtype), [16, 16], [16, 1], [16, 16]), 3)
+        for dtype in (torch.float16, torch.float32)
+    ]
+    half, single = (tuned.problem(args, {}) for args in given)
+    assert half.dtypes == (("x_ptr", "float16"), ("out_ptr", "float16"))
+    assert half != single
+    forms = Forms(tuned.arg_names, tuned.keys)
+    assert len({forms.of("tune", args, {}) for args in given}) == 2
