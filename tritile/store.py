@@ -26,7 +26,7 @@ from tritile.problem import Problem, problem_key
 from tritile.settings import cache_dir
 from tritile.trial import ENVIRONMENT_COLUMNS, Row, Trial, environment_from, row_of, trial_from
 
-__all__ = ["BATCH", "Store", "Trial", "store_of"]
+__all__ = ["BATCH", "Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]
 
 BATCH: Final = 256
 _ATTEMPTS: Final = 4
@@ -254,6 +254,29 @@ def _store_in(device: Device, directory: Path) -> Store:
     return Store(device, directory)
 
 
-def store_of(device: Device) -> Store:
-    """This process's store of a device, in the cache directory now in force."""
+def own_store(device: Device) -> Store:
+    """This process's own store of a device, in the cache directory now in force."""
     return _store_in(device, cache_dir())
+
+
+_standing_in: dict[Device, Store] = {}
+
+
+def store_of(device: Device) -> Store:
+    """What this process knows of a device: its own store, or what stands in for it."""
+    return _standing_in.get(device) or own_store(device)
+
+
+def stand_in(store: Store) -> None:
+    """Have `store_of` give this store for its device."""
+    _standing_in[store.device] = store
+
+
+def end_stand_ins() -> None:
+    """Have `store_of` give this process's own stores again."""
+    _standing_in.clear()
+
+
+def is_frozen(device: Device) -> bool:
+    """Whether what is known of a device stays as it is, so that there is no use in measuring more."""
+    return device in _standing_in

@@ -1,0 +1,93 @@
+"""One rank that measures by sleeping: `python helpers_for_shards.py FOLDER [items] [seconds] [lost_s]`.
+
+What it did is in FOLDER: a line in `begun` and one in `done` for each problem, what it raised in
+`error-RANK`, and on rank 0 the store.
+"""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tritile.config import Config
+from tritile.device import TARGETS
+from tritile.errors import TritileError
+from tritile.problem import MatmulProblem
+from tritile.store import Store
+from tritile.trial import Trial
+from tritile.tune.shards import Place, Shards
+
+DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
+KERNEL = "0123456789abcdef"
+TRIALS = 3
+
+
+class SlowStore(Store):
+    """A store whose disk lets the first write wait."""
+
+    pause_s = 0.0
+
+    def add(self, kernel, trial):
+        pause_s, self.pause_s = self.pause_s, 0.0
+        time.sleep(pause_s)
+        super().add(kernel, trial)
+
+
+def problems(count):
+    return [MatmulProblem(1, 64 + i, 128, 64, "bfloat16", "bfloat16") for i in range(count)]
+
+
+def trials(problem):
+    """What every rank measures of a problem."""
+    return [Trial(problem, Config.of(BLOCK_M=16 << i), float(problem.m + i)) for i in range(TRIALS)]
+
+
+def note(folder, name, text):
+    with (folder / name).open("a") as file:
+        file.write(f"{text}\n")
+
+
+def work(
+    folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, join_s=30.0, ahead=1, disk_s=0.0
+):
+    """Take part, holding up to `ahead` problems in hand.
+
+    The first problem takes `first_s` more seconds, and the first trial that is written `disk_s`.
+    """
+    place = Place.from_environment()
+    mine = problems(count) if place.rank == 0 else []
+    store = SlowStore(DEVICE, folder / f"rank-{place.rank}")
+    store.pause_s = disk_s
+    with Shards(place, mine, store, facts or {"code": "1"}, lost_s, join_s) as shards:
+        claims, hand = shards.claims(), []
+        while True:
+            problem = next(claims, claims)
+            if problem is claims and not hand:
+                break
+            if problem is None and not hand:
+                time.sleep(0.02)
+            elif problem is not None and problem is not claims:
+                hand.append(problem)
+            if hand and (problem in (None, claims) or len(hand) == ahead):
+                problem = hand.pop(0)
+                note(folder, "begun", f"{place.rank} {problem.m} {os.getpid()}")
+                for trial in trials(problem):
+                    shards.keep(KERNEL, trial)
+                    time.sleep((seconds + first_s) / TRIALS)
+                first_s = 0.0
+                shards.finished(problem)
+                note(folder, "done", f"{place.rank} {problem.m}")
+        note(folder, "left", f"{place.rank} {shards.left}")
+
+
+def main(folder, *arguments, **options):
+    try:
+        work(folder, *arguments, **options)
+    except TritileError as error:
+        note(folder, f"error-{os.environ['RANK']}", f"{type(error).__name__}: {error}")
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *(int(text) for text in sys.argv[2:3]), *(float(text) for text in sys.argv[3:]))

@@ -1,0 +1,293 @@
+"""Ranks that tune together: real processes, one of which is lost, slow, or of other code."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from tests.unit import helpers_for_shards as helpers
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.store import Store
+from tritile.trial import row_of
+from tritile.tune.board import Board, Place, Watch
+from tritile.tune.writer import Writer
+
+LOST_S = 1.0
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Starts processes that are fresh but for torch, which takes seconds to import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.unit.helpers_for_shards"])
+    return context
+
+
+def enter_rank(environment, folder, options):
+    os.environ.update(environment)
+    helpers.main(folder, **options)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def start(server, tmp_path):
+    """Starts a rank of `size`, with the environment that torchrun gives."""
+    started = []
+    port = free_port()
+
+    def start_one(rank, size=4, port=port, agent=False, **options):
+        environment = {
+            "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": agent,
+        }  # fmt: skip
+        environment = {name: str(value) for name, value in environment.items()}
+        process = server.Process(
+            target=enter_rank, args=(environment, tmp_path, {"lost_s": LOST_S} | options)
+        )
+        process.start()
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+def ended(processes, limit_s=20):
+    """The exit statuses."""
+    deadline = time.monotonic() + limit_s
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    return [process.exitcode for process in processes]
+
+
+def lines(folder: Path, name: str) -> list[list[str]]:
+    return [line.split() for line in (folder / name).read_text().splitlines()]
+
+
+def until(condition, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def busy(folder: Path, rank: int) -> bool:
+    """Whether this rank is amid a problem, having done at least one."""
+    if not (folder / "done").exists():
+        return False
+    begun, done = (Counter(line[0] for line in lines(folder, name)) for name in ("begun", "done"))
+    return done[str(rank)] > 0 and begun[str(rank)] > done[str(rank)]
+
+
+def assert_all_remembered(folder: Path, count: int) -> None:
+    """Every trial of every problem is in rank 0's store, once, and no other rank wrote one."""
+    found = [trial for _, trial in Store(helpers.DEVICE, folder / "rank-0").everything()]
+    wanted = [trial for problem in helpers.problems(count) for trial in helpers.trials(problem)]
+    assert Counter(found) == Counter(wanted)
+    assert [path.name for path in folder.glob("rank-*")] == ["rank-0"]
+
+
+def test_a_killed_rank_is_made_up_for(start, tmp_path):
+    ranks = [start(rank, count=18, seconds=0.2, ahead=2) for rank in range(4)]
+    until(lambda: busy(tmp_path, 2))
+    ranks[2].kill()
+    assert ended(ranks) == [0, 0, -signal.SIGKILL, 0]
+    assert_all_remembered(tmp_path, 18)
+    begun, done = ([line[1] for line in lines(tmp_path, name)] for name in ("begun", "done"))
+    assert len(begun) > len(done) >= 18  # what the lost one had begun was begun again
+    assert set(done) == {str(problem.m) for problem in helpers.problems(18)}
+    assert sorted(lines(tmp_path, "left")) == [["0", "0"], ["1", "0"], ["3", "0"]]
+
+
+@pytest.mark.parametrize("agent", [False, True], ids=["rank 0 keeps the board", "the agent keeps the board"])
+def test_a_killed_rank_0_ends_the_others(start, tmp_path, agent):
+    port = free_port()
+    board = kept(port) if agent else None
+    ranks = [start(rank, size=3, port=port, agent=agent, count=60) for rank in range(3)]
+    until(lambda: all(busy(tmp_path, rank) for rank in range(3)))
+    ranks[0].kill()
+    assert ended(ranks) == [-signal.SIGKILL, 3, 3]
+    text = (tmp_path / "error-1").read_text()
+    assert text.startswith("DistributedError: rank 0" if board else "DistributedError: the ranks' key-value")
+    found = [trial for _, trial in Store(helpers.DEVICE, tmp_path / "rank-0").everything()]
+    wanted = [trial for problem in helpers.problems(60) for trial in helpers.trials(problem)]
+    assert set(found) < set(wanted)
+    assert {trial.problem for trial in found} >= {
+        problem for problem in helpers.problems(60) if ["0", str(problem.m)] in lines(tmp_path, "done")
+    }
+
+
+def kept(port):
+    """A key-value store of no rank, as torchrun's agent keeps it."""
+    return torch.distributed.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
+
+
+def test_ranks_that_differ_refuse_to_begin(start, tmp_path):
+    facts = [{"kernel matmul/tile": "aaaa", "name": "NVIDIA H200"}] * 3
+    facts[1] = facts[1] | {"kernel matmul/tile": "bbbb"}
+    assert ended([start(rank, size=3, facts=facts[rank]) for rank in range(3)]) == [3, 3, 3]
+    for rank in range(3):
+        text = (tmp_path / f"error-{rank}").read_text()
+        assert "rank 1 cannot tune with rank 0: kernel matmul/tile is 'bbbb', on rank 0 'aaaa'" in text
+    assert not (tmp_path / "begun").exists()
+
+
+@pytest.mark.parametrize(
+    "slow", [{"first_s": 2 * LOST_S}, {"disk_s": 2 * LOST_S}], ids=["rank 1 measures", "rank 0 writes"]
+)
+def test_a_slow_rank_is_not_lost(start, tmp_path, slow):
+    options = [slow if "disk_s" in slow else {}, slow if "first_s" in slow else {}]
+    ranks = [start(rank, size=2, count=6, **options[rank]) for rank in range(2)]
+    assert ended(ranks) == [0, 0]
+    assert Counter(line[1] for line in lines(tmp_path, "done")) == Counter(
+        str(problem.m) for problem in helpers.problems(6)
+    )
+    assert_all_remembered(tmp_path, 6)
+
+
+def test_a_rank_held_to_be_lost_that_comes_back_does_no_harm(start, tmp_path):
+    ranks = [start(rank, size=2, count=16, seconds=0.2) for rank in range(2)]
+    until(lambda: busy(tmp_path, 1))
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    time.sleep(2 * LOST_S)
+    os.kill(ranks[1].pid, signal.SIGCONT)
+    assert ended(ranks) == [0, 0]
+    assert_all_remembered(tmp_path, 16)
+
+
+def test_a_rank_that_never_comes_is_not_waited_for(start, tmp_path):
+    ranks = [start(rank, size=3, count=6, join_s=1.0) for rank in range(2)]
+    assert ended(ranks) == [0, 0]
+    assert_all_remembered(tmp_path, 6)
+
+
+def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
+    ranks = [start(rank, size=3, count=60, seconds=0.6) for rank in range(3)]
+    until(lambda: all(busy(tmp_path, rank) for rank in range(3)))
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGTERM)
+    assert ended(ranks) == [128 + signal.SIGTERM] * 3
+    found = Counter(trial for _, trial in Store(helpers.DEVICE, tmp_path / "rank-0").everything())
+    for rank, m, *_ in lines(tmp_path, "begun"):
+        first, *rest = [
+            trial
+            for problem in helpers.problems(60)
+            if str(problem.m) == m
+            for trial in helpers.trials(problem)
+        ]
+        assert found[first] == 1
+        assert [rank, m] not in lines(tmp_path, "done") or all(found[trial] == 1 for trial in rest)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_under_torchrun(tmp_path, kill):
+    """A rank that is killed: the agent stops the others and starts all again, and the rest is done."""
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())]
+    script = [helpers.__file__, str(tmp_path), "12", "0.2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, *script],
+        env=os.environ | {"PYTHONPATH": str(Path(helpers.__file__).parents[2])},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if kill:
+        until(lambda: busy(tmp_path, 1))
+        pids = {line[0]: int(line[2]) for line in lines(tmp_path, "begun")}
+        os.kill(pids["1"], signal.SIGKILL)
+    _, told = process.communicate(timeout=40)
+    assert process.returncode == 0, told
+    assert_all_remembered(tmp_path, 12)
+    assert not list(tmp_path.glob("error-*"))
+    if kill:
+        assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
+
+
+# --- Parts ---
+
+
+def test_place_is_what_torchrun_says(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert Place.from_environment() is None
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert Place.from_environment() is None
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    for name, value in {"RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}.items():
+        with pytest.raises(InvalidValueError, match="wanted what torchrun sets"):
+            Place.from_environment()
+        monkeypatch.setenv(name, value)
+    assert Place.from_environment() == Place(5, 8, 1, 1, "h", 29500)
+    monkeypatch.setenv("RANK", "8")
+    with pytest.raises(InvalidValueError):
+        Place.from_environment()
+
+
+@pytest.fixture
+def board():
+    return Board(torch.distributed.HashStore())
+
+
+GOOD = ["trial", helpers.KERNEL, list(row_of(helpers.trials(helpers.problems(1)[0])[0]))]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "no JSON", "[]", "{}", '["finished", 2]', '["finished", -1]', '["finished", "0"]',
+        '["trial", "x", []]',
+        json.dumps([GOOD[0], 5, GOOD[2]]), json.dumps([*GOOD[:2], GOOD[2][:-1]]),
+        json.dumps([*GOOD[:2], ["x", *GOOD[2][1:]]]), "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_message_that_no_rank_sent_is_skipped(board, tmp_path, message):
+    store = Store(helpers.DEVICE, tmp_path)
+    writer = Writer(board, store, 2)
+    for number, text in enumerate([message, json.dumps(GOOD), '["finished", 1]']):
+        board.put(f"said/x/{number}", text)
+    with pytest.warns(StoreWarning, match="skipped"):
+        assert writer.drain(["x"])
+    assert [trial for _, trial in store.everything()] == helpers.trials(helpers.problems(1)[0])[:1]
+    assert (board.read("done/0"), board.read("done/1"), board.count("finished", 0)) == (None, "1", 1)
+    assert not writer.drain(["x"])
+
+
+def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
+    now: list[Any] = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = Watch(board, 10.0)
+
+    def lost_after(seconds, beats):
+        found = False
+        for _ in range(seconds):
+            now[0] += 1
+            if beats:
+                board.count("beat/a")
+            found = watch.lost("a")
+        return found
+
+    assert not lost_after(30, beats=True)
+    assert not lost_after(10, beats=False)
+    now[0] += 100  # this process was stopped: nobody looked
+    assert not lost_after(10, beats=False)
+    assert lost_after(2, beats=False)
+    assert not lost_after(1, beats=True)
