@@ -1,0 +1,421 @@
+"""A folder of kernels made without a GPU: another process finds all of it, and what it lacks is told."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from triton.runtime import build
+from typer.testing import CliRunner
+
+import tritile
+from tritile import ahead, cli, launch, offline, table
+from tritile.compiles import compiles_heard
+from tritile.config import Config
+from tritile.deploy import fill, folder, modules
+from tritile.device import Device, target_device
+from tritile.errors import CompiledWarning, InvalidValueError, TuningError
+from tritile.ops import run as running
+from tritile.problem import MatmulProblem, PermuteProblem
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+H200 = target_device("nvidia-h200")
+
+
+def tile(m=32, n=32, k=32, warps=4):
+    return Config.of(warps, 2, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+def tma(**rest):
+    shape = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "PERSISTENT": False}
+    return Config.of(4, 3, "descriptor", **shape, SUBTILES=1, SPLIT_K=rest.get("SPLIT_K", 1))
+
+
+def turned(m, n, warps=4, family="tile"):
+    return Config.of(family=family, BLOCK_M=m, BLOCK_N=n, GROUP_M=1, num_warps=warps, num_stages=1)
+
+
+# As torch's own contiguous tensors pose them: DEEP shares a kernel with SQUARE, RAGGED copies both operands
+# first, SPLIT takes counters and a workspace.
+SQUARE = MatmulProblem(1, 256, 256, 256, "float16", "float16")
+DEEP = MatmulProblem(1, 256, 256, 512, "float16", "float16")
+RAGGED = MatmulProblem(1, 129, 131, 133, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2)
+SPLIT = MatmulProblem(1, 64, 64, 1024, "float16", "float16")
+TURN = PermuteProblem.turned(1, 128, 256, 2)
+ENTRIES = [
+    (SQUARE, tile()), (DEEP, tile()), (RAGGED, tma()), (SPLIT, tma(SPLIT_K=2)), (TURN, turned(32, 32)),
+]  # fmt: skip
+KERNELS = 5  # distinct: DEEP's is SQUARE's, and RAGGED takes two
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch, triton, tritile
+from tritile import ahead, launch, offline, table
+from tritile.ops import matmul, permute
+
+heard = []
+triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
+entries, device = table.read(Path(sys.argv[1])).entries, tritile.target_device("nvidia-h200")
+with offline.compiling_for(device):
+    for entry in entries:
+        problem = entry.problem
+        if problem.op == "matmul":
+            kind = getattr(torch, problem.dtype)
+            a = torch.empty(problem.m, problem.k, dtype=kind)
+            b = torch.empty(problem.k, problem.n, dtype=kind)
+            call = matmul.described(a, b, a.new_empty(problem.m, problem.n), "ieee")
+        else:
+            columns, rows = problem.shape
+            x = torch.empty(rows, columns, dtype=torch.bfloat16)
+            call = permute.described(x, x.new_empty(columns, rows), [1, 0])
+        assert call.problem == problem, (call.problem, problem)
+        workspace = lambda dtype: launch._At(0, getattr(torch, dtype))
+        for compiled in launch.compiles_of(call, entry.config, device, workspace):
+            assert compiled().asm["ptx"]
+print(json.dumps([tritile.__file__, triton.knobs.cache.dir, heard.count(True), heard.count(False)]))
+"""
+
+
+def contents(place: Path) -> dict[str, tuple[str, int]]:
+    """Digest and time of last change of every file of a folder, and of every folder in it."""
+    return {
+        str(path.relative_to(place)): (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "", path.stat().st_mtime_ns
+        )
+        for path in sorted(place.rglob("*"))
+    }  # fmt: skip
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["compile", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder filled by the command line, the table it was filled from, and where it is to be used."""
+    base = tmp_path_factory.mktemp("deploy")
+    entries = tuple(table.Entry(problem, config, 1.0) for problem, config in ENTRIES)
+    table.write(table.Table(H200.to_dict(), True, launch.digests(), entries), base / "table.json")
+    done = run("--table", base / "table.json", "--output", base / "made", "--at", base / "used", "--jobs", 2)
+    assert done.exit_code == 0, done.output
+    assert f"{KERNELS} kernels of {len(ENTRIES)} problems" in done.output
+    assert f"0 of them there already, {KERNELS} compiled" in done.output
+    shutil.copytree(base / "made", base / "used")
+    return base
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """A copy that may be harmed: the arguments that say what it was made for, and the folder."""
+    shutil.copytree(made / "made", tmp_path / "copy")
+    return ("--table", made / "table.json", "--at", made / "used"), tmp_path / "copy"
+
+
+def test_another_process_with_another_installation_finds_every_kernel(made, tmp_path):
+    used, elsewhere = made / "used", tmp_path / "installed"
+    shutil.copytree(Path(tritile.__file__).parent, elsewhere / "tritile")
+    before = contents(used)
+    for path in (used, *used.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TRITILE_"))}
+    env |= {"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(used), "PYTHONPATH": str(elsewhere)}
+    if found := os.environ.get("PYTHONPATH"):
+        env["PYTHONPATH"] += os.pathsep + found  # Triton may be found by it
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(made / "table.json")],
+        capture_output=True, text=True, timeout=240, env=env, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    where, cache, hits, misses = json.loads(done.stdout)
+    assert Path(where).is_relative_to(elsewhere)
+    assert (Path(cache), hits, misses) == (used, KERNELS, 0)
+    assert contents(used) == before
+    assert not (tmp_path / ".triton").exists()
+
+
+def test_a_complete_folder_is_proven_complete_without_writing(made):
+    before = contents(made / "used")
+    done = run("--table", made / "table.json", "--check", made / "used")
+    assert done.exit_code == 0, done.output
+    assert f"{KERNELS} kernels of {len(ENTRIES)} problems" in done.output
+    assert contents(made / "used") == before
+
+
+def test_a_folder_at_another_place_than_it_was_made_for_is_not_complete(made):
+    done = run("--table", made / "table.json", "--check", made / "made")
+    assert done.exit_code == 1
+    assert done.output.count("missing: ") == KERNELS
+    assert f"made to be at {made / 'used'}" in done.output
+    assert run("--table", made / "table.json", "--check", made / "made", "--at", made / "used").exit_code == 0
+
+
+def test_only_what_launches_read_is_kept(made):
+    kept = {path.suffix for path in (made / "made").rglob("*") if path.is_file()}
+    assert kept == {".cubin", ".ptx", ".json", ".so"}
+
+
+@pytest.mark.parametrize("ending", ["cubin", "ptx", "json"])
+def test_a_missing_file_is_told_and_made_again(copied, ending):
+    which, place = copied
+    next(place.rglob(f"permute_tile.{ending}")).unlink()
+    before = contents(place)
+    done = run(*which, "--check", place)
+    assert done.exit_code == 1
+    assert done.output.count("missing: ") == 1
+    assert f"missing: a kernel of {TURN.label} with" in done.output
+    assert contents(place) == before
+    done = run(*which, "--output", place)
+    assert done.exit_code == 0, done.output
+    assert f"{KERNELS - 1} of them there already, 1 compiled" in done.output
+    assert run(*which, "--check", place).exit_code == 0
+
+
+def test_a_kernel_that_copies_operands_is_missed_too(copied):
+    which, place = copied
+    shutil.rmtree(next(place.rglob("repack.cubin")).parent)
+    done = run(*which, "--check", place)
+    assert done.exit_code == 1
+    assert f"missing: a kernel of {RAGGED.label} with" in done.output
+
+
+def test_a_module_of_triton_is_missed_and_built_again(copied):
+    which, place = copied
+    lost = next(place.rglob("cuda_utils*"))
+    lost.unlink()
+    done = run(*which, "--check", place)
+    assert done.exit_code == 1
+    assert f"missing: {lost.relative_to(place)}" in done.output
+    assert run(*which, "--output", place).exit_code == 0
+    assert lost.is_file()
+
+
+def test_without_a_c_compiler_the_kernels_are_there_and_the_module_is_refused(copied, monkeypatch):
+    which, place = copied
+    next(place.rglob("cuda_utils*")).unlink()
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    done = run(*which, "--output", place)
+    assert done.exit_code == 1
+    assert "refused: cuda_utils: FileNotFoundError" in done.output
+    assert "refused: a kernel" not in done.output
+
+
+def test_triton_finds_its_modules_where_they_were_put(made, monkeypatch):
+    """By Triton's own look-up, not by the key that is worked out here."""
+    monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: path)
+    monkeypatch.setattr(build, "_build", lambda *args: pytest.fail("built again"))
+    with folder.reading(made / "used", made / "used"), offline.compiling_for(H200, object()):
+        kernels = [c() for problem, config in ENTRIES for c in ahead.compiles_for(problem, config, H200)]
+    wanted = {module for kernel in (None, *kernels) for module in modules.modules_of(kernel)}
+    with folder.writing(made / "used"):
+        for module in wanted:
+            assert build.compile_module_from_src(module.source, module.name) == str(
+                made / "used" / module.path
+            )
+
+
+def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):
+    """One of the driver's name that has its functions, which is all that loading asks for."""
+    modules._stand_in([module.source for module in modules.modules_of(None)], tmp_path)
+    built = next((made / "used").rglob(f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"))
+    code = (
+        "import ctypes, importlib.util, sys\n"
+        "ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)\n"
+        "spec = importlib.util.spec_from_file_location('cuda_utils', sys.argv[2])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "print(callable(module.load_binary))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "libcuda.so.1"), str(built)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path):
+    worse = [(SQUARE, tile(m=512, n=512)), (SPLIT, tma(SPLIT_K=64)), (TURN, turned(32, 32))]
+    done = fill.fill(worse, H200, tmp_path / "out", jobs=1)
+    assert (done.compiled, len(done.found.kernels), len(done.found.missing)) == (1, 1, 0)
+    large, deep = done.found.lines
+    assert large.startswith(f"refused: {SQUARE.label} with tile")
+    assert deep.startswith(f"refused: {SPLIT.label} with descriptor")
+    assert "SPLIT_K = 64" in deep
+
+
+def test_what_the_compiler_refuses_is_told(tmp_path, monkeypatch):
+    fp8 = MatmulProblem(1, 64, 64, 64, "float8_e4m3fn", "bfloat16")
+    monkeypatch.setattr(fill, "illegal", lambda *args: None)  # the compiler is to find it
+    done = fill.fill([(fp8, tile())], target_device("sm_80"), tmp_path / "out", jobs=1)
+    assert (done.compiled, len(done.found.missing), len(done.found.lines)) == (0, 1, 1)
+    assert done.found.lines[0].startswith(f"refused: {fp8.label} with tile")
+
+
+def test_shapes_take_the_configs_of_calls(tmp_path):
+    shape = ("512x512x512", "--dtype", "float16", "--target", "nvidia-h200")
+    done = run(*shape, "--output", tmp_path / "out", "--jobs", 1)
+    assert done.exit_code == 0, done.output
+    assert "1 kernels of 1 problems on NVIDIA H200" in done.output
+    assert list((tmp_path / "out").rglob("matmul_warpgroups.cubin"))  # which the shipped table names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--target", "nvidia-h200"], "one folder"),
+        (["--target", "nvidia-h200", "--output", "a", "--check", "b"], "one folder"),
+        (["--target", "sm_80", "--output", "a"], "no table of NVIDIA A100"),
+        (["--target", "gfx942", "8x8x8", "--output", "a"], "NVIDIA GPUs only"),
+        (["--target", "sm_1", "--output", "a"], "sm_1"),
+        (["--target", "nvidia-h200", "--output", "a", "--at", "b"], "not an absolute path"),
+        (["--target", "nvidia-h200", "--check", "no/such/folder"], "no/such/folder is no folder"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_made(arguments, wanted, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tritile", "compile", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert wanted in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_of_another_gpu_is_refused(made, capsys, monkeypatch):
+    arguments = ["--table", str(made / "table.json"), "--target", "sm_90", "--check", str(made / "used")]
+    monkeypatch.setattr("sys.argv", ["tritile", "compile", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "the table is of NVIDIA H200, and --target NVIDIA H100" in capsys.readouterr().err
+
+
+def test_a_device_is_read_back_with_the_versions_that_are_here():
+    facts = H200.to_dict()
+    assert Device.from_dict(facts | {"triton": "1.0", "compiler": "V1"}) == H200
+    for wrong in ({}, facts | {"processors": "many"}, facts | {"more": 1}, {**facts, "arch": None}):
+        with pytest.raises(InvalidValueError, match="is not of a GPU"):
+            Device.from_dict(wrong)
+
+
+class FirstCall:
+    """A first call as `prepared` makes it, but for the GPU: it compiles, or finds in memory, one kernel."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+        monkeypatch.setattr(running, "_prepared", self.compile)
+        self.problem, self.index = TURN, object()
+
+    def compile(self, call):
+        with offline.compiling_for(H200, self.index):
+            return [compiled() for compiled in ahead.compiles_for(TURN, turned(32, 32), H200)]
+
+    def __call__(self, mode):
+        with tritile.mode(mode):
+            return running.prepared(self)
+
+
+@pytest.fixture
+def first_call(monkeypatch, tmp_path):
+    return FirstCall(monkeypatch, tmp_path)
+
+
+def test_a_strict_call_that_compiles_warns_once(first_call):
+    with pytest.warns(CompiledWarning, match=r"was compiled at its first call, in \d+\.\d s") as caught:
+        first_call("strict")
+    assert len(caught) == 1
+    assert TURN.label in str(caught[0].message)
+    assert "`tritile compile`" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_call("strict")
+        first_call.index = object()  # as in a new process: found on disk
+        first_call("strict")
+    assert knobs.compilation.listener is None
+
+
+def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
+    monkeypatch.setattr(running, "fixed", lambda call: turned(32, 32))
+    with pytest.warns(CompiledWarning, match=r"in \d+\.\d s$"):
+        first_call("strict")
+
+
+@pytest.mark.parametrize("mode", ["cached", "off", "tune"])
+def test_other_modes_compile_in_silence(first_call, mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert first_call(mode)
+
+
+def test_as_an_error_it_leaves_a_call_that_works_the_next_time(first_call):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CompiledWarning):
+            first_call("strict")
+        assert knobs.compilation.listener is None
+        assert len(first_call("strict")) == 1
+
+
+def test_a_listener_of_the_users_goes_on_hearing(first_call, monkeypatch):
+    heard = []
+
+    def listener(**told):
+        heard.append((told["src"].name, told["cache_hit"]))
+
+    monkeypatch.setattr(knobs.compilation, "listener", listener)
+    with pytest.warns(CompiledWarning):
+        first_call("strict")
+    assert heard == [("permute_tile", False)]
+    assert knobs.compilation.listener is listener
+
+
+def test_a_listener_set_meanwhile_stays(monkeypatch):
+    monkeypatch.setattr(knobs.compilation, "listener", None)
+
+    def later(**told):
+        pass
+
+    with compiles_heard():
+        knobs.compilation.listener = later
+    assert knobs.compilation.listener is later
+
+
+def test_what_fails_puts_the_listener_back(monkeypatch):
+    def fail(call):
+        raise TuningError("not this one")
+
+    monkeypatch.setattr(running, "_prepared", fail)
+    with tritile.mode("strict"), pytest.raises(TuningError):
+        running.prepared(None)
+    assert knobs.compilation.listener is None
+
+
+def test_compiles_of_other_threads_are_not_counted():
+    times = triton.knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
+    with compiles_heard() as seconds:
+        hear = knobs.compilation.listener
+        other = threading.Thread(target=lambda: hear(cache_hit=False, times=times))
+        other.start()
+        other.join()
+        assert seconds == []
+        hear(cache_hit=True, times=times)
+        hear(cache_hit=False, times=times)
+        assert seconds == [1.5]
+
+
+def test_a_split_call_compiles_each_of_its_parts():
+    """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
+    problem = PermuteProblem.turned(2**23, 256, 256, 1)
+    with offline.compiling_for(H200):
+        parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
+    assert len(parts) > 1
+    assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max

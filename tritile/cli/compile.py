@@ -1,0 +1,149 @@
+"""tritile compile: kernels compiled ahead, for containers that start without a compile."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tritile import device as devices
+from tritile import ladder, table
+from tritile.cli.app import (
+    SUITES,
+    Directory,
+    Dtype,
+    Layout,
+    Op,
+    Shapes,
+    Suite,
+    app,
+    cases_of,
+    console,
+    progress,
+)
+from tritile.deploy import fill as deployment
+from tritile.device import Device
+from tritile.errors import InvalidValueError
+from tritile.problem import MatmulProblem, PermuteProblem
+
+_HELP: Final = (
+    "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing.",
+    "Compiled is what calls use for the problems of a table (default: the one shipped for the GPU), or of "
+    "suites and shapes. A process that starts with TRITON_CACHE_DIR set to the folder finds every kernel in "
+    "it, and the modules that Triton itself builds with a C compiler. The easiest way is to run this while "
+    "the image of a container is built, and then --check in the finished image.",
+    "Triton finds a kernel by a key. For the keys to agree both sides need the same tritile and the same "
+    "build of Triton, file for file (and so the same minor version of Python), the same ptxas and libdevice, "
+    "and the same values of TRITON_DEBUG, TRITON_DEFAULT_FP_FUSION, TRITON_OVERRIDE_ARCH, "
+    "TRITON_INSTRUMENTATION_MODE, PTXAS_OPTIONS and of what changes Triton's passes, as DISABLE_LLVM_OPT. "
+    "Where Triton and tritile are installed does not count, nor do the working directory, HOME, torch's "
+    "version or the driver's.",
+    "Triton finds a kernel's files by absolute paths. The folder must be where it was made, or where --at "
+    "says; filled again with another --at, it tells the new paths. It may be read-only: then nothing else "
+    "can be compiled.",
+    "Triton's modules are built here with a C compiler and Python's headers. Where they run they need the "
+    "same minor version of Python, the same kind of processor, and a C library no older than the one here.",
+    "Not covered are transposes in place; tensors that do not start on 16 bytes, or whose strides are of "
+    "another class than the problem's; kernels decorated with tritile.autotune; what a call falls back on "
+    "where its config turns out not to run; and AMD GPUs, for which Triton compiles otherwise for tensors of "
+    "less than 2 GiB.",
+    "The exit status is 1 where anything is refused or missing. In mode strict a call that compiles all the "
+    "same warns with tritile.errors.CompiledWarning.",
+)
+
+
+def _device(target: str | None, given: table.Table | None) -> Device:
+    """The GPU that is named, else the table's, else the one here. Raises InvalidValueError where none is."""
+    if target is None and given is not None:
+        return Device.from_dict(given.device)
+    device = devices.target_device(target) if target else devices.current_gpu()
+    if device is None:
+        raise InvalidValueError(
+            f"for which GPU? --target {next(iter(devices.TARGETS))}, or --table of the GPU's own measurements"
+        )
+    if given is not None and given.device["name"] != device.name:
+        raise InvalidValueError(f"the table is of {given.device['name']}, and --target {device.name}")
+    return device
+
+
+def _shipped(device: Device) -> table.Table:
+    found = table.shipped(device)
+    if found is None:
+        raise InvalidValueError(
+            f"no table of {device.name} is shipped: name a --table, a --suite or shapes to compile"
+        )
+    return found
+
+
+@app.command("compile", help="\n\n".join(_HELP))
+def compile_(
+    shapes: Shapes = None,
+    suite: Suite = None,
+    suites_dir: Directory = SUITES,
+    op: Op = "matmul",
+    dtype: Dtype = "bfloat16",
+    layout: Layout = "NN",
+    from_table: Annotated[
+        Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help=f"The GPU: {', '.join(devices.TARGETS)}. Default: the table's, else the one here."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The folder to fill: a TRITON_CACHE_DIR.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Compile nothing: exit with 1 where this folder lacks anything.")
+    ] = None,
+    at: Annotated[
+        Path | None, typer.Option(help="Where the folder will be when it is used. Default: where it is.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
+) -> None:
+    """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
+    if (output is None) == (check is None):
+        raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
+    if at is not None and not at.is_absolute():
+        raise InvalidValueError(f"--at {at} is not an absolute path")
+    given = table.read(from_table) if from_table else None
+    device = _device(target, given)
+    named = bool(shapes or suite)
+    if given is None and not named:
+        given = _shipped(device)
+    entries: list[deployment.Entry] = []
+    for entry in given.entries if given else ():
+        if isinstance(entry.problem, MatmulProblem | PermuteProblem):
+            entries.append((entry.problem, entry.config))
+    for case in cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else ():
+        plan = ladder.plan_for(case.problem, device, "cached")
+        assert plan is not None
+        entries.append((plan.problem, plan.config))
+    entries = list(dict.fromkeys(entries))
+    if check is not None:
+        found = deployment.check(entries, device, check, at)
+        said = f"{check}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
+    else:
+        assert output is not None
+        with progress() as bar:
+            task = bar.add_task("compiling", total=None)
+            filled = deployment.fill(
+                entries,
+                device,
+                output,
+                at,
+                jobs or None,
+                whole,
+                lambda total: bar.update(task, total=total),
+                lambda label: bar.update(task, advance=1, description=label),
+            )
+        found, there = filled.found, len(filled.found.kernels) - filled.compiled
+        said = (
+            f"{output}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name}, {there} of "
+            f"them there already, {filled.compiled} compiled; {filled.bytes / 1e6:.1f} MB in all"
+        )
+    for line in found.lines:
+        console.print(line, style="red", highlight=False, soft_wrap=True)
+    console.print(said, highlight=False, soft_wrap=True)
+    if found.lines:
+        raise typer.Exit(1)
