@@ -1,0 +1,97 @@
+"""The authors' kernels on a GPU: every listed config is right, and so is what tuning chooses."""
+
+import pytest
+import torch
+from triton.runtime.errors import OutOfResources
+
+import tritile
+from authors import SUBJECTS
+
+pytestmark = pytest.mark.gpu
+ROW_SHAPES = [(37, 1), (37, 1000), (5, 1009), (64, 4096), (3, 8191), (2, 70001)]
+ATTENTION_SHAPES = [(1, 2, 1, 64, 0), (2, 3, 317, 64, 1), (1, 2, 512, 128, 1), (2, 2, 1009, 128, 0)]
+SHAPES = {"softmax": ROW_SHAPES, "layer_norm": ROW_SHAPES, "attention": ATTENTION_SHAPES}
+CASES = [
+    pytest.param(name, shape, dtype, id=f"{name}-{'x'.join(map(str, shape))}-{str(dtype)[6:]}")
+    for name, shapes in SHAPES.items()
+    for shape in shapes
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    if dtype != torch.float32 or name != "attention"
+]
+
+
+def wrong(name, given):
+    """How far each output is from torch's answer in double precision, over what rounding allows."""
+    wide = {n: v.double() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+    found = {}
+    for argument, expected in SUBJECTS[name].reference(**wide).items():
+        got = given[argument]
+        # p is rounded to the inputs' type in attention, and torch's x is the same rounded one elsewhere.
+        allowed = torch.finfo(got.dtype).eps + 64 * torch.finfo(torch.float32).eps
+        error = (got.double() - expected.double()).abs() / (allowed * (1 + expected.double().abs()))
+        found[argument] = float(error.nan_to_num(nan=float("inf")).max())
+    return {argument: error for argument, error in found.items() if error > 1}
+
+
+def poison(given):
+    for name in ("out_ptr", "mean_ptr", "rstd_ptr"):
+        if name in given:
+            given[name].fill_(float("nan"))
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), CASES)
+def test_the_first_config_is_right(name, shape, dtype):
+    subject = SUBJECTS[name]
+    given = subject.inputs(shape, dtype)
+    subject.kernel[subject.grid(**given)](**given, **subject.configs[0].all_kwargs())
+    assert wrong(name, given) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("softmax", (37, 5003)), ("layer_norm", (37, 5003)), ("attention", (2, 2, 717, 128, 1))],
+)
+def test_every_config_is_right(name, shape):
+    subject = SUBJECTS[name]
+    given, ran = subject.inputs(shape, torch.bfloat16), 0
+    for config in subject.configs:
+        poison(given)
+        try:
+            subject.kernel[subject.grid(**given)](**given, **config.all_kwargs())
+        except OutOfResources:  # a smaller GPU than it was listed for
+            continue
+        assert wrong(name, given) == {}, config
+        ran += 1
+    assert ran >= len(subject.configs) // 2
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shapes[1]) for name, shapes in SHAPES.items()])
+def test_tuned_and_remembered(name, shape):
+    subject = SUBJECTS[name]
+    kernel = tritile.autotune(subject.configs[:4], subject.key)(subject.kernel)
+    given = subject.inputs(shape, torch.float16)
+    for mode in ("tune", "strict"):
+        poison(given)
+        with tritile.mode(mode):
+            kernel[subject.grid(**given)](**given)
+        assert wrong(name, given) == {}
+        tritile.forget()
+    assert kernel.best_config in subject.configs[:4]
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_offsets_beyond_32_bits(name):
+    rows, columns = 5, 1000
+    stride = 2**29 + 8  # rows of 1000 elements, 1 GiB apart
+    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        pytest.skip("needs 12 GiB")
+    subject = SUBJECTS[name]
+    given = subject.inputs((rows, columns), torch.float16)
+    for argument, step in (("x_ptr", "stride_x"), ("out_ptr", "stride_out")):
+        far = torch.empty(stride * (rows - 1) + columns, dtype=torch.float16, device="cuda")
+        far = far.as_strided((rows, columns), (stride, 1))
+        far.copy_(given[argument])
+        given |= {argument: far, step: stride}
+    subject.kernel[subject.grid(**given)](**given, ROWS=2, BLOCK=512, num_warps=4)
+    assert wrong(name, given) == {}

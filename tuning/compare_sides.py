@@ -1,0 +1,158 @@
+"""The two tuners on one kernel and problem: what tuning takes, what it chose, what a warm call costs.
+
+A side is "jit" (the bare kernel with its parameters given), "triton" or "tritile" (both with the same list
+of configs), or "space" (tritile with the whole space).
+"""
+
+import inspect
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import triton
+
+import tritile
+from authors import Subject, configs_of
+from tritile.config import Config
+from tritile.measure.timing import Graph, interleaved, timing_of
+
+ALLOWED_ERROR = 2e-2  # |out - reference| / |reference|: twice the epsilon of bfloat16, and some
+_FLUSHES = 3  # operands are rotated until they are so many times the L2 cache
+Arguments = Mapping[str, Any]
+
+
+def configs_for(side: str, subject: Subject) -> Any:
+    """What a tuner chooses among: a list of configs, or `tritile.Space` where there is one."""
+    if side != "space":
+        return subject.configs
+    if hasattr(tritile, "Space"):
+        return tritile.Space(subject.parameters, subject.where)
+    return configs_of(subject.parameters, subject.where)
+
+
+def decorated(side: str, subject: Subject, configs: Any, **more: Any) -> Any:
+    """The kernel under one of the tuners."""
+    if side == "triton":
+        return triton.autotune(configs, subject.key, **more)(subject.kernel)
+    # What tritile.autotune takes and triton.autotune does not goes here, as soon as it takes it.
+    if "reference" in inspect.signature(tritile.autotune).parameters:
+        more["reference"] = subject.reference
+    return tritile.autotune(configs, subject.key, **more)(subject.kernel)
+
+
+def bytes_of(given: Arguments) -> int:
+    """Bytes of all tensors among the arguments."""
+    return sum(v.numel() * v.element_size() for v in given.values() if isinstance(v, torch.Tensor))
+
+
+def error_of(subject: Subject, given: Arguments) -> float:
+    """The largest |out - reference| / |reference| of an output, as it stands; infinite where it has a NaN."""
+    errors = []
+    for name, wanted in subject.reference(**given).items():
+        error = (given[name].float() - wanted.float()).norm() / wanted.float().norm()
+        errors.append(float(error.nan_to_num(nan=math.inf)))
+    return max(errors)
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def tuned(
+    side: str,
+    subject: Subject,
+    given: Arguments,
+    clock: Callable[[], float] = time.perf_counter,
+    **more: Any,
+) -> dict[str, Any]:
+    """What the first call takes, of which tuning is a part, and what it chose.
+
+    Returns {"seconds", "config", "error"}; `more` goes to the decorator. Raises RuntimeError where the
+    tuned kernel's answer is wrong.
+    """
+    kernel = decorated(side, subject, configs_for(side, subject), **more)
+    grid, values = subject.grid(**given), list(given.values())
+    synchronize()
+    start = clock()
+    with tritile.mode("tune"):
+        kernel[grid](*values)
+    synchronize()
+    seconds, error = clock() - start, error_of(subject, given)
+    if not error <= ALLOWED_ERROR:
+        raise RuntimeError(f"{side} chose {kernel.best_config}, whose relative error is {error:.3g}")
+    return {
+        "seconds": seconds,
+        "config": Config.from_triton(kernel.best_config).to_dict(),
+        "error": error,
+    }
+
+
+def rotated(given: Arguments, l2_bytes: int) -> list[dict[str, Any]]:
+    """The same call on tensors of its own each, together over three times the L2 cache."""
+    count = max(1, math.ceil(_FLUSHES * l2_bytes / bytes_of(given)))
+    clones = [
+        {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+        for _ in range(count - 1)
+    ]
+    return [dict(given), *clones]
+
+
+def timed(
+    subject: Subject, given: Arguments, configs: Mapping[str, Config], l2_bytes: int
+) -> dict[str, dict[str, float]]:
+    """Microseconds and spread of each side's config, by turns, on cold operands, in CUDA graphs."""
+    calls = rotated(given, l2_bytes)
+
+    def run_of(config: Config) -> Callable[[Any], None]:
+        options = config.to_triton().all_kwargs()
+        return lambda call: subject.kernel[subject.grid(**call)](*call.values(), **options)
+
+    graphs = [Graph(run_of(config), calls) for config in configs.values()]
+    samples = interleaved(graphs, budget_ms=150.0 * len(graphs))
+    timings = [timing_of(times) for times in samples]
+    return {
+        side: {"us": timing.us, "spread": timing.spread}
+        for side, timing in zip(configs, timings, strict=True)
+    }
+
+
+def warm_calls(subject: Subject, given: Arguments, **more: Any) -> dict[str, Callable[[], Any]]:
+    """The same launch by a bare kernel and by both tuners, tuned already: what a program would write."""
+    configs, values = subject.configs[:2], list(given.values())
+    grid = subject.grid(**given)
+    calls: dict[str, Callable[[], Any]] = {}
+    for side in ("triton", "tritile"):
+        kernel = decorated(side, subject, configs, **more)
+        with tritile.mode("tune"):
+            kernel[grid](*values)
+        calls[side] = lambda kernel=kernel: kernel[grid](*values)
+    options = configs[0].kwargs | {"num_warps": configs[0].num_warps, "num_stages": configs[0].num_stages}
+    return {"jit": lambda: subject.kernel[grid](*values, **options), **calls}
+
+
+def host_us(
+    calls: Mapping[str, Callable[[], Any]],
+    launches: int = 100,
+    rounds: int = 40,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """Median microseconds that the host spends on each call, by turns, `launches` at a time.
+
+    The GPU must be faster than the host at these, and is waited for after each turn.
+    """
+    samples: dict[str, list[float]] = {side: [] for side in calls}
+    for call in calls.values():
+        call()
+    for _, (side, call) in itertools.product(range(rounds), calls.items()):
+        synchronize()
+        start = clock()
+        for _ in range(launches):
+            call()
+        samples[side].append(1e6 * (clock() - start) / launches)
+    return {side: statistics.median(times) for side, times in samples.items()}
