@@ -18,6 +18,7 @@ COUNTS = {
     "transpose": 45,
     "permute": 42,
     "quick": 8,
+    "study": 12,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 

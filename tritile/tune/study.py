@@ -1,0 +1,208 @@
+"""How good the tuner is: regret against measuring everything, repeats, transfer, and seconds.
+
+Every time that is compared was taken side by side: the configs that repeats chose, the model's first
+pick, and the fastest of an exhaustive search are raced with each other.
+"""
+
+import itertools
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from tritile import model
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import TuningError
+from tritile.measure import engine
+from tritile.measure.tasks import Rules, Task, Tuned
+from tritile.measure.workshop import Workshop
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.search import exhaustive
+from tritile.subject import DEFAULT, ProblemSpace, ProblemSubject
+from tritile.trial import Trial
+
+Tiled = MatmulProblem | PermuteProblem
+Say = Callable[[str], None]
+REPEATS = 5
+FLIP = 0.02  # regret from which on a repeat's winner counts as another one
+_BEST = 8  # of the exhaustive search that are raced with the rest
+_EVERYTHING = Rules(
+    exhaustive, batch=100_000, finalists=24, problem_s=math.inf, least_gain=0.0, spilled=True
+)  # nothing ends it early
+
+
+@dataclass(frozen=True)
+class Studied:
+    """One problem: regrets are times over the fastest known, less 1 (0.01: 1% slower).
+
+    `regrets` are those of the repeats, in their order, the first with a cold cache of compiled kernels,
+    in `tune_seconds`. `configs` were tried by it, of `space` that an exhaustive search measured.
+    """
+
+    problem: str
+    regrets: tuple[float, ...]
+    first_pick_regret: float
+    tune_seconds: float
+    configs: int
+    space: int
+    exhaustive_seconds: float
+    best: str
+    best_us: float
+
+
+@contextmanager
+def _cold_cache() -> Iterator[Path]:
+    """A Triton cache with nothing in it, for processes that are started meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="tritile-") as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        yield Path(folder)
+
+
+def _task(problem: Tiled, device: Device) -> Task:
+    """The problem with nothing known of it, or of its neighbours."""
+    return Task(ProblemSubject(problem, device), ProblemSpace(problem, device))
+
+
+def _searched(task: Task, shop: Workshop, rules: Rules) -> tuple[Tuned, dict[Config, Trial]]:
+    """What came of a task, its seconds from the very beginning, and every trial."""
+    trials: dict[Config, Trial] = {}
+    start = time.monotonic()
+    (tuned,) = engine.tune([task], shop, rules, lambda _, trial: trials.__setitem__(trial.config, trial))
+    if tuned.best is None:
+        raise TuningError(f"{tuned.problem.label}: {tuned.failure}")
+    return replace(tuned, seconds=time.monotonic() - start), trials
+
+
+def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tuned:
+    """A search with nothing compiled and nothing known, the processes started."""
+    shop.renew()
+    for kept in list(cache.iterdir()):
+        shutil.rmtree(kept)
+    return _searched(_task(problem, device), shop, DEFAULT)[0]
+
+
+def _studied(
+    problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int
+) -> tuple[Studied, dict[Config, float]]:
+    """One problem, and microseconds of every config that was measured."""
+    runs = [first]
+    runs += [_searched(_task(problem, device), shop, DEFAULT)[0] for _ in range(repeats - 1)]
+    whole, everything = _searched(_task(problem, device), shop, _EVERYTHING)
+    us = {c: t.us for c, t in everything.items() if t.us is not None and t.failure is None}
+    winners = [tuned.best.config for tuned in runs if tuned.best is not None]
+    pick = model.pick(problem, device)
+    rivals = sorted(us, key=lambda c: (us[c], c.key))[:_BEST]
+    times = _race(list(dict.fromkeys([*winners, pick, *rivals])), problem, device, shop)
+    fastest = min(times.values())
+    studied = Studied(
+        problem.label,
+        tuple(times[config] / fastest - 1 for config in winners),
+        times[pick] / fastest - 1,
+        first.seconds,
+        first.trials,
+        len(everything),
+        whole.seconds,
+        str(min(times, key=lambda c: (times[c], c.key))),
+        fastest,
+    )
+    return studied, us | times
+
+
+def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Workshop) -> dict[Config, float]:
+    """Microseconds of each, taken in turns."""
+    subject = ProblemSubject(problem, device)
+    number = engine.new_number()
+    samples = shop.race(number, subject, configs)
+    shop.end(number)
+    return {config: statistics.median(times) for config, times in zip(configs, samples, strict=True)}
+
+
+def _transfers(times: dict[Tiled, dict[Config, float]]) -> list[float]:
+    """Regret of each problem's fastest config on every other problem of the same op that has it."""
+    found = []
+    for a, b in itertools.permutations(times, 2):
+        best = min(times[a], key=lambda c: (times[a][c], c.key))
+        if a.op == b.op and best in times[b]:
+            found.append(times[b][best] / min(times[b].values()) - 1)
+    return found
+
+
+def _tail(values: Sequence[float], share: float = 0.95) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def suite_seconds(
+    problems: Sequence[Tiled], device: Device, gpu: int | None, jobs: int | None
+) -> tuple[float, int]:
+    """Seconds to tune these with nothing known and a cold cache, processes started; how many failed."""
+    with _cold_cache(), Workshop(gpu, jobs) as shop:
+        shop.start()
+        start = time.monotonic()
+        tasks = (_task(problem, device) for problem in problems)
+        failed = sum(tuned.best is None for tuned in engine.tune(tasks, shop, DEFAULT, lambda *_: None))
+        return time.monotonic() - start, failed
+
+
+def study(
+    problems: Sequence[Tiled],
+    suite: Sequence[Tiled],
+    device: Device,
+    gpu: int | None,
+    jobs: int | None = None,
+    repeats: int = REPEATS,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Look into the tuner on some problems, and time it on a suite: a dictionary that JSON holds.
+
+    Nothing is remembered, and nothing remembered is used. Raises TuningError where no config works.
+    """
+    studied: list[Studied] = []
+    times: dict[Tiled, dict[Config, float]] = {}
+    with _cold_cache() as cache, Workshop(gpu, jobs) as shop:
+        start = time.monotonic()
+        shop.start()
+        started = time.monotonic() - start
+        firsts = [_cold_run(problem, device, shop, cache) for problem in problems]
+        for problem, first in zip(problems, firsts, strict=True):
+            found, times[problem] = _studied(problem, device, first, shop, repeats)
+            studied.append(found)
+            say(
+                f"{found.problem}: regret {100 * statistics.median(found.regrets):.2f}% (worst "
+                f"{100 * max(found.regrets):.2f}%), first pick {100 * found.first_pick_regret:.1f}%, "
+                f"{found.tune_seconds:.1f} s for {found.configs} configs of {found.space}"
+            )
+    seconds, failed = suite_seconds(suite, device, gpu, jobs) if suite else (0.0, 0)
+    return summary(studied, _transfers(times)) | {
+        "suite_seconds": seconds,
+        "suite_problems": len(suite),
+        "suite_failed": failed,
+        "start_seconds": started,
+        "repeats": repeats,
+        "problems": [asdict(one) for one in studied],
+    }
+
+
+def summary(studied: Sequence[Studied], transfers: Sequence[float]) -> dict[str, Any]:
+    """The figures over all problems; regrets of every repeat count."""
+    regrets = [regret for one in studied for regret in one.regrets]
+    picks = [one.first_pick_regret for one in studied]
+    return {
+        "regret_median": statistics.median(regrets),
+        "regret_worst": max(regrets),
+        "tune_seconds_median": statistics.median(one.tune_seconds for one in studied),
+        "flip_rate": sum(regret > FLIP for regret in regrets) / len(regrets),
+        "first_pick_regret_median": statistics.median(picks),
+        "first_pick_regret_p95": _tail(picks),
+        "transfer_regret_median": statistics.median(transfers) if transfers else None,
+        "transfer_regret_p95": _tail(transfers) if transfers else None,
+    }
