@@ -18,10 +18,11 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.run import forget
+from tritile.ops.sync import sync
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.search import Space
 from tritile.settings import current_mode, mode
-
-__version__ = "0.1.0"
+from tritile.version import __version__ as __version__
 
 __all__ = [
     "Config",
@@ -30,6 +31,7 @@ __all__ = [
     "MatmulProblem",
     "PermuteProblem",
     "Plan",
+    "Space",
     "TritileError",
     "autotune",
     "contiguous",
@@ -40,6 +42,7 @@ __all__ = [
     "mode",
     "permute",
     "plan",
+    "sync",
     "target_device",
     "transpose",
 ]

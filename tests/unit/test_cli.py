@@ -1,17 +1,21 @@
 """The command line: what each command prints, writes and returns, on a machine without a GPU."""
 
+import gzip
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from tritile import cli, launch, table
+from tritile import cli, errors, launch, table
 from tritile.config import Config
 from tritile.device import target_device
+from tritile.measure.log import logged
 from tritile.problem import MatmulProblem
 from tritile.store import Store, store_of
+from tritile.subject.space import ProblemSpace
 from tritile.trial import Trial
 
 H200 = target_device("nvidia-h200")
@@ -49,6 +53,9 @@ def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
         (["tune", "8x8x8", "--dtype", "int5", "--target", "sm_90"], "int5"),
         (["tune", "--suite", "nothing", "--target", "sm_90"], "nothing"),
         (["tune", "8x8x8", "--target", "sm_1"], "sm_1"),
+        (["tune", "8x8x8", "--strategy", "fast", "--target", "sm_90"], "screening"),
+        (["tune", "8x8x8", "--verify", "some", "--target", "sm_90"], "winner, all"),
+        (["tune", "8x8x8", "--only", "NT", "--target", "sm_90"], "'NT'"),
         (["tune", "--suites", "no/such/folder", "--target", "sm_90"], "no/such/folder"),
     ],
 )
@@ -129,6 +136,63 @@ def test_export_of_nothing_is_refused(tmp_path):
     assert not (tmp_path / "table.json").exists()
 
 
+def test_export_within_a_tolerance_has_fewer_configs(tmp_path):
+    other = MatmulProblem(1, 512, 512, 512, "float16", "float16")
+    second = Config.of(family="tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+    store, path = store_of(H200), tmp_path / "table.json"
+    for problem, config, us in ((PROBLEM, CONFIG, 10.0), (PROBLEM, second, 10.1), (other, second, 20.0)):
+        remember(store, problem, us, config, error=1e-4)
+    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
+    assert table.read(path).loss is None
+    result = run("export", path, "--target", "nvidia-h200", "--within", "0.02")
+    assert result.exit_code == 0, result.output
+    assert "1 configs for 2: 1.00% slower at the worst, 0.50% on the mean" in result.output
+    made = table.read(path)
+    assert {(entry.problem, entry.config, entry.us) for entry in made.entries} == {
+        (PROBLEM, second, 10.1),
+        (other, second, 20.0),
+    }
+    assert made.loss == table.Loss(0.02, pytest.approx(0.01), pytest.approx(0.005), 1)
+    run("export", path, "--target", "nvidia-h200", "--within", "0.005")
+    assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
+
+
+def test_replay_prints_a_line_for_each_strategy(tmp_path):
+    store = Store(H200, tmp_path / "other")
+    space = ProblemSpace(PROBLEM, H200)
+    for place, config in enumerate(space.opening(30)):
+        digest = launch.KERNELS["matmul"][config.family].digest
+        store.add(digest, Trial(PROBLEM, config, 10.0 + place, measured_utc="2026-01-01T00:00:00+00:00"))
+    store.close()
+    zipped = tmp_path / "zipped.sqlite3.gz"
+    zipped.write_bytes(gzip.compress(store.path.read_bytes()))
+    result = run("replay", store.path, zipped, "--strategy", "exhaustive", "--strategy", "screening")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    (exhaustive,) = [line for line in lines if "exhaustive" in line]
+    assert exhaustive[3::2] == ["30", "2", "0.00", "0.00", "0.00"]
+    assert any("screening" in line for line in lines)
+    assert "2 problems" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--strategy", "prayer"], "prayer"),
+        (["no/such/store.sqlite3"], "no/such/store"),
+        (["--target", "sm_80"], "no store"),
+        ([__file__], "no trials of NVIDIA H200"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(arguments, wanted):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = run("replay", *arguments)
+    assert isinstance(result.exception, errors.InvalidValueError)
+    assert wanted in str(result.exception)
+
+
 def test_brackets_in_data_are_no_markup():
     remember(store_of(H200), us=None, failure="PTXASError: see [/a/b]")
     result = run("show", "--target", "nvidia-h200")
@@ -167,3 +231,26 @@ def test_the_suites_that_ship_are_found():
     assert {path.stem for path in Path(cli.SUITES).glob("*.toml")} >= {
         "square", "ragged", "llm", "deep", "batched", "transpose", "quick",
     }  # fmt: skip
+
+
+def test_a_watch_tells_the_best_so_far_and_failures_by_reason():
+    kept = []
+    watch = cli.tune._Watch(lambda digest, trial: kept.append(trial))
+    for us, failure in ((7.5, None), (5.25, None), (None, "hung: no answer in 10 s"), (None, "hung: again")):
+        watch.keep("0" * 16, Trial(PROBLEM, CONFIG, us, failure=failure))
+    assert watch.text == f"{PROBLEM.label}: best 5.2 us of 4"
+    assert watch.reasons == "2 hung"
+    assert len(kept) == 4
+
+
+def test_every_trial_is_logged_as_a_line(tmp_path, monkeypatch):
+    log, kept = tmp_path / "log.jsonl", []
+    keep = logged(lambda digest, trial: kept.append(trial), log)
+    keep("a" * 16, Trial(PROBLEM, CONFIG, 7.5, 0.01, 90, 0, 1024, 1e-3))
+    monkeypatch.setenv("TRITILE_TUNE_LOG", str(log))
+    logged(lambda digest, trial: kept.append(trial))("b" * 16, Trial(PROBLEM, CONFIG, None, failure="hung"))
+    first, second = (json.loads(line) for line in log.read_text().splitlines())
+    assert (first["us"], first["registers"], first["shared"], first["kernel"]) == (7.5, 90, 1024, "a" * 16)
+    assert Config.from_dict(first["config"]) == CONFIG
+    assert (second["us"], second["failure"], second["problem"]["m"]) == (None, "hung", 256)
+    assert len(kept) == 2

@@ -2,11 +2,11 @@
 
 import sys
 
-from tritile.cli import bench, doctor, remembered, tune
+from tritile.cli import bench, compile, doctor, remembered, replay, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
-__all__ = ["SUITES", "app", "bench", "console", "doctor", "main", "remembered", "tune"]
+__all__ = ["SUITES", "app", "bench", "compile", "console", "doctor", "main", "remembered", "replay", "tune"]
 
 
 def main() -> None:

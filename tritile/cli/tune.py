@@ -1,9 +1,17 @@
 """tritile tune: measure configs, or predict them."""
 
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
+from rich.table import Table as RichTable
 
 from tritile import device as devices
 from tritile import launch, table
@@ -24,36 +32,140 @@ from tritile.cli.app import (
 )
 from tritile.device import Device
 from tritile.errors import InvalidValueError
+from tritile.measure.log import keeper, logged
+from tritile.measure.pool import CompilePool
+from tritile.measure.tasks import Keep, Rules, Tuned
+from tritile.measure.workshop import Workshop
+from tritile.report.environment import environment
+from tritile.search import STRATEGIES
 from tritile.store import store_of
+from tritile.subject import DEFAULT, is_tuned
+from tritile.trial import Trial
+from tritile.tune import study as studies
 from tritile.tune import suites, tuner
-from tritile.tune.worker import CompilePool
+from tritile.tune.shards import Place, Shards
+
+VERIFY = ("winner", "all")
+TIMED_SUITE = "llm"
 
 
-def _tune_here(cases: list[suites.Case], device: Device, budget: float | None, force: bool, jobs: int) -> int:
+class _Watch:
+    """What a live display shows of a search: its best so far, how many were tried, failures by reason."""
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._best: dict[str, float] = {}
+        self._tried: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.text = ""
+
+    def keep(self, digest: str, trial: Trial) -> None:
+        """Hand a trial on, and take note of it."""
+        self._keep(digest, trial)
+        label = trial.problem.label
+        self._tried[label] += 1
+        if trial.failure:
+            self.failures[trial.failure.partition(":")[0][:40]] += 1
+        elif trial.us:
+            self._best[label] = min(trial.us, self._best.get(label, trial.us))
+        best = f"{self._best[label]:.1f} us" if label in self._best else "none yet"
+        self.text = f"{label}: best {best} of {self._tried[label]}"
+
+    @property
+    def reasons(self) -> str:
+        """Failures by reason, the most frequent first."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.failures.most_common(4))
+
+
+def _tell(done: Tuned, who: str = "") -> None:
+    if done.best is None:
+        console.print(f"{who}{done.problem.label}: {done.failure}", style="red", highlight=False)
+    elif who or not console.is_terminal:
+        console.print(
+            f"{who}{done.problem.label}: {done.best.us:.1f} us, {done.best.config} "
+            f"({done.trials} configs, {done.seconds:.1f} s)",
+            highlight=False,
+        )
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the options of a command ask for."""
+
+    budget: float | None
+    force: bool
+    jobs: int | None
+    rules: Rules
+    log: Path | None
+
+
+def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[tuner.Tiled]:
     problems = list(dict.fromkeys(case.problem for case in cases))
-    todo = [problem for problem in problems if force or not tuner.is_tuned(problem, device)]
+    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
         f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
     )
-    failed = 0
-    with interruptible() as keep_on, CompilePool(jobs or None) as pool, progress() as bar:
+    return todo
+
+
+def _tune_here(cases: list[suites.Case], device: Device, wish: _Wish) -> int:
+    """Tune on the current GPU; how many problems are left."""
+    todo, failed = _todo(cases, device, wish.force), 0
+    watch = _Watch(keeper(store_of(device), wish.log))
+    with (
+        interruptible() as keep_on,
+        Workshop(devices.current_index(), wish.jobs) as shop,
+        progress() as bar,
+    ):
         task = bar.add_task("tuning", total=len(todo))
-        for done in tuner.tune(todo, device, pool, budget, force, keep_on):
+
+        def keep(digest: str, trial: Trial) -> None:
+            watch.keep(digest, trial)
+            bar.update(task, description=f"{watch.text}; failed: {watch.reasons or 'none'}")
+
+        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.budget, wish.force, keep_on):
             failed += done.best is None
-            bar.update(task, advance=1, description=done.problem.label)
-            if done.best is None:
-                bar.console.print(f"{done.problem.label}: {done.failure}", style="red")
-            elif not console.is_terminal:
-                console.print(
-                    f"{done.problem.label}: {done.best.us:.1f} us, {done.best.config} "
-                    f"({done.trials} configs, {done.seconds:.1f} s)",
-                    highlight=False,
-                )
-    left = sum(not tuner.is_tuned(problem, device) for problem in todo)
+            bar.update(task, advance=1)
+            _tell(done)
+    left = sum(not is_tuned(problem, device) for problem in todo)
+    if watch.failures:
+        console.print(f"configs that failed: {watch.reasons}", highlight=False)
     if left > failed:
         console.print(f"{left - failed} problems are left: the same command goes on with them")
     console.print(f"remembered in {store_of(device).path}")
     return left
+
+
+def _seconds(problem: tuner.Tiled) -> float:
+    """About how long a launch takes on a large GPU: what problems are put in order by."""
+    return getattr(problem, "flops", 0) / 5e14 + problem.bytes / 3e12
+
+
+def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: Place) -> int:
+    """This rank's part in tuning on many GPUs, started by torchrun; how many problems nobody could tune."""
+    todo = sorted(_todo(cases, device, wish.force), key=_seconds, reverse=True)  # small ones even out the end
+    store, failed = store_of(device), 0
+    deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
+    jobs = wish.jobs or max(1, min(16, (os.cpu_count() or 1) // place.local_size))
+    with (
+        interruptible() as keep_on,
+        Workshop(devices.current_index(), jobs) as shop,
+        Shards(place, todo, store) as shards,
+    ):
+        keep = logged(shards.keep, wish.log)
+
+        def going() -> bool:
+            return keep_on() and not shards.stopping and time.monotonic() < deadline
+
+        claims = cast(Iterator[tuner.Tiled | None], shards.claims())  # of those that were given
+        for done in tuner.tune(claims, device, shop, keep, wish.rules, None, wish.force, going):
+            shards.finished(done.problem)
+            failed += done.best is None
+            _tell(done, f"rank {place.rank}: ")
+        left = shards.left
+    if place.rank == 0:
+        console.print(f"remembered in {store.path}; {left} problems are left")
+    return failed + left
 
 
 def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int) -> int:
@@ -78,6 +190,31 @@ def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: i
     return failed
 
 
+def _study(cases: list[suites.Case], device: Device, wish: _Wish, output: Path, folder: Path) -> None:
+    problems = list(dict.fromkeys(case.problem for case in cases))
+    timed = [case.problem for case in suites.find([TIMED_SUITE], folder) if case.layout == "NT"]
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False)
+
+    found = studies.study(problems, timed, device, devices.current_index(), wish.jobs, say=say)
+    found["env"] = environment(device)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(found, indent=1) + "\n")
+    grid = RichTable("figure", "value")
+    for name, value in found.items():
+        if isinstance(value, int | float):
+            grid.add_row(name, f"{value:.4g}")
+    console.print(grid)
+    console.print(f"written to {output}")
+
+
+def _among(name: str, value: str, wanted: tuple[str, ...]) -> str:
+    if value not in wanted:
+        raise InvalidValueError(f"--{name} {value!r}: wanted one of {', '.join(wanted)}")
+    return value
+
+
 @app.command()
 def tune(
     shapes: Shapes = None,
@@ -86,26 +223,55 @@ def tune(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
+    only: Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')] = "",
     budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
+    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = "screening",
+    verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
+    log: Annotated[
+        Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")
+    ] = None,
+    study: Annotated[
+        bool, typer.Option(help="Remember nothing: look into the tuner itself, and write figures as JSON.")
+    ] = False,
     target: Target = None,
-    output: Annotated[Path | None, typer.Option(help="With --target: the table to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --target: the table to write; with --study: the figures.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
 
+    Started by torchrun, ranks share the problems, each on its own GPU, and rank 0 remembers. --study measures
+    every config of some problems (default: those of the suite "study"), tunes each five times with nothing
+    known, times the suite "llm" in layout NT, and writes regrets, flips and seconds.
+
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout)
+    search = STRATEGIES[_among("strategy", strategy, tuple(STRATEGIES))]
+    verify_all = _among("verify", verify, VERIFY) == "all"
+    suite = suite or (["study"] if study and not shapes else None)
+    cases = [c for c in cases_of(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
+    if not cases:
+        raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     if target is not None:
         device = devices.target_device(target)
         failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs)
     else:
+        place = Place.from_environment()
+        if place is not None:
+            devices.use(place.local_rank)
         here = devices.current_gpu()
         if here is None:
             raise InvalidValueError(
                 f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
             )
-        failed = _tune_here(cases, here, budget, force, jobs)
+        rules = replace(DEFAULT, strategy=search, verify_all=verify_all)
+        if strategy == "exhaustive":
+            rules = replace(rules, least_gain=0.0, problem_s=math.inf)
+        wish = _Wish(budget, force, jobs or None, rules, log)
+        if study:
+            return _study(cases, here, wish, output or Path("study.json"), suites_dir)
+        failed = _tune_here(cases, here, wish) if place is None else _tune_shared(cases, here, wish, place)
     if failed:
         raise typer.Exit(1)
