@@ -1,5 +1,6 @@
 """Subjects that need no GPU: what a config does when compiled, timed or checked is told by its FAULT."""
 
+import math
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from tritile.device import INTERPRETER
 from tritile.errors import TuningError
 from tritile.measure.subject import Taken
 from tritile.problem import KernelProblem
+from tritile.subject import ProblemSubject
 
 
 def config(speed, fault="none"):
@@ -119,3 +121,41 @@ class _Stage:
         if config["FAULT"] == "crashes when checked":
             _abort("an illegal memory access")
         return 1e-4
+
+
+def made_up_us(problem, config):
+    """A time that falls towards one config, and differs for every config."""
+    goal = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64}
+    steps = sum(
+        abs(math.log2(config[name] / value)) for name, value in goal.items() if name in dict(config.kwargs)
+    )
+    return problem.k / 256 * (10 + steps + len(config.key) % 7 / 10 + config.num_warps / 50)
+
+
+class Formula(ProblemSubject):
+    """One of our problems, timed by a formula; each look at a config takes `TRITILE_TEST_PAUSE` seconds."""
+
+    def compile(self, config):
+        pass
+
+    def compile_check(self, config):
+        pass
+
+    def stage(self, copies):
+        return _FormulaStage(self.problem)
+
+
+class _FormulaStage:
+    def __init__(self, problem):
+        self.calls, self._problem = [0], problem
+
+    def prepared(self, config):
+        us = made_up_us(self._problem, config)
+        time.sleep(float(os.environ.get("TRITILE_TEST_PAUSE", "0")))
+        return (lambda call: us), Taken(1, 0, 0)
+
+    def timed(self, config, run):
+        return _Timed(run)
+
+    def check(self, config, run):
+        return 0.0

@@ -1,14 +1,12 @@
 """The study of the tuner, on made-up GPUs: what its figures mean."""
 
 import json
-import math
 
 import pytest
 
-from tests.unit.fake_subjects import Fake
+from tests.unit.fake_subjects import Formula, made_up_us
 from tritile.config import Config
 from tritile.device import target_device
-from tritile.measure.subject import Taken
 from tritile.problem import MatmulProblem
 from tritile.tune import study
 
@@ -16,60 +14,9 @@ H200 = target_device("nvidia-h200")
 PROBLEMS = [MatmulProblem(1, 64, 64, 256 * i, "float16", "float16") for i in (1, 2)]
 
 
-def made_up_us(problem, config):
-    """A time that falls towards one config, and differs for every config."""
-    goal = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64}
-    steps = sum(
-        abs(math.log2(config[name] / value)) for name, value in goal.items() if name in dict(config.kwargs)
-    )
-    return problem.k / 256 * (10 + steps + len(config.key) % 7 / 10 + config.num_warps / 50)
-
-
-class Subject(Fake):
-    """One of our problems, timed by a formula."""
-
-    def __init__(self, problem, device):
-        object.__setattr__(self, "folder", "")
-        object.__setattr__(self, "memory", 99)
-        object.__setattr__(self, "_problem", problem)
-
-    problem = property(lambda self: self._problem)
-
-    def note(self, what):
-        return 0
-
-    def compile(self, config):
-        pass
-
-    def stage(self, copies):
-        return Stage(self._problem)
-
-
-class Stage:
-    def __init__(self, problem):
-        self.calls, self._problem = [0], problem
-
-    def prepared(self, config):
-        us = made_up_us(self._problem, config)
-        return (lambda call: us), Taken(1, 0, 0)
-
-    def timed(self, config, run):
-        return Timed(run)
-
-    def check(self, config, run):
-        return 0.0
-
-
-class Timed:
-    launches = 1
-
-    def __init__(self, run):
-        self.time_us = lambda: run(0)
-
-
 @pytest.fixture
 def found(monkeypatch):
-    monkeypatch.setattr(study, "ProblemSubject", Subject)
+    monkeypatch.setattr(study, "ProblemSubject", Formula)
     said = []
     figures = study.study(PROBLEMS, PROBLEMS, H200, None, jobs=1, repeats=2, say=said.append)
     assert len(said) == 2

@@ -1,0 +1,22 @@
+"""A rank of `tritile tune` under torchrun, on a made-up H200 whose kernels are timed by a formula."""
+
+import functools
+import sys
+
+from tests.unit.fake_subjects import Formula
+from tritile.cli import tune
+from tritile.device import target_device
+from tritile.subject import DEFAULT
+from tritile.subject import problem as subjects
+from tritile.tune.shards import Place, Shards
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+CASES = [parse_shape(f"64x64x{64 * k}", dtype="float16") for k in range(1, 9)]
+LOST_S = 2.0
+
+if __name__ == "__main__":
+    subjects.ProblemSubject = Formula
+    tune.Shards = functools.partial(Shards, lost_s=LOST_S)
+    wish = tune._Wish(None, True, 1, DEFAULT, None)
+    sys.exit(tune._tune_shared(CASES, H200, wish, Place.from_environment()))

@@ -1,0 +1,63 @@
+"""`tritile tune` by several ranks on one host: the whole tuner, real processes, and one rank killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.unit.helpers_for_ranks import CASES, H200
+from tritile import ladder
+from tritile.store import Store
+from tritile.subject import is_tuned
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(rank, size, port, folder, pause="0"):
+    environment = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TRITILE_CACHE_DIR": folder / f"rank-{rank}",
+        "TRITILE_TEST_PAUSE": pause, "PYTHONPATH": ROOT,
+    }  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.helpers_for_ranks"],
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def tuned(folder):
+    """How many of the problems rank 0's store knows a checked winner of."""
+    store = Store(H200, folder / "rank-0")
+    found = [trial for _, trial in store.everything()]
+    store.close()
+    return len({trial.problem for trial in found if trial.error is not None})
+
+
+def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(tmp_path, monkeypatch):
+    port = free_port()
+    ranks = [start(rank, 3, port, tmp_path, pause="0.05") for rank in range(3)]
+    deadline = time.monotonic() + 120
+    while tuned(tmp_path) < 2:  # all have problems in hand by now
+        assert time.monotonic() < deadline, [rank.communicate(timeout=1) for rank in ranks if rank.poll()]
+        time.sleep(0.1)
+    ranks[2].kill()
+    told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], told
+    assert "0 problems are left" in told[0]
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "rank-0"))
+    ladder.forget()
+    assert all(is_tuned(case.problem, H200) for case in CASES)
+    assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]  # no other rank wrote anything
+    done = [told[rank].count("us, ") for rank in (0, 1)]
+    assert min(done) >= 1
+    assert sum(done) >= len(CASES) - told[2].count("us, ")
