@@ -118,9 +118,7 @@ class _Stage:
         self._pristine = Memory(self._shipment.blocks, contents, self._where)
         self._memories = [self._copied() for _ in range(copies)]
         self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
-        for posed in (
-            (_same,) if self.calls[0].ragged is None else (_same, _ragged)
-        ):  # once ahead of all configs: what fails here is not theirs
+        for posed in (_same, _ragged):  # once ahead of all configs: what fails here is not theirs
             referred(posed(self._call(self._copied())))
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 

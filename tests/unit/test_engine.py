@@ -65,7 +65,7 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
         ("crashes", "the process died: SIGABRT: an illegal memory access"),
         ("killed always", "the process died: SIGKILL"),
         ("too large", "OutOfMemoryError: no room for a workspace"),
-        ("wrong", "TuningError: wrong answer: relative error 1, above 0.001"),
+        ("wrong", "wrong answer: relative error 1, above 0.001"),
         ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
     ],
 )

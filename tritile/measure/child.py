@@ -45,20 +45,6 @@ class ChildError(TuningError):
         self.kind, self.lost, self.blameless = kind, lost, blameless
 
 
-class Local:
-    """The same in this process: for what cannot be sent to another. Nothing can be killed here."""
-
-    def ask(self, function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
-        """Call the function. Raises ChildError where it raises."""
-        try:
-            return function(*arguments)
-        except Exception as error:  # as in another process: whatever it is, it is the request's failure
-            raise ChildError(brief(error), type(error).__name__, False) from error
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 class Nursery:
     """The process that others are forked from, started when first needed, and anew if it was lost."""
 

@@ -42,6 +42,7 @@ class _Search:
         self.subject = task.subject
         self.trials: dict[Config, Trial] = dict(task.known)
         self.held: dict[Config, int] = {}  # configs that spill, and how much
+        self.fastest_us = min(tried_of(task.known.values()).values(), default=math.inf)
         self.new = 0
         self.foreseen: set[Config] = set()  # whose checks were compiled ahead
         self.begun = False
@@ -65,6 +66,8 @@ class _Search:
     def keep(self, trial: Trial) -> None:
         """Remember a trial."""
         self.trials[trial.config] = trial
+        if trial.us is not None and trial.failure is None:
+            self.fastest_us = min(self.fastest_us, trial.us)
         self._keep_on(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, reason: str) -> None:
@@ -133,9 +136,8 @@ class _Search:
         try:
             if compiled is not None:
                 compiled.result()
-            fastest = min(self.tried.values(), default=math.inf)
             held_too = held_too or self.rules.spilled
-            seen = self.shop.screen(self.number, self.subject, config, fastest, held_too)
+            seen = self.shop.screen(self.number, self.subject, config, self.fastest_us, held_too)
             if seen.us is None:
                 self.held[config] = seen.taken.spills or 0
                 return

@@ -14,7 +14,7 @@ from typing import Final
 import cloudpickle
 from triton.runtime.cache import triton_key
 
-from tritile.errors import brief
+from tritile.errors import TritileError, brief
 
 _GRACE_S: Final = 20.0  # after its limit, when a process that nobody killed ends itself
 
@@ -93,7 +93,8 @@ def serve(number: int) -> None:
                 faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nowhere)
                 answer = (function(*arguments), "", "", False)
             except Exception as error:
-                answer = (None, type(error).__name__, brief(error), _gpu_is_lost())
+                text = str(error) if isinstance(error, TritileError) else brief(error)
+                answer = (None, type(error).__name__, text, _gpu_is_lost())
             finally:
                 faulthandler.cancel_dump_traceback_later()
             try:

@@ -12,7 +12,7 @@ from typing import Any
 from tritile.config import Config
 from tritile.errors import TuningError
 from tritile.measure import bench
-from tritile.measure.child import Child, ChildError, Local, Nursery
+from tritile.measure.child import Child, ChildError, Nursery
 from tritile.measure.pool import COMPILE_LIMIT_S, CompilePool
 from tritile.measure.subject import Subject
 
@@ -26,8 +26,7 @@ class Workshop:
     """Where subjects are compiled and measured.
 
     `gpu` is the index of the GPU; None where subjects need none. What hangs for `limit_s` seconds, or ends
-    its process, costs the config that was asked about, and the process is started anew. With
-    `isolated=False` all is done in this process, one after the other, and nothing can be killed.
+    its process, costs the config that was asked about, and the process is started anew.
     """
 
     benches = 2  # subjects whose operands are on the GPU at a time
@@ -37,21 +36,23 @@ class Workshop:
         gpu: int | None,
         jobs: int | None = None,
         limit_s: float = 10.0,
-        isolated: bool = True,
         compile_s: float = COMPILE_LIMIT_S,
     ) -> None:
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
         nursery = Nursery()
-        self._measuring: Child | Local = Child(nursery) if isolated else Local()
-        self.pool = CompilePool(jobs, nursery) if isolated else None
+        self._measuring = Child(nursery)
+        self.pool = CompilePool(jobs, nursery)
         self._begun: set[int] = set()
         self._screened = 0  # by the process that measures, which keeps every kernel it loaded
-        self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)] if self.pool else []
+        self._started = self._starting()
+
+    def _starting(self) -> list[Future[None]]:
+        return [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
 
     @property
     def measuring_pid(self) -> int | None:
-        """The process that measures; None where it does not run, or is this one."""
-        return self._measuring.pid if isinstance(self._measuring, Child) else None
+        """The process that measures; None where it does not run."""
+        return self._measuring.pid
 
     def start(self) -> None:
         """Wait until every process is ready: they start by themselves meanwhile."""
@@ -63,26 +64,20 @@ class Workshop:
         """Go on with new processes, which have compiled and loaded nothing yet."""
         self._begun.clear()
         self._measuring.close()
-        if self.pool is not None:
-            self.pool.renew()
-            self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
+        self.pool.renew()
+        self._started = self._starting()
         self.start()
 
-    def compile(self, subject: Subject, config: Config, urgency: float) -> "Future[None]":
+    def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
         """Start compiling; the future raises ChildError where the compiler refuses, dies or hangs.
 
         It raises TuningError where there is no process to compile.
         """
-        if self.pool is None:
-            future: Future[None] = Future()
-            future.set_result(None)  # compiled where it is loaded
-            return future
         return self.pool.submit(_compile, subject, config, urgency=urgency, limit_s=self._compile_s)
 
     def compile_check(self, subject: Subject, config: Config, urgency: float) -> None:
         """Start compiling what a check of this config will run, so that it need not wait for that."""
-        if self.pool is not None:
-            self.pool.submit(_compile_check, subject, config, urgency=urgency, limit_s=self._compile_s)
+        self.pool.submit(_compile_check, subject, config, urgency=urgency, limit_s=self._compile_s)
 
     def begin(self, number: int, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
@@ -118,8 +113,7 @@ class Workshop:
     def close(self) -> None:
         """End every process."""
         self._measuring.close()
-        if self.pool is not None:
-            self.pool.close()
+        self.pool.close()
 
     def _of(
         self,
