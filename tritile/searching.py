@@ -28,6 +28,7 @@ from tritile.store import Store, store_of
 from tritile.timing import do_bench as timed
 from tritile.trial import Trial
 
+_WHOLE: Final = 256  # configs of a list that are compiled at a time: nothing is learnt on the way
 _MOST: Final = 96  # configs of a space that a search tries: by replay, then some 1% from the best
 
 
@@ -125,7 +126,7 @@ class SearchingAutotuner(TritonAutotuner):
     def _rules(self) -> Rules:
         """Of a list, and by an exhaustive search, every config is asked for."""
         whole = self.space is None or self.search == "exhaustive"
-        ends = {"least_gain": 0.0, "spilled": True} if whole else {"most": _MOST}
+        ends = {"least_gain": 0.0, "spilled": True, "batch": _WHOLE} if whole else {"most": _MOST}
         return Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), **ends)
 
     def _measure_elsewhere(

@@ -12,7 +12,7 @@ from tritile.cli.app import TUNING, app, console, progress
 from tritile.errors import InvalidValueError
 from tritile.report import recorded
 from tritile.search import ENOUGH, STRATEGIES, Replayed, replay
-from tritile.subject.space import ProblemSpace
+from tritile.subject import DEFAULT, ProblemSpace
 
 
 def _row(name: str, runs: list[Replayed]) -> list[str]:
@@ -34,7 +34,7 @@ def replay_stores(
         list[str] | None, typer.Option(help=f"{', '.join(STRATEGIES)}; may be repeated. Default: each.")
     ] = None,
     target: Annotated[str, typer.Option(help="The GPU that the times are of.")] = "nvidia-h200",
-    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = 24,
+    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = DEFAULT.batch,
     most: Annotated[int, typer.Option(min=1, help="Configs of a problem at the most.")] = 64,
     enough: Annotated[float, typer.Option(min=0, help="Expected gain below which a search ends.")] = ENOUGH,
 ) -> None:

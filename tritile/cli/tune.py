@@ -268,7 +268,7 @@ def tune(
             )
         rules = replace(DEFAULT, strategy=search, verify_all=verify_all)
         if strategy == "exhaustive":
-            rules = replace(rules, least_gain=0.0, problem_s=math.inf)
+            rules = replace(rules, least_gain=0.0, problem_s=math.inf, batch=256)
         wish = _Wish(budget, force, jobs or None, rules, log)
         if study:
             return _study(cases, here, wish, output or Path("study.json"), suites_dir)

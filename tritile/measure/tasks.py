@@ -26,7 +26,7 @@ class Rules:
     """
 
     strategy: Strategy
-    batch: int = 24
+    batch: int = 16
     finalists: int = 4
     problem_s: float = 15.0
     verify_all: bool = False

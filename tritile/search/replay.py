@@ -59,7 +59,7 @@ def replay(
     space: SearchSpace,
     recorded: Mapping[Config, float],
     strategy: Strategy,
-    batch: int = 24,
+    batch: int = 16,
     most: int | None = None,
     enough: float = 0.0,
 ) -> Replayed:
