@@ -247,7 +247,8 @@ def tuned_elsewhere(
     """
     if not has_more(space, known, rules):
         return fastest(known.values())
-    gpu = torch.cuda.current_device()
+    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
     room = torch.cuda.mem_get_info(gpu)[0] // 3  # of what is free now, for two copies at the least
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
         subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))

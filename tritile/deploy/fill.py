@@ -4,28 +4,25 @@ To find a kernel Triton forms a key of everything that decides what is compiled,
 would compile, with a folder that only reads, tells what is there and what is not.
 """
 
-import functools
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tritile.ahead import compiles_for
 from tritile.config import Config
 from tritile.deploy.folder import Missing, bytes_of, drop, key_of, reading, settle, slim, writing
 from tritile.deploy.modules import Module, build_into, modules_of
 from tritile.device import Device
-from tritile.errors import InvalidValueError, UnsupportedError, brief
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
+from tritile.measure.pool import CompilePool
 from tritile.offline import compiling_for
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal
 
 Tiled = MatmulProblem | PermuteProblem
 Entry = tuple[Tiled, Config]
-_MOST: Final = 16  # processes: each holds a copy of torch
 
 
 def _named(entry: Entry) -> str:
@@ -132,31 +129,22 @@ def _compile(entry: Entry, device: Device, folder: Path) -> str | None:
     return None
 
 
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _compile_all(
-    entries: Sequence[Entry], device: Device, folder: Path, jobs: int, done: Callable[[str], None]
+    entries: Sequence[Entry], device: Device, folder: Path, jobs: int | None, done: Callable[[str], None]
 ) -> dict[str, str]:
     """Compile in parallel processes; what was refused, by name, and why."""
     refused: dict[str, str] = {}
-    compiling = functools.partial(_compile, device=device, folder=folder)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts)
-    try:
-        futures = {pool.submit(compiling, entry): entry for entry in entries}
+    with CompilePool(jobs) as pool:
+        futures = {pool.submit(_compile, entry, device, folder): entry for entry in entries}
         for future in as_completed(futures):
             entry = futures[future]
             try:
                 reason = future.result()
-            except BrokenExecutor as error:  # a worker was killed, for memory say
-                reason = brief(error)
+            except TuningError as error:  # its compiler died, or hung
+                reason = str(error)
             if reason is not None:
                 refused[_named(entry)] = reason
             done(entry[0].label)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
     return refused
 
 
@@ -194,7 +182,6 @@ def fill(
     refused: dict[str, str] = {}
     if lacking:
         drop(folder, before.missing)
-        jobs = min(jobs or min(_MOST, multiprocessing.cpu_count()), len(lacking))
         refused = _compile_all(lacking, device, folder, jobs, done)
         settle(folder, place or folder)
     after = check(entries, device, folder, place) if lacking else before
