@@ -32,7 +32,7 @@ RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
 
 @pytest.fixture(scope="module")
 def shop():
-    with Workshop(None, jobs=1, limit_s=2.0, compile_s=3.0) as shop:
+    with Workshop(None, jobs=1, limit_s=4.0, compile_s=6.0) as shop:
         yield shop
 
 
@@ -59,9 +59,9 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
     [
         ("refused", "ValueError: a tile too small"),
         ("compiler aborts", "the process died: SIGABRT: LLVM ERROR: cannot select"),
-        ("compiler hangs", "hung: no answer in 3 s"),
+        ("compiler hangs", "hung: no answer in 6 s"),
         ("does not load", "RuntimeError: out of shared memory"),
-        ("hangs", "hung: no answer in 2 s"),
+        ("hangs", "hung: no answer in 4 s"),
         ("crashes", "the process died: SIGABRT: an illegal memory access"),
         ("killed always", "the process died: SIGKILL"),
         ("too large", "OutOfMemoryError: no room for a workspace"),
@@ -456,9 +456,9 @@ def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(tmp_path)
     kept = store.trials("0123456789abcdef", problem)
     assert sorted(trial.us for trial in kept) == [float(us) for us in range(1, 9)]
     assert all(trial.failure is None for trial in kept)
-    second = start("2")
+    second = start("4")
     out, _ = second.communicate(timeout=120)
     assert out.split() == ["1.0", "2"]  # only the ninth, which hung, and the tenth were left
     found = {t.config["SPEED"]: t.failure for t in store.trials("0123456789abcdef", problem)}
     assert len(found) == 10
-    assert found[0.5] == "hung: no answer in 2 s"
+    assert found[0.5] == "hung: no answer in 4 s"
