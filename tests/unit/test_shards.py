@@ -21,6 +21,7 @@ from tritile.errors import InvalidValueError, StoreWarning
 from tritile.store import Store
 from tritile.trial import row_of
 from tritile.tune.board import Board, Place, Watch
+from tritile.tune.gate import Gate
 from tritile.tune.writer import Writer
 
 LOST_S = 1.0
@@ -291,3 +292,24 @@ def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
     assert not lost_after(10, beats=False)
     assert lost_after(2, beats=False)
     assert not lost_after(1, beats=True)
+
+
+def test_waiting_for_a_reader_never_asks_for_what_it_may_drop():
+    """A key that is gone when it is asked for is waited for by torch's store, for minutes."""
+
+    class Dropping:
+        seen = 0
+
+        def check(self, keys):
+            self.seen += 1
+            return self.seen < 3
+
+        def get(self, key):
+            raise AssertionError("asked for")
+
+        def delete_key(self, key):
+            return True
+
+    store = Dropping()
+    Gate(Board(store), 1, {}, "session")._await_readers(["somebody"])
+    assert store.seen == 3

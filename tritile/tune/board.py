@@ -80,6 +80,11 @@ class Board:
             raw = self._store.get(key) if self._store.check([key]) else None
         return raw if raw is None else raw.decode("utf-8", "replace")
 
+    def has(self, key: str) -> bool:
+        """Whether a key is set; also for a key that its reader may drop at any moment."""
+        with _ours():
+            return bool(self._store.check([key]))
+
     def drop(self, key: str) -> None:
         """Unset a key."""
         with _ours():

@@ -106,7 +106,7 @@ class Gate:
     def _await_readers(self, names: Iterable[str]) -> None:
         """Wait until answers were read: the board may go where rank 0 goes."""
         deadline = time.monotonic() + _READ_S
-        while time.monotonic() < deadline and any(self._board.read(f"answer/{n}") for n in names):
+        while time.monotonic() < deadline and any(self._board.has(f"answer/{n}") for n in names):
             time.sleep(_POLL_S)
 
     def admit(self) -> None:
