@@ -1,5 +1,6 @@
 """What every test gets: a store of its own, no mode from outside, and a skip where a GPU is missing."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     for name in ("TRITILE_MODE", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Starts ranks: processes that are fresh but for torch, which takes seconds to import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.unit.helpers_for_shards", "tests.unit.helpers_for_sync"])
+    return context

@@ -16,12 +16,12 @@ from tritile.device import INTERPRETER, Device
 from tritile.errors import TuningError, UnsupportedError
 from tritile.measure.answers import error_of, overlap, poison
 from tritile.measure.engine import tune
+from tritile.measure.protocols import Stage, Taken
 from tritile.measure.shipping import Memory, Shipment, StandIn, pack, unpack
-from tritile.measure.subject import Stage, Taken
 from tritile.measure.tasks import Keep, Rules, Task, fastest, has_more
 from tritile.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.measure.workshop import borrowed
-from tritile.offline import compiling_for
+from tritile.offline import check_fits, compiling_for
 from tritile.problem import KernelProblem
 from tritile.search import SearchSpace
 from tritile.trial import Trial
@@ -93,9 +93,7 @@ class KernelSubject:
         call: KernelCall = unpack(self.shipment, StandIn)
         with compiling_for(self.device):
             kernel = call.launch(config, grid=(1,), warmup=True)
-        shared = int(kernel.metadata.shared)
-        if shared > self.device.shared_memory:
-            raise TuningError(f"compiled to {shared} bytes of shared memory, of {self.device.shared_memory}")
+        check_fits(kernel, self.device)
 
     def compile_check(self, config: Config) -> None:
         """Nothing: ragged arguments are made where there is a GPU."""

@@ -87,6 +87,17 @@ class Pointer:
         return Pointer(self.dtype, offset)
 
 
+def _too_much(shared: int, device: Device) -> str:
+    return f"compiled to {shared} bytes of shared memory, of {device.shared_memory}"
+
+
+def check_fits(kernel: Any, device: Device) -> None:
+    """Raises TuningError where a compiled kernel asks for more shared memory than a block can have."""
+    shared = int(kernel.metadata.shared)
+    if shared > device.shared_memory:
+        raise TuningError(_too_much(shared, device))
+
+
 @dataclass(frozen=True)
 class Resources:
     """What a compiled kernel takes: registers a thread, bytes spilled a thread, bytes of shared memory."""
@@ -98,7 +109,7 @@ class Resources:
     def excess(self, device: Device) -> str | None:
         """What of this the device does not have, or is too slow to live with; None where it fits."""
         if self.shared > device.shared_memory:
-            return f"compiled to {self.shared} bytes of shared memory, of {device.shared_memory}"
+            return _too_much(self.shared, device)
         if self.spills > 0:
             return f"compiled to {self.spills} bytes of spilled registers a thread"
         return None

@@ -19,7 +19,7 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError, IsolationWarning, TuningError, UnsupportedError, brief
 from tritile.interpreter import HostAware
 from tritile.measure.log import keeper
-from tritile.measure.tasks import Rules, now, proposed, tried_of
+from tritile.measure.tasks import Rules, now, proposed, tried_of, whole
 from tritile.problem import KernelProblem
 from tritile.search import STRATEGIES, Listed, Space
 from tritile.settings import tune_budget_s
@@ -28,7 +28,6 @@ from tritile.store import Store, store_of
 from tritile.timing import do_bench as timed
 from tritile.trial import Trial
 
-_WHOLE: Final = 256  # configs of a list that are compiled at a time: nothing is learnt on the way
 _MOST: Final = 96  # configs of a space that a search tries: by replay, then some 1% from the best
 
 
@@ -125,9 +124,8 @@ class SearchingAutotuner(TritonAutotuner):
 
     def _rules(self) -> Rules:
         """Of a list, and by an exhaustive search, every config is asked for."""
-        whole = self.space is None or self.search == "exhaustive"
-        ends = {"least_gain": 0.0, "spilled": True, "batch": _WHOLE} if whole else {"most": _MOST}
-        return Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), **ends)
+        rules = Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), most=_MOST)
+        return whole(rules) if self.space is None or self.search == "exhaustive" else rules
 
     def _measure_elsewhere(
         self,

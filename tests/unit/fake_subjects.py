@@ -12,7 +12,7 @@ import torch
 from tritile.config import Config
 from tritile.device import INTERPRETER
 from tritile.errors import TuningError
-from tritile.measure.subject import Taken
+from tritile.measure.protocols import Taken
 from tritile.problem import KernelProblem
 from tritile.subject import ProblemSubject
 

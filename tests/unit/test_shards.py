@@ -1,7 +1,6 @@
 """Ranks that tune together: real processes, one of which is lost, slow, or of other code."""
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -25,14 +24,6 @@ from tritile.tune.gate import Gate
 from tritile.tune.writer import Writer
 
 LOST_S = 1.0
-
-
-@pytest.fixture(scope="session")
-def server():
-    """Starts processes that are fresh but for torch, which takes seconds to import."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.unit.helpers_for_shards"])
-    return context
 
 
 def enter_rank(environment, folder, options):

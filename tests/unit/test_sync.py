@@ -1,7 +1,6 @@
 """tritile.sync: ranks with different stores plan alike afterwards, or all are told why not."""
 
 import json
-import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -19,14 +18,6 @@ from tritile.trial import Trial
 
 KERNEL = "0123456789abcdef"
 RANKS = 3
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Starts processes that are fresh but for torch, which takes seconds to import."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.unit.helpers_for_sync"])
-    return context
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError
 from tritile.measure.log import keeper, logged
 from tritile.measure.pool import CompilePool
-from tritile.measure.tasks import Keep, Rules, Tuned
+from tritile.measure.tasks import Keep, Rules, Tuned, whole
 from tritile.measure.workshop import Workshop
 from tritile.report.environment import environment
 from tritile.search import STRATEGIES
@@ -255,10 +255,14 @@ def tune(
     if not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     if target is not None:
+        if study:
+            raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
         failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs)
     else:
         place = Place.from_environment()
+        if study and place is not None:
+            raise InvalidValueError("--study is for one process, not for ranks of torchrun")
         if place is not None:
             devices.use(place.local_rank)
         here = devices.current_gpu()
@@ -268,7 +272,7 @@ def tune(
             )
         rules = replace(DEFAULT, strategy=search, verify_all=verify_all)
         if strategy == "exhaustive":
-            rules = replace(rules, least_gain=0.0, problem_s=math.inf, batch=256)
+            rules = whole(replace(rules, problem_s=math.inf))
         wish = _Wish(budget, force, jobs or None, rules, log)
         if study:
             return _study(cases, here, wish, output or Path("study.json"), suites_dir)

@@ -12,7 +12,7 @@ from triton.runtime.driver import driver
 
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.measure.subject import Stage, Subject, Taken
+from tritile.measure.protocols import Stage, Subject, Taken
 from tritile.measure.timing import Run, Timed, interleaved, screen_us
 
 _KEPT = 8  # graphs of the fastest configs, which may be finalists; graphs hold memory

@@ -46,8 +46,7 @@ class _Search:
         self.new = 0
         self.foreseen: set[Config] = set()  # whose checks were compiled ahead
         self.begun = False
-        self.started = time.monotonic()
-        self.since = self.started  # when measuring could begin
+        self.since = time.monotonic()  # when measuring could begin
         self.compiles: dict[Future[None], Config] = {}
         self.compile(self.propose())
 

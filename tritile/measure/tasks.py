@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.measure.subject import Subject
+from tritile.measure.protocols import Subject
 from tritile.problem import Problem
 from tritile.search import ENOUGH, SearchSpace, Strategy, Tried, expected_gain
 from tritile.trial import Trial
 
+_WHOLE = 256  # configs that compile at a time
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
 
 
@@ -33,6 +34,11 @@ class Rules:
     spilled: bool = False
     least_gain: float = ENOUGH
     most: int | None = None
+
+
+def whole(rules: Rules) -> Rules:
+    """The rules for a search that is to ask for every config: nothing is learnt on the way, nor held back."""
+    return replace(rules, batch=_WHOLE, least_gain=0.0, most=None, spilled=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tritile.errors import TuningError
 from tritile.measure import bench
 from tritile.measure.child import Child, ChildError, Nursery
 from tritile.measure.pool import COMPILE_LIMIT_S, CompilePool
-from tritile.measure.subject import Subject
+from tritile.measure.protocols import Subject
 
 _BEGIN_S = 300.0  # for operands, and for starting the GPU
 _RACE_S = 120.0

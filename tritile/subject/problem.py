@@ -12,10 +12,11 @@ from tritile.errors import TuningError
 from tritile.loading import loaded
 from tritile.measure import engine
 from tritile.measure.log import keeper
-from tritile.measure.subject import Stage, Taken
+from tritile.measure.protocols import Stage, Taken
 from tritile.measure.tasks import Rules, Task
 from tritile.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.measure.workshop import borrowed
+from tritile.offline import check_fits
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.search import screening
 from tritile.settings import tune_budget_s
@@ -52,10 +53,7 @@ class ProblemSubject:
             self._compile(sibling, config)
 
     def _compile(self, problem: Tiled, config: Config) -> None:
-        kernel = compiled_for(problem, config, self.device)
-        shared = int(kernel.metadata.shared)
-        if shared > self.device.shared_memory:
-            raise TuningError(f"compiled to {shared} bytes of shared memory, of {self.device.shared_memory}")
+        check_fits(compiled_for(problem, config, self.device), self.device)
 
     @property
     def copies(self) -> int:

@@ -23,7 +23,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TuningError
 from tritile.measure import engine
-from tritile.measure.tasks import Rules, Task, Tuned
+from tritile.measure.tasks import Rules, Task, Tuned, whole
 from tritile.measure.workshop import Workshop
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.search import exhaustive
@@ -35,9 +35,7 @@ Say = Callable[[str], None]
 REPEATS = 5
 FLIP = 0.02  # regret from which on a repeat's winner counts as another one
 _BEST = 8  # of the exhaustive search that are raced with the rest
-_EVERYTHING = Rules(
-    exhaustive, batch=100_000, finalists=24, problem_s=math.inf, least_gain=0.0, spilled=True
-)  # nothing ends it early
+_EVERYTHING = whole(Rules(exhaustive, finalists=24, problem_s=math.inf))
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _studied(
     """One problem, and microseconds of every config that was measured."""
     runs = [first]
     runs += [_searched(_task(problem, device), shop, DEFAULT)[0] for _ in range(repeats - 1)]
-    whole, everything = _searched(_task(problem, device), shop, _EVERYTHING)
+    exhausted, everything = _searched(_task(problem, device), shop, _EVERYTHING)
     us = {c: t.us for c, t in everything.items() if t.us is not None and t.failure is None}
     winners = [tuned.best.config for tuned in runs if tuned.best is not None]
     pick = model.pick(problem, device)
@@ -110,7 +108,7 @@ def _studied(
         first.seconds,
         first.trials,
         len(everything),
-        whole.seconds,
+        exhausted.seconds,
         str(min(times, key=lambda c: (times[c], c.key))),
         fastest,
     )
