@@ -67,6 +67,7 @@ class Autotuner(SearchingAutotuner):
         super().__init__(fn, configs, key, **rest)
         self.mode = mode
         # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
+        # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
         self._forms = Forms(self.arg_names, self.keys)
         _TUNERS.add(self)
@@ -155,14 +156,14 @@ class Autotuner(SearchingAutotuner):
         try:
             call = direct.key_of(mode, args, kwargs)
             known = self.cache.get(call)
-            if known is not None:
-                self.best_config, launch = known
-                kernel = launch(args, kwargs["grid"])
-                if kernel is not None:
-                    return kernel
-            met = self.cache.get(self._forms.of(mode, args, kwargs))
+            met = self.cache.get(self._forms.of(mode, args, kwargs)) if known is None else None
         except TypeError:  # a value has no hash
-            call = met = None
+            call = known = met = None
+        if known is not None:
+            self.best_config, launch = known
+            kernel = launch(args, kwargs["grid"])
+            if kernel is not None:
+                return kernel
         if met is not None:
             self.best_config, options = met
             with library_lock:
