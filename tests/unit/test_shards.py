@@ -21,6 +21,7 @@ from tritile.store import Store
 from tritile.trial import row_of
 from tritile.tune.board import Board, Place, Watch
 from tritile.tune.gate import Gate
+from tritile.tune.shards import in_turn, part
 from tritile.tune.writer import Writer
 
 LOST_S = 1.0
@@ -215,6 +216,17 @@ def test_under_torchrun(tmp_path, kill):
 
 
 # --- Parts ---
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 4), (7, 2), (128, 4), (10, 3)])
+def test_ranks_begin_apart_and_end_with_everything(count, size):
+    places = [Place(rank, size, rank, size, "", 0) for rank in range(size)]
+    orders = [in_turn(count, place) for place in places]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    own = [order[: len(part(count, rank, size))] for rank, order in enumerate(orders)]
+    assert [number for one in own for number in one] == list(range(count))  # each its own, from the front
+    if size == 2:
+        assert orders[0][len(own[0]) :] == own[1][::-1]  # then the other's, from the end
 
 
 def test_place_is_what_torchrun_says(monkeypatch):

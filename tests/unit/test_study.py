@@ -1,13 +1,14 @@
 """The study of the tuner, on made-up GPUs: what its figures mean."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.fake_subjects import Formula, made_up_us
 from tritile.config import Config
 from tritile.device import target_device
-from tritile.problem import MatmulProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune import study
 
 H200 = target_device("nvidia-h200")
@@ -43,10 +44,10 @@ def test_every_figure_is_there_and_is_what_it_says(found):
 
 def test_the_summary_counts_every_repeat():
     ones = [
-        study.Studied("a", (0.0, 0.03, 0.01), 0.5, 2.0, 30, 100, 9.0, "", 1.0),
-        study.Studied("b", (0.0, 0.0, 0.1), 0.1, 4.0, 30, 100, 9.0, "", 1.0),
+        study.Studied("a", (0.0, 0.03, 0.01), 0.5, 2.0, 30, 100, 9.0, "", 1.0, "", 0.2),
+        study.Studied("b", (0.0, 0.0, 0.1), 0.1, 4.0, 30, 100, 9.0, "", 1.0, "", None),
     ]
-    found = study.summary(ones, [0.1, 0.2, 0.9])
+    found = study.summary(ones)
     assert found["regret_worst"] == 0.1
     assert found["regret_median"] == pytest.approx(0.005)
     assert found["flip_rate"] == pytest.approx(2 / 6)
@@ -54,12 +55,28 @@ def test_the_summary_counts_every_repeat():
     assert found["first_pick_regret_median"] == pytest.approx(0.3)
     assert found["first_pick_regret_p95"] == 0.5
     assert found["transfer_regret_median"] == 0.2
-    assert study.summary(ones, [])["transfer_regret_median"] is None
+    assert study.summary(ones[1:])["transfer_regret_median"] is None
 
 
-def test_transfer_compares_what_both_measured():
-    a, b = (Config.of(B=value) for value in (1, 2))
-    times = {PROBLEMS[0]: {a: 1.0, b: 2.0}, PROBLEMS[1]: {a: 3.0, b: 2.0}}
-    assert sorted(study._transfers(times)) == [0.5, 1.0]
-    del times[PROBLEMS[1]][a]
-    assert study._transfers(times) == [1.0]
+def test_transfer_is_the_winner_of_one_problem_on_another(monkeypatch):
+    """Of two problems that want different configs, what each costs the other is what the formula says."""
+    monkeypatch.setattr(study, "ProblemSubject", Formula)
+    small, large = (
+        MatmulProblem(1, 64, 64, 256, "float16", "float16"),
+        MatmulProblem(1, 4096, 4096, 4096, "float16", "float16"),
+    )
+    space = study.ProblemSpace(large, H200).configs()
+    slow = max(space, key=lambda config: made_up_us(large, config))
+    with study.Workshop(None, 1) as shop:
+        found = study._transfer(slow, large, H200, shop)
+        own = study._searched(study._task(large, H200), shop, study.DEFAULT)[0].best
+        assert found == pytest.approx(made_up_us(large, slow) / own.us - 1)
+        assert study._transfer(Config.of(BLOCK_M=3), small, H200, shop) is None
+
+
+def test_a_neighbour_is_a_quarter_larger_and_as_aligned():
+    odd = MatmulProblem(1, 1001, 1003, 1007, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2)
+    assert study.neighbour(odd) == replace(odd, m=1241, n=1243)
+    assert study.neighbour(replace(odd, m=1)).m == 1
+    turned = study.neighbour(PermuteProblem.turned(1, 8191, 8193, 2))
+    assert turned == PermuteProblem.turned(1, 8191, 8193 + 2048, 2)

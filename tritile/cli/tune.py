@@ -43,7 +43,7 @@ from tritile.subject import DEFAULT, is_tuned
 from tritile.trial import Trial
 from tritile.tune import study as studies
 from tritile.tune import suites, tuner
-from tritile.tune.shards import Place, Shards
+from tritile.tune.shards import Place, Shards, part
 
 VERIFY = ("winner", "all")
 TIMED_SUITE = "llm"
@@ -141,9 +141,15 @@ def _seconds(problem: tuner.Tiled) -> float:
     return getattr(problem, "flops", 0) / 5e14 + problem.bytes / 3e12
 
 
+def _largest_first(problems: list[tuner.Tiled], ranks: int) -> list[tuner.Tiled]:
+    """Each rank's part in this order: small ones even out the end."""
+    parts = (part(len(problems), rank, ranks) for rank in range(ranks))
+    return [p for one in parts for p in sorted((problems[i] for i in one), key=_seconds, reverse=True)]
+
+
 def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: Place) -> int:
     """This rank's part in tuning on many GPUs, started by torchrun; how many problems nobody could tune."""
-    todo = sorted(_todo(cases, device, wish.force), key=_seconds, reverse=True)  # small ones even out the end
+    todo = _largest_first(_todo(cases, device, wish.force), place.size)
     store, failed = store_of(device), 0
     deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
     jobs = wish.jobs or max(1, min(16, (os.cpu_count() or 1) // place.local_size))

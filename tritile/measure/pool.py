@@ -13,6 +13,7 @@ from tritile.measure.child import Child, ChildError, Nursery
 
 COMPILE_LIMIT_S = 120.0
 _MOST = 16  # processes, each of which holds a copy of torch
+_NICENESS = 10  # of these processes: the one that measures, and the one that asks, go first
 _WORN = 256  # requests that a process serves: Triton keeps what was compiled in it, a megabyte each
 
 
@@ -72,11 +73,11 @@ class CompilePool:
     def _answer(self, child: Child, function: Callable[..., Any], arguments: Any, limit_s: float) -> Any:
         """Ask; once more where it was not the request that ended the process."""
         try:
-            return child.ask(function, *arguments, limit_s=limit_s)
+            return child.ask(_behind_others, function, arguments, limit_s=limit_s)
         except ChildError as error:
             if not error.blameless or self._closing:
                 raise
-        return child.ask(function, *arguments, limit_s=limit_s)
+        return child.ask(_behind_others, function, arguments, limit_s=limit_s)
 
     def renew(self) -> None:
         """Wait for what is asked, then have new processes answer what is asked next."""
@@ -106,3 +107,10 @@ class CompilePool:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _behind_others(function: Callable[..., Any], arguments: Any) -> Any:
+    """Call a function in a process that lets others have the processor first."""
+    if hasattr(os, "setpriority"):
+        os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    return function(*arguments)

@@ -117,6 +117,21 @@ def ragged(problem: Tiled) -> Tiled:
     if isinstance(problem, MatmulProblem):
         batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
         return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
-    shape = tuple(_less(size) for size in problem.shape)
+    return _resized(problem, [_less(size) for size in problem.shape])
+
+
+def neighbour(problem: Tiled) -> Tiled:
+    """A problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
+    if isinstance(problem, MatmulProblem):
+        return replace(problem, m=_more(problem.m), n=_more(problem.n))
+    largest = max(problem.shape, default=0)
+    return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
+
+
+def _more(size: int) -> int:
+    return size + size // 4 // 16 * 16
+
+
+def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
     x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
     return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)

@@ -30,7 +30,7 @@ from tritile.trial import Trial
 from tritile.tune.board import Place, Pulse, Watch, connect
 from tritile.tune.sides import TURN_S, Follower, Leader, process_name
 
-__all__ = ["JOIN_S", "LOST_S", "Place", "Shards"]
+__all__ = ["JOIN_S", "LOST_S", "Place", "Shards", "in_turn", "part"]
 
 LOST_S: Final = 30.0
 JOIN_S: Final = 120.0
@@ -55,6 +55,8 @@ class Shards:
         lost_s: seconds without a heartbeat after which a rank is held to be lost.
         join_s: seconds to wait, at the start, for the others.
 
+    Each rank begins with a part of the list of its own, from its front, and then helps with the others',
+    from their ends: problems that are alike, and share compiled kernels, belong side by side.
     Entering waits for the other ranks; leaving, on rank 0, until they have left or are lost. Within, in
     the main thread, SIGTERM raises SystemExit(143).
     Entering raises DistributedError, on all ranks, where one differs from rank 0, and where rank 0 is
@@ -76,7 +78,7 @@ class Shards:
         self._name = process_name(os.getpid())
         self._mine: dict[Problem, int] = {}  # claimed, and not finished yet
         self._told: set[int] = set()  # finished here, and maybe not written yet
-        self._next = 0  # all before it are, or were, claimed by somebody
+        self._ahead: list[int] = []  # not looked at yet, the next one last
         self._leaving, self._failure = threading.Event(), ""
         self._undo = contextlib.ExitStack()
 
@@ -95,6 +97,7 @@ class Shards:
         self._board, self._watch = self._side.board, Watch(self._side.board, self._lost_s)
         self.problems = tuple(self._side.problems)
         self._numbers = {problem: index for index, problem in enumerate(self._side.problems)}
+        self._ahead = in_turn(len(self.problems), self.place)[::-1]
         self._pulse = Pulse(self._board, self._side.beats, min(TURN_S, self._lost_s / 10))
         self._thread = threading.Thread(target=self._turns, name="tritile shards", daemon=True)
         self._thread.start()
@@ -147,12 +150,12 @@ class Shards:
         self._mine.pop(problem, None)
 
     def _claimed(self, unfinished: Sequence[int]) -> Problem | None:
-        while self._next < len(self.problems) and len(self._mine) < self._share():
-            index, self._next = self._next, self._next + 1
+        while self._ahead and len(self._mine) < self._share():
+            index = self._ahead.pop()
             if self._claim(index, ""):
                 self._board.count("claimed")
                 return self.problems[index]
-        if self._next < len(self.problems) or self._mine:
+        if self._ahead or self._mine:
             return None
         for index in unfinished:  # one at a time: there may be others with nothing to do
             owner = self._orphaned(index)
@@ -210,6 +213,19 @@ class Shards:
             for index in self._mine.values():
                 self._board.swap(f"owner/{index}", self._name, "")
             self._side.leave(patience_s)
+
+
+def part(count: int, rank: int, size: int) -> range:
+    """The numbers, of 0 to `count`, that a rank begins with."""
+    return range(rank * count // size, (rank + 1) * count // size)
+
+
+def in_turn(count: int, place: Place) -> list[int]:
+    """In which order a rank claims: its own part, and then each following rank's from the end."""
+    order = list(part(count, place.rank, place.size))
+    for step in range(1, place.size):
+        order += reversed(part(count, (place.rank + step) % place.size, place.size))
+    return order
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Every time that is compared was taken side by side: the configs that repeats cho
 pick, and the fastest of an exhaustive search are raced with each other.
 """
 
-import itertools
 import math
 import shutil
 import statistics
@@ -27,7 +26,9 @@ from tritile.measure.tasks import Rules, Task, Tuned, whole
 from tritile.measure.workshop import Workshop
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.search import exhaustive
+from tritile.space import illegal
 from tritile.subject import DEFAULT, ProblemSpace, ProblemSubject
+from tritile.subject.operands import neighbour
 from tritile.trial import Trial
 
 Tiled = MatmulProblem | PermuteProblem
@@ -44,6 +45,8 @@ class Studied:
 
     `regrets` are those of the repeats, in their order, the first with a cold cache of compiled kernels,
     in `tune_seconds`. `configs` were tried by it, of `space` that an exhaustive search measured.
+    `transfer_regret` is that of the first one's winner on `neighbour`, a problem a quarter larger, beside
+    the winner of a search of that problem's own; None where it may not run there.
     """
 
     problem: str
@@ -55,6 +58,8 @@ class Studied:
     exhaustive_seconds: float
     best: str
     best_us: float
+    neighbour: str
+    transfer_regret: float | None
 
 
 @contextmanager
@@ -88,10 +93,7 @@ def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tu
     return _searched(_task(problem, device), shop, DEFAULT)[0]
 
 
-def _studied(
-    problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int
-) -> tuple[Studied, dict[Config, float]]:
-    """One problem, and microseconds of every config that was measured."""
+def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int) -> Studied:
     runs = [first]
     runs += [_searched(_task(problem, device), shop, DEFAULT)[0] for _ in range(repeats - 1)]
     exhausted, everything = _searched(_task(problem, device), shop, _EVERYTHING)
@@ -101,7 +103,8 @@ def _studied(
     rivals = sorted(us, key=lambda c: (us[c], c.key))[:_BEST]
     times = _race(list(dict.fromkeys([*winners, pick, *rivals])), problem, device, shop)
     fastest = min(times.values())
-    studied = Studied(
+    near = neighbour(problem)
+    return Studied(
         problem.label,
         tuple(times[config] / fastest - 1 for config in winners),
         times[pick] / fastest - 1,
@@ -111,8 +114,19 @@ def _studied(
         exhausted.seconds,
         str(min(times, key=lambda c: (times[c], c.key))),
         fastest,
+        near.label,
+        _transfer(winners[0], near, device, shop),
     )
-    return studied, us | times
+
+
+def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) -> float | None:
+    """Regret of a config that was found for another problem."""
+    if illegal(config, problem, device) is not None:
+        return None
+    own = _searched(_task(problem, device), shop, DEFAULT)[0].best
+    assert own is not None
+    times = _race(list(dict.fromkeys([config, own.config])), problem, device, shop)
+    return times[config] / min(times.values()) - 1
 
 
 def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Workshop) -> dict[Config, float]:
@@ -122,16 +136,6 @@ def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Works
     samples = shop.race(number, subject, configs)
     shop.end(number)
     return {config: statistics.median(times) for config, times in zip(configs, samples, strict=True)}
-
-
-def _transfers(times: dict[Tiled, dict[Config, float]]) -> list[float]:
-    """Regret of each problem's fastest config on every other problem of the same op that has it."""
-    found = []
-    for a, b in itertools.permutations(times, 2):
-        best = min(times[a], key=lambda c: (times[a][c], c.key))
-        if a.op == b.op and best in times[b]:
-            found.append(times[b][best] / min(times[b].values()) - 1)
-    return found
 
 
 def _tail(values: Sequence[float], share: float = 0.95) -> float:
@@ -165,22 +169,23 @@ def study(
     Nothing is remembered, and nothing remembered is used. Raises TuningError where no config works.
     """
     studied: list[Studied] = []
-    times: dict[Tiled, dict[Config, float]] = {}
     with _cold_cache() as cache, Workshop(gpu, jobs) as shop:
         start = time.monotonic()
         shop.start()
         started = time.monotonic() - start
         firsts = [_cold_run(problem, device, shop, cache) for problem in problems]
         for problem, first in zip(problems, firsts, strict=True):
-            found, times[problem] = _studied(problem, device, first, shop, repeats)
+            found = _studied(problem, device, first, shop, repeats)
             studied.append(found)
+            transfer = "none" if found.transfer_regret is None else f"{100 * found.transfer_regret:.1f}%"
             say(
                 f"{found.problem}: regret {100 * statistics.median(found.regrets):.2f}% (worst "
                 f"{100 * max(found.regrets):.2f}%), first pick {100 * found.first_pick_regret:.1f}%, "
-                f"{found.tune_seconds:.1f} s for {found.configs} configs of {found.space}"
+                f"on a neighbour {transfer}, {found.tune_seconds:.1f} s for {found.configs} configs of "
+                f"{found.space}"
             )
     seconds, failed = suite_seconds(suite, device, gpu, jobs) if suite else (0.0, 0)
-    return summary(studied, _transfers(times)) | {
+    return summary(studied) | {
         "suite_seconds": seconds,
         "suite_problems": len(suite),
         "suite_failed": failed,
@@ -190,10 +195,11 @@ def study(
     }
 
 
-def summary(studied: Sequence[Studied], transfers: Sequence[float]) -> dict[str, Any]:
+def summary(studied: Sequence[Studied]) -> dict[str, Any]:
     """The figures over all problems; regrets of every repeat count."""
     regrets = [regret for one in studied for regret in one.regrets]
     picks = [one.first_pick_regret for one in studied]
+    transfers = [one.transfer_regret for one in studied if one.transfer_regret is not None]
     return {
         "regret_median": statistics.median(regrets),
         "regret_worst": max(regrets),
