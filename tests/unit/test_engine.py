@@ -338,6 +338,34 @@ def test_a_signal_to_a_whole_job_is_its_callers_to_answer():
         nursery.close()
 
 
+FORKED = """
+import os, signal
+from tritile.measure.child import Child, Nursery
+mark = "here"
+nursery = Nursery(forked=True)
+child = Child(nursery)
+look = lambda: (os.getpid(), os.getppid(), os.getpgid(0), globals().get("mark"))
+pid, parent, group, seen = child.ask(look, limit_s=60)
+assert (pid, parent, group) == (child.pid, nursery._process.pid, pid)
+assert os.getpgid(nursery._process.pid) == nursery._process.pid != os.getpid()
+os.kill(nursery._process.pid, signal.SIGKILL)
+os.kill(child.pid, signal.SIGKILL)
+try:
+    child.ask(len, "", limit_s=60)
+except Exception as error:
+    print(type(error).__name__)
+assert child.ask(len, "ab", limit_s=60) == 2  # from another, a program of its own
+print("done", flush=True)
+"""
+
+
+def test_a_forked_nursery_serves_is_replaced_and_ends_with_its_program():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED], capture_output=True, text=True, timeout=120
+    )  # which also waits for who holds its output
+    assert (done.stdout, done.returncode) == ("ChildError\ndone\n", 0), done.stderr
+
+
 def slowly(answer):
     time.sleep(1.0)
     return answer

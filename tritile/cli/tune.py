@@ -32,6 +32,7 @@ from tritile.cli.app import (
 )
 from tritile.device import Device
 from tritile.errors import InvalidValueError
+from tritile.measure.child import Nursery
 from tritile.measure.log import keeper, logged
 from tritile.measure.pool import CompilePool
 from tritile.measure.tasks import Keep, Rules, Tuned, whole
@@ -97,6 +98,7 @@ class _Wish:
     jobs: int | None
     rules: Rules
     log: Path | None
+    nursery: Nursery
 
 
 def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[tuner.Tiled]:
@@ -114,7 +116,7 @@ def _tune_here(cases: list[suites.Case], device: Device, wish: _Wish) -> int:
     watch = _Watch(keeper(store_of(device), wish.log))
     with (
         interruptible() as keep_on,
-        Workshop(devices.current_index(), wish.jobs) as shop,
+        Workshop(devices.current_index(), wish.jobs, nursery=wish.nursery) as shop,
         progress() as bar,
     ):
         task = bar.add_task("tuning", total=len(todo))
@@ -155,7 +157,7 @@ def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: P
     jobs = wish.jobs or max(1, min(16, (os.cpu_count() or 1) // place.local_size))
     with (
         interruptible() as keep_on,
-        Workshop(devices.current_index(), jobs) as shop,
+        Workshop(devices.current_index(), jobs, nursery=wish.nursery) as shop,
         Shards(place, todo, store) as shards,
     ):
         keep = logged(shards.keep, wish.log)
@@ -174,11 +176,11 @@ def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: P
     return failed + left
 
 
-def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int) -> int:
+def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int, nursery: Nursery) -> int:
     problems = list(dict.fromkeys(case.problem for case in cases))
     console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
     entries, failed = [], 0
-    with CompilePool(jobs or None) as pool, progress() as bar:
+    with CompilePool(jobs or None, nursery) as pool, progress() as bar:
         task = bar.add_task("predicting", total=len(problems))
         for problem in problems:
             config, refused = tuner.predict(problem, device, pool)
@@ -254,6 +256,9 @@ def tune(
 
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
+    nursery = Nursery(
+        forked=not study
+    )  # before a GPU is in use; a study's processes get a cache of their own
     search = STRATEGIES[_among("strategy", strategy, tuple(STRATEGIES))]
     verify_all = _among("verify", verify, VERIFY) == "all"
     suite = suite or (["study"] if study and not shapes else None)
@@ -264,7 +269,7 @@ def tune(
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs)
+        failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs, nursery)
     else:
         place = Place.from_environment()
         if study and place is not None:
@@ -279,7 +284,7 @@ def tune(
         rules = replace(DEFAULT, strategy=search, verify_all=verify_all)
         if strategy == "exhaustive":
             rules = whole(replace(rules, problem_s=math.inf))
-        wish = _Wish(budget, force, jobs or None, rules, log)
+        wish = _Wish(budget, force, jobs or None, rules, log, nursery)
         if study:
             return _study(cases, here, wish, output or Path("study.json"), suites_dir)
         failed = _tune_here(cases, here, wish) if place is None else _tune_shared(cases, here, wish, place)

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 from tritile.errors import TuningError, brief
-from tritile.measure.served import kill
+from tritile.measure.served import kill, nurse_forked
 
 T = TypeVar("T")
 START_S: Final = 120.0  # for importing torch on a busy machine
@@ -45,13 +45,47 @@ class ChildError(TuningError):
         self.kind, self.lost, self.blameless = kind, lost, blameless
 
 
-class Nursery:
-    """The process that others are forked from, started when first needed, and anew if it was lost."""
+class _Forked:
+    """A process forked from this one, as far as it is used like a Popen."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Nursery:
+    """The process that others are forked from, started when first needed, and anew if it was lost.
+
+    A `forked` one is there at once, as this process is now, unless that has other threads. That is for a
+    program that has its imports and uses no GPU yet, as the command line when it begins.
+    """
+
+    def __init__(self, forked: bool = False) -> None:
+        self._process: subprocess.Popen[bytes] | _Forked | None = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
+        if forked and threading.active_count() == 1:
+            self._fork()
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                nurse_forked(theirs.detach())
+            with contextlib.suppress(OSError):  # it may have ended
+                os.setpgid(pid, pid)
+            self._process = _Forked(pid)
+        ours.settimeout(START_S)
+        self._control = ours
 
     def fork(self, connection: int, said: int) -> int:
         """A new process that serves a socket, and writes its errors to a file; its number.

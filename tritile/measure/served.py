@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, NoReturn
 
 import cloudpickle
 from triton.runtime.cache import triton_key
@@ -48,6 +48,20 @@ def nurse(number: int) -> None:
         else:
             code = _ended(int(text[1:]))
             control.sendall(b"\n" if code is None else b"%d\n" % code)
+
+
+def nurse_forked(number: int) -> NoReturn:
+    """The same in a process that was just forked from another program, of which nothing is to go on."""
+    try:
+        os.setpgid(0, 0)  # signals to all of a terminal's, or a job's, processes are the caller's
+        for taken in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(taken, signal.SIG_DFL)
+        with open(os.devnull, "r+") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), 0)
+            os.dup2(nowhere.fileno(), 1)  # a refusal of the assembler prints the whole assembly
+        nurse(number)
+    finally:
+        os._exit(1)
 
 
 def _ended(pid: int, patience_s: float = 1.0) -> int | None:

@@ -37,9 +37,10 @@ class Workshop:
         jobs: int | None = None,
         limit_s: float = 10.0,
         compile_s: float = COMPILE_LIMIT_S,
+        nursery: Nursery | None = None,
     ) -> None:
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
-        nursery = Nursery()
+        nursery = nursery or Nursery()
         self._measuring = Child(nursery)
         self.pool = CompilePool(jobs, nursery)
         self._begun: set[int] = set()
