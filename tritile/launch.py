@@ -27,7 +27,7 @@ from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
-from tritile.loading import loaded
+from tritile.loading import listened, loaded
 from tritile.native import NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
 from tritile.table import kernel_name
@@ -149,8 +149,8 @@ def _listened() -> bool:
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
-    except AttributeError:  # a function of the user's own, or None
-        return any(getattr(hook, "calls", hook) for hook in (enter, leave))
+    except AttributeError:  # no chains
+        return listened(enter) or listened(leave)
 
 
 class Launch:

@@ -20,6 +20,11 @@ class Loaded(NamedTuple):
     spills: int
 
 
+def listened(hook: Any) -> bool:
+    """Whether anybody hears of it: a chain of Triton's with calls in it, or a function of the user's own."""
+    return bool(getattr(hook, "calls", hook))
+
+
 _loaded: "weakref.WeakKeyDictionary[Any, Loaded]" = weakref.WeakKeyDictionary()
 
 
@@ -36,7 +41,7 @@ def loaded(kernel: Any, shared_memory: int) -> Loaded:
 
 def _load(kernel: Any, shared_memory: int) -> Loaded:
     metadata, hooks = kernel.metadata, triton.knobs.runtime
-    heard = hooks.kernel_load_start_hook is not None or hooks.kernel_load_end_hook is not None
+    heard = listened(hooks.kernel_load_start_hook) or listened(hooks.kernel_load_end_hook)
     if metadata.target.backend != "cuda" or heard:
         kernel._init_handles()
         return Loaded(kernel.function, kernel.n_regs, kernel.n_spills)

@@ -84,8 +84,8 @@ def test_a_bad_config_costs_itself_alone_and_its_reason_is_recorded(fault):
     found = {t.config["FAULT"]: t for t in store_of(current_gpu()).trials(kernel.digest, problem)}
     assert found[0].failure is None
     assert found[0].error == 0
-    if found[fault].failure is None:  # slower, and so never asked for an answer
-        assert found[fault].us > found[0].us
+    if found[fault].failure is None:  # no faster, but for noise, and so never asked for an answer
+        assert found[fault].us > 0.95 * found[0].us
     else:
         assert REASONS[fault] in found[fault].failure
 

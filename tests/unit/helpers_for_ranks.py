@@ -6,6 +6,7 @@ import sys
 from tests.unit.fake_subjects import Formula
 from tritile.cli import tune
 from tritile.device import target_device
+from tritile.measure.child import Nursery
 from tritile.subject import DEFAULT
 from tritile.subject import problem as subjects
 from tritile.tune.shards import Place, Shards
@@ -18,5 +19,5 @@ LOST_S = 2.0
 if __name__ == "__main__":
     subjects.ProblemSubject = Formula
     tune.Shards = functools.partial(Shards, lost_s=LOST_S)
-    wish = tune._Wish(None, True, 1, DEFAULT, None)
+    wish = tune._Wish(None, True, 1, DEFAULT, None, Nursery())
     sys.exit(tune._tune_shared(CASES, H200, wish, Place.from_environment()))

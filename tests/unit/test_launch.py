@@ -1,11 +1,13 @@
 """How a call becomes launches; no kernel runs."""
 
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
-from tritile import launch
+from tritile import launch, loading
 from tritile.config import Config
 from tritile.ops.matmul import described
 from tritile.work import tile, work_of
@@ -37,3 +39,33 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
 def test_a_batch_that_fits_is_one_launch():
     call = _product(2**31 - 2**16)
     assert launch._pieces(call, TINY) == [call]
+
+
+class _Unloaded:
+    """A compiled kernel of which Triton's launcher would be made when its handles are asked for."""
+
+    name, kernel, function, n_regs, n_spills = "it", b"", 1, 2, 3
+
+    def __init__(self) -> None:
+        target = SimpleNamespace(backend="cuda", warp_size=32)
+        self.metadata, self.launchers = SimpleNamespace(target=target, shared=0, num_warps=4), 0
+
+    def _init_handles(self) -> None:
+        self.launchers += 1
+
+
+def test_a_kernel_is_loaded_without_tritons_launcher_unless_a_hook_listens(monkeypatch):
+    """The hooks are chains that are there, and empty, where nobody listens."""
+    utils = SimpleNamespace(load_binary=lambda *_: (0, 7, 8, 9, 1024))
+    active = SimpleNamespace(utils=utils, get_current_device=lambda: 0)
+    monkeypatch.setattr(loading, "driver", SimpleNamespace(active=active))
+    quiet, heard = _Unloaded(), _Unloaded()
+    assert loading.loaded(quiet, 1024) == (7, 8, 9)
+    assert quiet.launchers == 0
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.kernel_load_start_hook.add(print)
+        try:
+            assert loading.loaded(heard, 1024) == (1, 2, 3)
+        finally:
+            triton.knobs.runtime.kernel_load_start_hook.remove(print)
+    assert heard.launchers == 1
