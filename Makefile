@@ -8,13 +8,14 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint typecheck clean
+.PHONY: help tune test lint typecheck browser clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
 	@echo "make test       lint, type check and all tests (those that need a GPU skip without one)"
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
+	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
 	@echo "make clean      remove caches and build outputs; $(VENV) and remembered results stay"
 	@echo "Variables: PYTHON=$(PYTHON) (creates $(VENV)), JOBS=$(JOBS) (test processes at a time)"
 
@@ -24,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    $(PYTHON) -c 'import sys; sys.exit("tritile needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)' \
 	    && $(PYTHON) -m venv --clear $(VENV); }
 	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
-	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[cli,test,lint]"
+	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[cli,report,test,lint]"
 	@touch $@
 
 tune: $(INSTALLED)
@@ -39,6 +40,13 @@ lint: $(INSTALLED)
 
 typecheck: $(INSTALLED)
 	$(PY) -m mypy
+
+# As root on a machine with apt its package; else a build of playwright's own, beside its other files.
+browser: $(INSTALLED)
+	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null \
+	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	         && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	    || $(PY) -m playwright install chromium
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,12 +13,12 @@ from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
 from tritile.errors import TritileError
-from tritile.ladder import Plan
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.run import forget
 from tritile.ops.sync import sync
+from tritile.plans import Plan
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.search import Space
 from tritile.settings import current_mode, mode

@@ -15,9 +15,9 @@ import tritile
 from tests.reference import assert_product, values
 from tritile.device import current_gpu
 from tritile.errors import NotTunedError, UntunedWarning
-from tritile.ladder import trials
 from tritile.launch import KERNELS
 from tritile.ops import run
+from tritile.plans import trials
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import distributed
 
 import tritile
-from tritile import ladder
+from tritile import plans
 from tritile.config import Config
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import DeviceError, TritileError
@@ -55,9 +55,9 @@ def measured(problem, config, us=1.0, **facts):
     store_of(DEVICE).add(kernel.digest, Trial(problem, config, us, error=1e-3, **facts))
 
 
-def plans(mode="cached"):
+def planned(mode="cached"):
     """What each problem is planned with."""
-    found = {name: ladder.plan_for(problem, DEVICE, mode) for name, problem in PROBLEMS.items()}
+    found = {name: plans.plan_for(problem, DEVICE, mode) for name, problem in PROBLEMS.items()}
     return {name: plan and [plan.source, plan.config.key, plan.us] for name, plan in found.items()}
 
 
@@ -98,21 +98,21 @@ def equal_plans(rank):
     fill(rank)
     for n in (10, 20):
         kernel.measured(n, rank + n // 10)
-    seen = {"before": plans(), "kernel before": [kernel.chosen(n) for n in (10, 20, 15)]}
+    seen = {"before": planned(), "kernel before": [kernel.chosen(n) for n in (10, 20, 15)]}
     sync.share(lambda: DEVICE)
     tritile.sync()
-    seen |= {"after": plans(), "tune": plans("tune"), "off": plans("off")}
+    seen |= {"after": planned(), "tune": planned("tune"), "off": planned("off")}
     seen["kernel"] = [kernel.chosen(n) for n in (10, 20, 15)]
     with tritile.mode("tune"):
         seen["kernel tune"] = [kernel.chosen(n) for n in (10, 20, 15, 1000)]
     seen["asked"] = kernel.bench.asked
     measured(MATMUL, legal_configs(MATMUL, DEVICE)[0], us=0.5)
-    ladder.forget()  # as the tuner does
-    seen["later"] = plans()
+    plans.forget()  # as the tuner does
+    seen["later"] = planned()
     sync.share(lambda: DEVICE)
-    seen["again"] = plans()
+    seen["again"] = planned()
     tritile.forget()
-    seen["forgotten"], seen["kernel forgotten"] = plans(), [kernel.chosen(n) for n in (10, 20, 15)]
+    seen["forgotten"], seen["kernel forgotten"] = planned(), [kernel.chosen(n) for n in (10, 20, 15)]
     return seen
 
 
@@ -142,16 +142,16 @@ def differences(rank):
     seen["text"] = told(lambda: sync.share(lambda: DEVICE))
     sync.text_of = text_of
     fill(rank)
-    seen["plans"] = plans()
+    seen["plans"] = planned()
     return seen
 
 
 def subgroup(rank):
     group = distributed.new_group([1, 2])
     fill(rank)
-    seen = {"before": plans()}
+    seen = {"before": planned()}
     seen["told"] = told(lambda: sync.share(lambda: DEVICE, group))
-    seen["after"] = plans()
+    seen["after"] = planned()
     return seen
 
 

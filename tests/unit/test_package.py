@@ -15,11 +15,11 @@ ROWS = (
     ("errors", "version"),
     ("settings",),
     ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
-    ("device", "compiles"),
+    ("device", "compiles", "counting"),
     ("search",),
     ("kernels",),
     ("space",),
-    ("model", "work"),
+    ("model", "work", "traffic"),
     ("loading",),
     ("native",),
     ("trial",),
@@ -34,10 +34,12 @@ ROWS = (
     ("counters",),
     ("launch",),
     ("agreement",),
-    ("ladder",),
+    ("plans",),
     ("ahead",),
     ("subject", "deploy"),
+    ("explain",),
     ("ops",),
+    ("rungs",),
     ("tune",),
     ("report",),
     ("cli",),
@@ -47,7 +49,7 @@ ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune")}
 IMPORTS_NOTHING = {"errors", "source", "version"}  # of ours
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
-OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "scipy"}
+OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
 OPTIONAL_ROOMS = {"report", "cli"}
 
 
@@ -153,7 +155,7 @@ def test_the_rule_catches(where, source):
         ("native.py", "from tritile.work.values import Buffer"),
         ("launch.py", "from tritile.native import NativeLaunch\nfrom tritile.table import kernel_name"),
         ("ops/new.py", "from tritile.ops.checks import overlap"),
-        ("tune/new.py", "from tritile import ladder, launch"),
+        ("tune/new.py", "from tritile import plans, launch"),
         ("cli/tune.py", "import tritile"),
         ("kernels/new.py", "from .tiles import multiple\nimport triton.language as tl"),
     ],

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.unit.helpers_for_ranks import CASES, H200
-from tritile import ladder
+from tritile import plans
 from tritile.store import Store
 from tritile.subject import is_tuned
 
@@ -55,7 +55,7 @@ def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(tmp_p
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], told
     assert "0 problems are left" in told[0]
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "rank-0"))
-    ladder.forget()
+    plans.forget()
     assert all(is_tuned(case.problem, H200) for case in CASES)
     assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]  # no other rank wrote anything
     done = [told[rank].count("us, ") for rank in (0, 1)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tritile import ladder, model, table
+from tritile import model, plans, table
 from tritile.config import Config
 from tritile.device import TARGETS, Device, target_device
 from tritile.errors import (
@@ -214,7 +214,7 @@ def ship(monkeypatch, *pairs, measured=True, current=True):
 
 
 def planned(problem=SQUARE, device=HOPPER, mode=None):
-    found = ladder.plan_for(problem, device, mode)
+    found = plans.plan_for(problem, device, mode)
     return found and (found.source, found.config)
 
 
@@ -232,13 +232,13 @@ def test_each_rung_beats_the_next(monkeypatch):
     remember(SQUARE, BEST, 20.0)
     tritile.forget()
     assert planned() == ("exact", BEST)
-    assert ladder.plan_for(SQUARE, HOPPER).us == 20.0
+    assert plans.plan_for(SQUARE, HOPPER).us == 20.0
 
 
 def test_a_plan_is_remembered_until_forgotten():
-    first = ladder.plan_for(SQUARE, HOPPER)
+    first = plans.plan_for(SQUARE, HOPPER)
     remember(SQUARE, BEST, 20.0)
-    assert ladder.plan_for(SQUARE, HOPPER) is first
+    assert plans.plan_for(SQUARE, HOPPER) is first
     tritile.forget()
     assert planned() == ("exact", BEST)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from tritile import device as devices
-from tritile import ladder, table
+from tritile import plans, table
 from tritile.cli.app import (
     SUITES,
     Directory,
@@ -116,7 +116,7 @@ def compile_(
         if isinstance(entry.problem, MatmulProblem | PermuteProblem):
             entries.append((entry.problem, entry.config))
     for case in cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else ():
-        plan = ladder.plan_for(case.problem, device, "cached")
+        plan = plans.plan_for(case.problem, device, "cached")
         assert plan is not None
         entries.append((plan.problem, plan.config))
     entries = list(dict.fromkeys(entries))

@@ -7,13 +7,13 @@ from typing import Any, Final
 import torch
 
 from tritile import device as devices
-from tritile import ladder
+from tritile import plans
 from tritile.device import Device
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ladder import Plan
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 from tritile.ops.run import fixed
+from tritile.plans import Plan
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.views import Call
 
@@ -79,7 +79,7 @@ def plan(
         call = _CALLS[what](*args, **kwargs)
         problem, place, only = call.problem, call.tensors[0].device, fixed(call)
         if place.type == "cpu" and device is None:
-            found = ladder.interpreted(problem)
+            found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
@@ -89,6 +89,6 @@ def plan(
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
     if only is not None:
         return Plan(problem, only, "model", device, None, "in place: one config for all, never measured")
-    chosen = ladder.plan_for(problem, device) or ladder.plan_for(problem, device, "cached")
+    chosen = plans.plan_for(problem, device) or plans.plan_for(problem, device, "cached")
     assert chosen is not None  # only mode "tune" gives none
     return chosen

@@ -8,7 +8,7 @@ import triton
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 
-from tritile import autotuner, ladder, launch, model
+from tritile import autotuner, launch, model, plans
 from tritile import device as devices
 from tritile.autotuner import capturing
 from tritile.compiles import compiles_heard
@@ -36,7 +36,7 @@ def new_memo() -> dict[Any, Any]:
 
 def drop_plans() -> None:
     """Drop every plan and prepared launch of this process."""
-    ladder.forget()
+    plans.forget()
     autotuner.forget()
     for memo in _memos:
         memo.clear()
@@ -86,7 +86,7 @@ def fresh(
 
 def interpret(call: Call) -> None:
     """Run a call on host tensors in the interpreter."""
-    launch.run_interpreted(call, fixed(call) or ladder.interpreted(call.problem).config)
+    launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
 
 
 def fixed(call: Call) -> Config | None:
@@ -94,17 +94,17 @@ def fixed(call: Call) -> Config | None:
     return tile.in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
-def planned(call: Call) -> ladder.Plan:
+def planned(call: Call) -> plans.Plan:
     """The plan of a call on a GPU; in mode "tune" the call is measured first if it never was."""
     problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
-    chosen = ladder.plan_for(problem, device)
+    chosen = plans.plan_for(problem, device)
     if chosen is None and capturing():
-        chosen = ladder.plan_for(problem, device, "cached")
+        chosen = plans.plan_for(problem, device, "cached")
     elif chosen is None:
         fastest = tuned_now(problem, device, call.tensors[0].device.index)
         drop_plans()
         # Where the store cannot be written, what was just measured counts all the same.
-        chosen = ladder.plan_for(problem, device) or ladder.Plan(
+        chosen = plans.plan_for(problem, device) or plans.Plan(
             problem, fastest, "exact", device, None, "the fastest measured just now"
         )
     assert chosen is not None

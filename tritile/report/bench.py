@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from tritile import device as devices
-from tritile import ladder, launch
+from tritile import launch, plans
 from tritile.errors import UnsupportedError, brief
 from tritile.measure import timing
 from tritile.ops.matmul import matmul
@@ -70,7 +70,7 @@ def measured(
     if device is None:
         raise UnsupportedError("bench: there is no GPU here to measure")
     problem = case.problem
-    chosen = ladder.plan_for(problem, device, "cached")
+    chosen = plans.plan_for(problem, device, "cached")
     assert chosen is not None
     calls = operands.copies_of(problem, device)
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))

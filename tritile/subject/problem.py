@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tritile import ladder, launch, model
+from tritile import launch, model, plans
 from tritile.ahead import compiled_for
 from tritile.config import Config
 from tritile.device import Device
@@ -99,12 +99,12 @@ class _Stage:
 
 def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
     """The problem as a task: what was measured of it, unless `force`, and what its neighbours run with."""
-    earlier = [] if force else ladder.trials(problem, device)
-    tabled, near = ladder.tabled(problem, device), ladder.near(problem, device)
-    plans = [plan.config for plan in (tabled, near) if plan is not None]
+    earlier = [] if force else plans.trials(problem, device)
+    tabled, near = plans.tabled(problem, device), plans.near(problem, device)
+    seeds = [plan.config for plan in (tabled, near) if plan is not None]
     checked = [t for t in earlier if t.error is not None and t.failure is None]
     best = min(checked, key=lambda t: (t.us, t.config.key), default=None)
-    space = ProblemSpace(problem, device, plans)
+    space = ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
     known = {trial.config: trial for trial in earlier if trial.config in space}
     return Task(ProblemSubject(problem, device), space, known, incumbent)
@@ -115,7 +115,7 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
 
     Counted is what was measured with the present kernels and versions.
     """
-    known = ladder.trials(problem, device)
+    known = plans.trials(problem, device)
     if not any(trial.error is not None and trial.failure is None for trial in known):
         return False
     return {trial.config.family for trial in known} >= set(model.families(problem, device))

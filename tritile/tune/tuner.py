@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 
-from tritile import ladder
+from tritile import plans
 from tritile.ahead import compile_resources
 from tritile.config import Config
 from tritile.device import Device
@@ -39,7 +39,7 @@ def tune(
     tasks = (None if problem is None else task_of(problem, device, force) for problem in problems)
     for tuned in engine.tune(tasks, shop, rules, keep, budget_s, keep_on):
         yield tuned
-        ladder.forget()
+        plans.forget()
 
 
 def predict(
