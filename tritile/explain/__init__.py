@@ -1,0 +1,1 @@
+"""Explanations: what a problem costs with a config, what bounds it, and why others lose."""

@@ -1,0 +1,59 @@
+"""Which config somebody means who names some of its parameters."""
+
+from tritile import model
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import InvalidValueError
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.space import FAMILIES
+
+_COUNTS = ("num_warps", "num_stages")
+
+
+def _parameters(config: Config) -> dict[str, object]:
+    counts = {name: getattr(config, name) for name in _COUNTS}
+    return {"family": config.family, **dict(config.kwargs), **counts}
+
+
+def _value(text: str) -> int | bool | str:
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.isdecimal() else text
+
+
+def _named(text: str) -> dict[str, int | bool | str]:
+    """The parameters that a text names: "tile BLOCK_M=128 num_warps=8", separated by spaces or commas."""
+    found: dict[str, int | bool | str] = {}
+    for word in text.replace(",", " ").split():
+        name, equals, value = word.partition("=")
+        if not equals:
+            name, value = "family", word
+        if not (name.isidentifier() and value) or name in found:
+            raise InvalidValueError(f"config {text!r}, at {word!r}: wanted NAME=VALUE, each name once")
+        found[name] = _value(value)
+    return found
+
+
+def config_like(text: str, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+    """The config predicted to be fastest of those that have every parameter that `text` names.
+
+    Raises InvalidValueError where none has, saying which values there are, and UnsupportedError where no
+    config at all is legal.
+    """
+    found = model.ranked(problem, device)
+    for name, value in _named(text).items():
+        values = {_parameters(config).get(name) for config in found} - {None}
+        found = [config for config in found if _parameters(config).get(name) == value]
+        if not values:
+            names = sorted({name for config in model.ranked(problem, device) for name in _parameters(config)})
+            families = ", ".join(FAMILIES[problem.op])
+            raise InvalidValueError(
+                f"config {text!r}: no {name} among {', '.join(names)}; families are {families}"
+            )
+        if not found:
+            among = ", ".join(map(str, sorted(values, key=lambda value: (str(type(value)), value))))
+            raise InvalidValueError(
+                f"config {text!r}: {name} = {value} is of no config that is legal for {problem.label} on "
+                f"{device.name} and has what was named before; there are {among}"
+            )
+    return found[0]
