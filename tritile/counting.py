@@ -19,7 +19,11 @@ SECTOR: Final = 32  # bytes that a GPU moves at the least
 
 @dataclass
 class Counts:
-    """Bytes read and written, and the same in whole sectors of 32 bytes, those of one access counted once."""
+    """Bytes read and written, and the sectors of 32 bytes that they lie in.
+
+    What one access of a tile touches twice counts once: a GPU moves it once. Of sectors the same holds for
+    all accesses of a program, where programs are what is counted.
+    """
 
     read: int = 0
     written: int = 0
@@ -27,30 +31,51 @@ class Counts:
     written_sectors: int = 0
 
 
-def _asked(pointers: Any, mask: Any) -> tuple[int, int]:
-    """Bytes that an access of a tile touches, and how many different sectors they lie in."""
+class _Seen:
+    """Sectors that the present program touched."""
+
+    def __init__(self, programs: bool) -> None:
+        self._programs, self._program, self._touched = programs, None, set[int]()
+
+    def new(self, program: Any, sectors: Any) -> int:
+        """How many of these sectors count."""
+        if not self._programs:
+            return len(sectors)
+        if program != self._program:
+            self._program, self._touched = program, set()
+        before = len(self._touched)
+        self._touched.update(sectors.tolist())
+        return len(self._touched) - before
+
+
+def _asked(pointers: Any, mask: Any) -> tuple[int, Any]:
+    """Bytes that an access of a tile touches, and the sectors they lie in."""
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-    addresses = np.asarray(pointers.data)[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
+    given = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
+    addresses = np.unique(np.asarray(pointers.data)[given])
     ends = np.concatenate((addresses // SECTOR, (addresses + (size - 1)) // SECTOR))
-    return size * addresses.size, np.unique(ends).size
+    return size * addresses.size, np.unique(ends)
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Counts]:
-    """Count what kernels that are interpreted within ask of memory, in this thread or any other."""
-    counts = Counts()
+def counted(programs: bool = False) -> Iterator[Counts]:
+    """Count what kernels that are interpreted within ask of memory, in this thread or any other.
+
+    `programs`: a sector counts once for all accesses of a program, and not for each.
+    """
+    counts, read, written = Counts(), _Seen(programs), _Seen(programs)
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
     def counting_load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         size, sectors = _asked(pointers, mask)
         counts.read += size
-        counts.read_sectors += sectors
+        counts.read_sectors += read.new(self.grid_idx, sectors)
         return load(self, pointers, mask, *rest, **options)
 
     def counting_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
         size, sectors = _asked(pointers, mask)
         counts.written += size
-        counts.written_sectors += sectors
+        counts.written_sectors += written.new(self.grid_idx, sectors)
         return store(self, pointers, value, mask, *rest, **options)
 
     with library_lock:  # which an interpreted kernel holds too

@@ -13,13 +13,14 @@ PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
 ROWS = (
     ("errors", "version"),
-    ("settings",),
+    ("settings", "markup"),
     ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
     ("device", "compiles", "counting"),
     ("search",),
     ("kernels",),
     ("space",),
-    ("model", "work", "traffic"),
+    ("model", "work"),
+    ("traffic",),
     ("loading",),
     ("native",),
     ("trial",),

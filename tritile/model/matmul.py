@@ -85,8 +85,8 @@ class TmaFit:
 TMA_FITTED = TmaFit()
 
 
-def _rate(problem: MatmulProblem, device: Device) -> float:
-    """Floating-point operations a clock of one processor."""
+def rate(problem: MatmulProblem, device: Device) -> float:
+    """Floating-point operations a clock of one processor, as `tl.dot` reaches them on that type."""
     if problem.dtype == "float64":
         return _RATE_FP64
     if not uses_tensor_cores(problem):
@@ -122,7 +122,7 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     if not uses_tensor_cores(problem):
         slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
     slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
-    multiply = 2.0 * m * n * k / _rate(problem, device) * slow
+    multiply = 2.0 * m * n * k / rate(problem, device) * slow
     rows_at_once = 64 if warpgroups else 32
     shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
     feed = (m + n) * k * size / fit.l2_bytes
@@ -165,11 +165,11 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     specialised = config.family == warpgroups.NAME
     split = 1 if specialised else config["SPLIT_K"]
     whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100
-    rate = _rate(problem, device) / (1.0 if whole else fit.small_mma)
+    speed = rate(problem, device) / (1.0 if whole else fit.small_mma)
     clocks = 0.0
     for rows, columns in _tma_pieces(config):
         read = (-(-rows // 64) * (min(64, rows) + columns)) * k * size / fit.shared_bytes
-        clocks += max(2.0 * rows * columns * k / rate, read)
+        clocks += max(2.0 * rows * columns * k / speed, read)
     groups = config["CONSUMERS"] if specialised else config.num_warps // 4
     lone = fit.lone if groups < 2 else 1.0
     if not whole:

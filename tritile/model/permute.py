@@ -7,7 +7,7 @@ anywhere touches more of them than it fills.
 
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tritile.config import Config
 from tritile.device import Device
@@ -45,10 +45,19 @@ def _sectors(run: float, align: int, request: float) -> float:
     return max(32.0, at_once + 32 * ahead) / at_once
 
 
-def permute_us(
+class Parts(NamedTuple):
+    """Microseconds that each part of a GPU takes by itself."""
+
+    memory: float
+    l2: float
+    instructions: float
+    wait: float  # for data, of the programs that fit at once
+
+
+def parts_us(
     config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
-) -> float:
-    """Predicted microseconds of a config on a permutation."""
+) -> Parts:
+    """Predicted microseconds of each part of the GPU on a permutation."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
     read, written = (run * size for run in problem.runs(m, n))
     family: Any = packed if config.family == packed.NAME else tile
@@ -87,5 +96,12 @@ def permute_us(
     cycle = m * n * (size / fit.alone_bytes + fit.gap * reading / threads)
     wait = max(1.0, turns / resident) * cycle
     issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
-    times = (memory_us * slow, l2_us * slow, issue_us, wait_us)
+    return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
+
+
+def permute_us(
+    config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
+) -> float:
+    """Predicted microseconds of a config on a permutation."""
+    times = parts_us(config, problem, device, fit)
     return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us

@@ -1,0 +1,200 @@
+"""Explanation: what a problem costs with a config, what bounds it, and why other configs lose."""
+
+import functools
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritile import model, traffic
+from tritile.ahead import compiled_for
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import InvalidValueError, TuningError, brief
+from tritile.explain import bounds
+from tritile.explain.hardware import Occupancy, Waves, occupancy, peak_rate, warps_of
+from tritile.explain.telling import rows
+from tritile.launch import KERNELS
+from tritile.markup import table_html
+from tritile.offline import Resources, resources
+from tritile.plans import Plan, trials
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.space import illegal
+from tritile.traffic import Traffic
+
+Tiled = MatmulProblem | PermuteProblem
+Measure = Callable[[Config], float]  # microseconds of a launch on the GPU that is here
+_OTHERS = 4  # configs that are told of besides the one explained
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another config: predicted microseconds, measured ones if there are any, and why it loses."""
+
+    config: Config
+    predicted_us: float
+    measured_us: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of one problem with one config on one device.
+
+    `untiled`, `tiled` and `least` are bytes asked of global memory element by element, with this tiling,
+    and at the physical least (`tritile.traffic`). `parts` are microseconds of each part of the GPU by
+    itself (`tritile.explain.bounds`), `bound` the one that sets the time. `taken` is read from the compiled
+    kernel; None, with the reason in `refusal`, where it does not compile. `measured_us` is None where nothing
+    was measured.
+    """
+
+    problem: Tiled
+    config: Config
+    source: str
+    device: Device
+    untiled: Traffic
+    tiled: Traffic
+    least: Traffic
+    work: bounds.Work
+    waves: Waves
+    taken: Resources | None
+    occupancy: Occupancy | None
+    refusal: str
+    predicted_us: float
+    measured_us: float | None
+    parts: dict[str, float]
+    bound: str
+    others: tuple[Other, ...]
+
+    @property
+    def reuse(self) -> float:
+        """By what factor tiling cut the bytes asked of global memory."""
+        return self.untiled.total / self.tiled.total
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte that device memory has to move; 0 of a permutation."""
+        return self.problem.flops / self.least.total if isinstance(self.problem, MatmulProblem) else 0.0
+
+    @property
+    def peak_tflops(self) -> float:
+        """Rate of the units that multiply, all of them, at peak clock; 0 of a permutation."""
+        if not isinstance(self.problem, MatmulProblem):
+            return 0.0
+        return peak_rate(self.problem, self.device) * self.device.processors * self.device.clock_ghz / 1e3
+
+    @property
+    def ridge(self) -> float:
+        """The intensity from which on multiplying, and not device memory, is the roof."""
+        return 1e3 * self.peak_tflops / self.device.memory_gbps
+
+    @property
+    def roof_us(self) -> float:
+        """The time below which no kernel gets on this GPU: the higher of both roofs."""
+        memory = self.least.total / (self.device.memory_gbps * 1e3)
+        flops = self.problem.flops if isinstance(self.problem, MatmulProblem) else 0
+        return max(memory, flops / (self.peak_tflops * 1e6) if flops else 0.0)
+
+    def __repr__(self) -> str:
+        told = rows(self)
+        width = max(len(name) for name, _, _ in told)
+        lines = [f"{self.problem.label} on {self.device.name}", f"  {self.config} ({self.source})"]
+        for name, figure, note in told:
+            lines.append(f"  {name:{width}}  {figure}" + (f" - {note}" if note else ""))
+        lines += [f"  {_told(other)}" for other in self.others]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"{self.problem.label} on {self.device.name}: {self.config} ({self.source})"
+        others = [
+            (str(other.config), f"{other.predicted_us:.1f}", _us(other.measured_us), other.why)
+            for other in self.others
+        ]
+        head = ("other configs", "predicted us", "measured us", "why they lose")
+        return table_html(title, ("", "", ""), rows(self)) + table_html("", head, others)
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _told(other: Other) -> str:
+    measured = "" if other.measured_us is None else f", measured {other.measured_us:.1f}"
+    return f"{other.config}: predicted {other.predicted_us:.1f} us{measured}; {other.why}"
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Resources, int]:
+    kernel = compiled_for(problem, config, device)
+    try:
+        return resources(kernel), warps_of(kernel)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
+
+
+def _others(
+    problem: Tiled, config: Config, device: Device, known: dict[Config, float], measure: Measure | None
+) -> tuple[Other, ...]:
+    """The next best: of those measured, else of those predicted, no two with the same tile."""
+    ranked = model.ranked(problem, device)
+    if known:
+        ranked = sorted(known, key=lambda c: (known[c], c.key)) + [c for c in ranked if c not in known]
+    shapes, found = {_shape(config)}, list[Other]()
+    for one in ranked:
+        if _shape(one) not in shapes and len(found) < _OTHERS:
+            shapes.add(_shape(one))
+            us = known.get(one)
+            if measure is not None:
+                try:
+                    us = measure(one)
+                except TuningError:
+                    us = None
+            predicted = model.predict_us(one, problem, device)
+            why = bounds.why_slower(problem, one, config, device)
+            found.append(Other(one, predicted, us, why))
+    return tuple(found)
+
+
+def _shape(config: Config) -> tuple[str, int, int]:
+    return config.family, config["BLOCK_M"], config["BLOCK_N"]
+
+
+def _at_once(config: Config, work: bounds.Work, held: Occupancy | None, device: Device) -> Waves:
+    persistent = dict(config.kwargs).get("PERSISTENT") is True
+    together = 1 if persistent or held is None else held.programs
+    return Waves(work.units, together * device.processors)
+
+
+def explained(plan: Plan, config: Config | None = None, measure: Measure | None = None) -> Explanation:
+    """Explain a plan, or its problem with another config. Compiles, and launches nothing.
+
+    `measure` gives microseconds of a config of the problem on the GPU of the plan. Without it, times are
+    those remembered of that GPU, if any.
+    Raises InvalidValueError for a config that is not legal for the problem on the device.
+    """
+    problem, device = plan.problem, plan.device
+    source = plan.source if config is None or config == plan.config else "given"
+    config = config or plan.config
+    fault = illegal(config, problem, device)
+    if fault is not None:
+        raise InvalidValueError(f"{config} for {problem.label} on {device.name}: {fault}")
+    taken, held, refusal = None, None, ""
+    try:
+        taken, warps = _compiled(problem, config, device)
+        held = occupancy(taken, warps, device)
+    except TuningError as error:
+        refusal = str(error)
+    known = {t.config: t.us for t in trials(problem, device) if t.us is not None and t.failure is None}
+    known = {one: us for one, us in known.items() if one.family in KERNELS[problem.op]}
+    if plan.us is not None and plan.source in ("exact", "table"):
+        known.setdefault(plan.config, plan.us)
+    work = bounds.work_of(problem, config)
+    predicted = model.predict_us(config, problem, device)
+    times = bounds.parts(problem, config, device)
+    measured = measure(config) if measure is not None and taken is not None else known.get(config)
+    return Explanation(
+        problem, config, source, device,
+        traffic.untiled(problem), traffic.tiled(problem, config), traffic.least(problem),
+        work, _at_once(config, work, held, device), taken, held, refusal,
+        predicted, measured, times, bounds.bound(times, predicted),
+        _others(problem, config, device, known, measure),
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""An explanation in words and figures."""
+
+from typing import TYPE_CHECKING
+
+from tritile.problem import MatmulProblem
+
+if TYPE_CHECKING:
+    from tritile.explain.explanation import Explanation
+
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes as people write it: 134 MB. Powers of 1000, as rates of memory are given."""
+    for unit in _UNITS[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {_UNITS[-1]}"
+
+
+def rows(of: "Explanation") -> list[tuple[str, str, str]]:
+    """A name, a figure, and what it means."""
+    return [*_traffic(of), *_roofline(of), *_tiles(of), *_kernel(of), *_time(of)]
+
+
+def _traffic(of: "Explanation") -> list[tuple[str, str, str]]:
+    product = isinstance(of.problem, MatmulProblem)
+    how = (
+        "every element of out reads a row and a column"
+        if product
+        else "in order in, scattered out, by sectors"
+    )
+    return [
+        ("bytes, untiled", bytes_text(of.untiled.total), how),
+        ("bytes, this tiling", bytes_text(of.tiled.total), f"tiling cut them by a factor of {of.reuse:.3g}"),
+        ("bytes, least", bytes_text(of.least.total), "inputs once, output once"),
+    ]
+
+
+def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
+    if not isinstance(of.problem, MatmulProblem):
+        gbps = of.device.memory_gbps
+        return [("roof", f"{of.roof_us:.1f} us", f"device memory at its peak of {gbps:.0f} GB/s")]
+    side = "memory is the roof" if of.intensity < of.ridge else "multiplying is the roof"
+    return [
+        (
+            "intensity",
+            f"{of.intensity:.1f} op/byte",
+            f"{side}: the ridge of this GPU is at {of.ridge:.0f} ({of.peak_tflops:.0f} TFLOP/s)",
+        ),
+        ("roof", f"{of.roof_us:.1f} us", "no kernel gets below on this GPU"),
+    ]
+
+
+def _tiles(of: "Explanation") -> list[tuple[str, str, str]]:
+    work, waves = of.work, of.waves
+    parts = f", each shared by {work.units // work.tiles} programs" if work.units > work.tiles else ""
+    return [
+        ("tiles", f"{work.tiles}{parts}", f"{1 - work.filled:.1%} of what they cover lies beyond the edge"),
+        (
+            "waves",
+            str(waves.count),
+            f"of {waves.at_once} tiles at once; {waves.idle:.0%} of the last one is idle",
+        ),
+    ]
+
+
+def _kernel(of: "Explanation") -> list[tuple[str, str, str]]:
+    if of.taken is None or of.occupancy is None:
+        return [("kernel", "none", of.refusal)]
+    taken, held = of.taken, of.occupancy
+    shared = f"of {bytes_text(of.device.shared_memory)} a program may have"
+    programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
+    spilled = "none" if not taken.spills else "registers that spill to memory cost time"
+    return [
+        ("registers", f"{taken.registers} a thread", ""),
+        ("spills", f"{taken.spills} bytes", spilled),
+        ("shared memory", bytes_text(taken.shared), shared),
+        (
+            "occupancy",
+            f"{held.share:.0%}",
+            f"{programs}, {held.warps} of {held.most} warps; limited by {held.limit}",
+        ),
+    ]
+
+
+def _time(of: "Explanation") -> list[tuple[str, str, str]]:
+    parts = ", ".join(f"{name} {us:.1f}" for name, us in of.parts.items())
+    measured = "not measured here" if of.measured_us is None else f"{of.measured_us:.1f} us"
+    note = ""
+    if of.measured_us is not None:
+        note = f"{of.measured_us / of.predicted_us:.2f} of the prediction; "
+        note += f"{of.roof_us / of.measured_us:.0%} of the roof's rate"
+    return [
+        ("bound by", of.bound, f"microseconds of each part by itself: {parts}"),
+        ("time, predicted", f"{of.predicted_us:.1f} us", ""),
+        ("time, measured", measured, note),
+    ]

@@ -1,0 +1,15 @@
+"""Tables as HTML, for notebooks. Everything that is shown is escaped."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with a caption and a line of headings, each left out where it is empty."""
+
+    def line(cells: Iterable[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    heading = f"<thead>{line(head, 'th')}</thead>" if any(head) else ""
+    return f"<table>{caption}{heading}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"

@@ -1,0 +1,121 @@
+"""How many bytes a problem asks of global memory: with no tiles, with those of a config, and at the least.
+
+These are what loads and stores ask for, caches aside, and edges that are masked off left out. Counted so,
+a product with no reuse reads a row of a and a column of b for every element. A permutation moves each
+element once however it is tiled: what tiles save there is sectors, of 32 bytes, that are moved for part
+of what they hold.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from tritile.config import Config
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.space import descriptor, packed, tile
+from tritile.work.tile import unit
+
+SECTOR: Final = 32  # bytes that a GPU moves at the least
+_ROW: Final = 128  # bytes, of which rows of a copied operand are whole multiples
+_PARTIAL: Final = 4  # bytes of an element of a partial sum
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that loads and stores ask of global memory."""
+
+    read: float
+    written: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.read + self.written
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.read + other.read, self.written + other.written)
+
+
+def least(problem: MatmulProblem | PermuteProblem) -> Traffic:
+    """Every input read once, the output written once: no tiling takes less."""
+    if isinstance(problem, PermuteProblem):
+        return Traffic(problem.bytes / 2, problem.bytes / 2)
+    written = problem.batch * problem.m * problem.n * ITEMSIZE[problem.out_dtype]
+    return Traffic(problem.bytes - written, written)
+
+
+def untiled(problem: MatmulProblem | PermuteProblem) -> Traffic:
+    """Element by element: a product with no reuse; a permutation that reads in order, and scatters.
+
+    Of the latter whole sectors count, one for each element written.
+    """
+    if isinstance(problem, MatmulProblem):
+        elements = problem.batch * problem.m * problem.n
+        return Traffic(2 * elements * problem.k * problem.itemsize, elements * ITEMSIZE[problem.out_dtype])
+    elements = math.prod(problem.shape)
+    return Traffic(problem.bytes / 2, elements * (SECTOR if problem.turns else problem.itemsize))
+
+
+def tiled(problem: MatmulProblem | PermuteProblem, config: Config) -> Traffic:
+    """With the tiles of a config; of permutations, whole sectors.
+
+    Copies of operands that no tensor descriptor can read, and partial sums where programs share a tile,
+    are among it.
+    """
+    if isinstance(problem, PermuteProblem):
+        return _moved(problem, config)
+    rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
+    once = problem.batch * problem.k * problem.itemsize
+    out = least(problem).written
+    found = Traffic(once * (problem.m * columns + problem.n * rows), out)
+    if config.family == tile.NAME:
+        return found
+    split = config["SPLIT_K"] if config.family == descriptor.NAME else 1
+    if split > 1:
+        sums = rows * columns * problem.batch * split * config["BLOCK_M"] * config["BLOCK_N"] * _PARTIAL
+        found += Traffic(sums, sums)
+    return found + copied(problem)
+
+
+def copied(problem: MatmulProblem) -> Traffic:
+    """What copying operands takes whose rows do not start on 16 bytes: rows of copies are padded."""
+    found = Traffic(0, 0)
+    for rows, columns, layout, align in (
+        (problem.m, problem.k, problem.a_layout, problem.a_align),
+        (problem.k, problem.n, problem.b_layout, problem.b_align),
+    ):
+        if align < 16 or layout == "strided":
+            outer, inner = (columns, rows) if layout == "column" else (rows, columns)
+            size = problem.itemsize * problem.batch * outer
+            unit = _ROW // problem.itemsize
+            found += Traffic(size * inner, size * -(-inner // unit) * unit)
+    return found
+
+
+def sectors(run: float, align: int) -> float:
+    """Sectors that a run of so many bytes touches, the mean over where it may start at this alignment."""
+    starts = range(0, SECTOR, min(SECTOR, align))
+    return sum((start + math.ceil(run) - 1) // SECTOR + 1 for start in starts) / len(starts)
+
+
+def _covered(extent: int, block: int, unit: int) -> tuple[int, int]:
+    """How many tiles cover an extent, and how much each covers of it: see `kernels.permute.tile_span`."""
+    tiles, unit = -(-extent // block), min(unit, block)
+    each = -(-extent // tiles)
+    return tiles, -(-each // unit) * unit if tile.uneven(extent, block) else block
+
+
+def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+    size, rows, lanes = problem.itemsize, problem.m, 1
+    units = unit(problem.m, min(size, 8)), unit(problem.n, min(size, 8))
+    if config.family == packed.NAME:
+        rows, lanes, units = packed.whole_rows(problem), packed.WORD // size, (1, 1)
+    tiles_m, words = _covered(rows // lanes, config["BLOCK_M"] // lanes, units[0])
+    tiles_n, n = _covered(problem.n, config["BLOCK_N"], units[1])
+    m = words * lanes
+    elements = (tiles_m * m + problem.m - rows) * tiles_n * n * problem.batch
+    found = []
+    for run, steps in zip(problem.runs(m, n), (problem.x_strides, problem.out_strides), strict=True):
+        starts = math.gcd(SECTOR, *(step * size for step in steps if step >= run), run * size)
+        found.append(elements / run * sectors(run * size, starts) * SECTOR)
+    return Traffic(*found)
