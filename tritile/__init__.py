@@ -13,6 +13,8 @@ from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
 from tritile.errors import TritileError
+from tritile.explain import Explanation
+from tritile.ops.explain import explain
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
@@ -27,6 +29,7 @@ from tritile.version import __version__ as __version__
 __all__ = [
     "Config",
     "Device",
+    "Explanation",
     "KernelProblem",
     "MatmulProblem",
     "PermuteProblem",
@@ -37,6 +40,7 @@ __all__ = [
     "contiguous",
     "current_mode",
     "errors",
+    "explain",
     "forget",
     "matmul",
     "mode",

@@ -7,6 +7,7 @@ from tritile.config import Config
 from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
+from tritile.markup import table_html
 from tritile.problem import MatmulProblem, PermuteProblem, doublings
 from tritile.settings import current_mode
 from tritile.space import illegal, tile
@@ -43,6 +44,11 @@ class Plan:
             f"  source  {self.source}{time}: {self.why}",
         )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        time = "" if self.us is None else f"{self.us:.1f} us"
+        rows = (("config", self.config), ("source", self.source), ("time", time), ("why", self.why))
+        return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
 
 
 _memo: dict[tuple[Tiled, Device, str], Plan] = {}

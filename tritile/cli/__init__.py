@@ -2,11 +2,23 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, remembered, replay, tune
+from tritile.cli import bench, compile, doctor, explain, remembered, replay, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
-__all__ = ["SUITES", "app", "bench", "compile", "console", "doctor", "main", "remembered", "replay", "tune"]
+__all__ = [
+    "SUITES",
+    "app",
+    "bench",
+    "compile",
+    "console",
+    "doctor",
+    "explain",
+    "main",
+    "remembered",
+    "replay",
+    "tune",
+]
 
 
 def main() -> None:

@@ -43,8 +43,8 @@ class Explanation:
     `untiled`, `tiled` and `least` are bytes asked of global memory element by element, with this tiling,
     and at the physical least (`tritile.traffic`). `parts` are microseconds of each part of the GPU by
     itself (`tritile.explain.bounds`), `bound` the one that sets the time. `taken` is read from the compiled
-    kernel; None, with the reason in `refusal`, where it does not compile. `measured_us` is None where nothing
-    was measured.
+    kernel; None, with the reason in `refusal`, where it does not compile. `measured_us` was measured now if
+    `live`, else when it was tuned; None where nothing was measured.
     """
 
     problem: Tiled
@@ -61,6 +61,7 @@ class Explanation:
     refusal: str
     predicted_us: float
     measured_us: float | None
+    live: bool
     parts: dict[str, float]
     bound: str
     others: tuple[Other, ...]
@@ -190,11 +191,12 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     work = bounds.work_of(problem, config)
     predicted = model.predict_us(config, problem, device)
     times = bounds.parts(problem, config, device)
-    measured = measure(config) if measure is not None and taken is not None else known.get(config)
+    live = measure is not None and taken is not None
+    measured = measure(config) if measure is not None and live else known.get(config)
     return Explanation(
         problem, config, source, device,
         traffic.untiled(problem), traffic.tiled(problem, config), traffic.least(problem),
         work, _at_once(config, work, held, device), taken, held, refusal,
-        predicted, measured, times, bounds.bound(times, predicted),
+        predicted, measured, live, times, bounds.bound(times, predicted),
         _others(problem, config, device, known, measure),
     )  # fmt: skip

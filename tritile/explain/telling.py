@@ -90,7 +90,8 @@ def _time(of: "Explanation") -> list[tuple[str, str, str]]:
     measured = "not measured here" if of.measured_us is None else f"{of.measured_us:.1f} us"
     note = ""
     if of.measured_us is not None:
-        note = f"{of.measured_us / of.predicted_us:.2f} of the prediction; "
+        when = "now" if of.live else "when it was tuned"
+        note = f"{when}: {of.measured_us / of.predicted_us:.2f} of the prediction; "
         note += f"{of.roof_us / of.measured_us:.0%} of the roof's rate"
     return [
         ("bound by", of.bound, f"microseconds of each part by itself: {parts}"),

@@ -1,0 +1,103 @@
+"""Bytes that formulas say against those that kernels ask for, access by access, in the interpreter."""
+
+import pytest
+import torch
+
+from tritile import launch, model, traffic
+from tritile.config import Config
+from tritile.counting import SECTOR, counted
+from tritile.device import target_device
+from tritile.ops import permute as permute_op
+from tritile.ops.matmul import described
+
+H200 = target_device("nvidia-h200")
+SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
+
+
+def product(m, n, k, layout, dtype, batch=()):
+    a = torch.randn(*batch, m, k) if layout[0] == "N" else torch.randn(*batch, k, m).mT
+    b = torch.randn(*batch, k, n) if layout[1] == "N" else torch.randn(*batch, n, k).mT
+    out = torch.empty(*batch, m, n, dtype=dtype)
+    return described(a.to(dtype), b.to(dtype), out, "ieee")
+
+
+@pytest.mark.parametrize("sizes", [(70, 50, 33), (64, 64, 64), (1, 17, 100)])
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_products_ask_for_just_what_is_said(sizes, layout, dtype):
+    call = product(*sizes, layout, dtype)
+    config = Config.of(family="tile", **SMALL)
+    with counted() as found:
+        launch.run_interpreted(call, config)
+    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+
+
+@pytest.mark.parametrize("sizes", [(70, 48, 64), (70, 51, 65), (33, 16, 200)])
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("how", [{"SPLIT_K": 1}, {"SPLIT_K": 2}, {"SPLIT_K": 1, "PERSISTENT": True}])
+def test_copies_and_partial_sums_are_among_it(sizes, layout, how):
+    call = product(*sizes, layout, torch.float16)
+    config = Config.of(family="descriptor", **SMALL | {"PERSISTENT": False, "SUBTILES": 1} | how)
+    with counted() as found:
+        launch.run_interpreted(call, config)
+    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+
+
+def test_a_batch_asks_for_each_of_its_products():
+    call = product(40, 24, 24, "NN", torch.float16, (3,))
+    config = Config.of(family="tile", **SMALL)
+    with counted() as found:
+        launch.run_interpreted(call, config)
+    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+
+
+def sectors_of(shape, dims, dtype, which=slice(0, 400, 80)):
+    """By config: sectors that each program touches, as said and as counted, read and written."""
+    x, dims, out = permute_op.checked("permute", torch.zeros(shape, dtype=dtype), dims, None)
+    call = permute_op.described(x, out, dims)
+    for config in model.ranked(call.problem, H200)[which]:
+        with counted(programs=True) as found:
+            launch.run_interpreted(call, config)
+        said = traffic.tiled(call.problem, config)
+        yield config, said.read / SECTOR / found.read_sectors, said.written / SECTOR / found.written_sectors
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((128, 256), torch.float16),
+        ((131, 257), torch.float16),
+        ((300, 127), torch.uint8),
+        ((70, 50), torch.float32),
+        ((257, 130), torch.float64),
+        ((200, 403), torch.bfloat16),
+    ],
+)
+def test_transposes_touch_the_sectors_that_are_said(shape, dtype):
+    """Of words that are packed first, ends of rows are read and written by themselves, which is not said."""
+    for config, read, written in sectors_of(shape, (1, 0), dtype):
+        near = 0.01 if config.family == "tile" else 0.12
+        assert read == pytest.approx(1, abs=near), config
+        assert written == pytest.approx(1, abs=near), config
+
+
+def test_permutations_touch_no_more_than_is_said():
+    """Runs that follow each other in one tile are said to have sectors each of their own."""
+    for shape, dims in [((4, 33, 65, 16), (0, 2, 1, 3)), ((16, 100, 3, 64), (3, 1, 0, 2))]:
+        for config, read, written in sectors_of(shape, dims, torch.float16):
+            assert 0.95 < read < 2.1, config
+            assert 0.95 < written < 2.1, config
+
+
+def test_a_sector_that_a_program_reads_again_counts_once_for_the_program():
+    call = product(16, 16, 64, "NN", torch.float16)
+    config = Config.of(family="tile", **SMALL | {"BLOCK_M": 16})
+    with counted() as each:
+        launch.run_interpreted(call, config)
+    with counted(programs=True) as once:
+        launch.run_interpreted(call, config)
+    assert each.read_sectors == once.read_sectors == (16 * 64 * 2 + 64 * 16 * 2) // SECTOR
+    with counted(programs=True) as twice:
+        launch.run_interpreted(call, config)
+        launch.run_interpreted(call, config)
+    assert twice.read == 2 * each.read
