@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import tritile
-from tritile import model, plans, traffic
+from tritile import cli, model, plans, traffic
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, TuningError
@@ -222,6 +223,36 @@ def test_a_config_that_is_not_legal_is_refused():
 def test_bytes_are_written_as_people_do():
     given = {0: "0 B", 999: "999 B", 1000: "1 KB", 134_217_728: "134 MB", 2.2e12: "2.2 TB", 5e17: "500 PB"}
     assert {count: bytes_text(count) for count in given} == given
+
+
+def test_the_command_takes_sizes_apart_or_joined():
+    told = [
+        CliRunner().invoke(cli.app, ["explain", *sizes, "--layout", "NT", "--target", "nvidia-h200"])
+        for sizes in (["1001", "1003", "1007"], ["1001x1003x1007"])
+    ]
+    assert told[0].exit_code == 0, told[0].output
+    assert told[0].output == told[1].output
+    for words in ("1001x1003x1007 NT bfloat16", "untiled", "ridge", "waves", "registers", "bound by"):
+        assert words in told[0].output
+    turned = CliRunner().invoke(cli.app, ["explain", "511", "513", "--op", "transpose", "--target", "sm_80"])
+    assert "sectors" in turned.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["64", "64"], "MxNxK"),
+        (["64", "64", "0", "--target", "sm_90"], "0"),
+        (["64x64x64", "--target", "sm_1"], "sm_1"),
+        (["64x64x64", "--op", "conv", "--target", "sm_90"], "conv"),
+        (["64x64x64", "--config", "tile BLOCK_M=5", "--target", "sm_90"], "BLOCK_M = 5"),
+    ],
+)
+def test_the_command_refuses_what_is_none(arguments, fault):
+    done = CliRunner().invoke(cli.app, ["explain", *arguments])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, InvalidValueError)
+    assert fault in str(done.exception)
 
 
 @pytest.mark.parametrize(
