@@ -214,6 +214,14 @@ def test_a_config_is_found_by_some_of_its_parameters():
         assert config_like(str(config), SQUARE, H200) == config
 
 
+def test_what_cannot_be_explained_is_refused():
+    x = torch.empty(64, 64)
+    with pytest.raises(InvalidValueError, match="in place"):
+        tritile.explain(tritile.transpose, x, out=x, device=H200)
+    with pytest.raises(InvalidValueError, match="config=7"):
+        tritile.explain(x, x, config=7, device=H200)
+
+
 def test_a_config_that_is_not_legal_is_refused():
     config = Config.of(family="warpgroups", BLOCK_M=128, BLOCK_N=64, BLOCK_K=64)
     with pytest.raises(InvalidValueError, match="A100"):

@@ -51,10 +51,18 @@ def explain(
             It takes memory for copies of the operands, of three times the L2 cache together.
         kwargs: the call's keyword arguments.
 
-    Raises what `tritile.plan` raises, and InvalidValueError for a config that is not legal for the problem.
+    Raises what `tritile.plan` raises, and InvalidValueError for a config that is not legal for the problem,
+    and for a call in place.
     """
     if isinstance(what, torch.Tensor):
         what, args = (matmul if args else transpose), (what, *args)
+    if config is not None and not isinstance(config, str | Config):
+        raise InvalidValueError(
+            f"explain: config={config!r}: wanted a Config, or the names of some parameters"
+        )
+    out = kwargs.get("out")
+    if isinstance(out, torch.Tensor) and any(out is value for value in args):
+        raise InvalidValueError("explain: in place there is one kernel and one config: leave out= away")
     here = devices.current_gpu()
     if device is None and not isinstance(what, MatmulProblem | PermuteProblem):
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
