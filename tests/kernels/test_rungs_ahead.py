@@ -8,11 +8,14 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tritile.decorated import KernelCall
 from tritile.device import target_device
+from tritile.measure.shipping import StandIn, pack, unpack
 from tritile.offline import Pointer, compiling_for
 from tritile.rungs import transpose
 from tritile.rungs.climb import LADDERS, Kernel
 from tritile.rungs.launching import arguments, described, planned, taken
+from tritile.rungs.matrices import matrices
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
@@ -97,6 +100,18 @@ def test_threads_hold_as_many_sums_as_is_said():
 def test_the_copy_engine_is_used():
     assert "cp.async.bulk.tensor" in compiled(of("matmul", "persistent, TMA")).asm["ptx"]
     assert "cp.async.bulk.tensor" not in compiled(of("matmul", "tensor cores")).asm["ptx"]
+
+
+@pytest.mark.parametrize("op", LADDERS)
+def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
+    """A helper whose body does not name triton.language, as its annotations do, included."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
+    kernel, grid = of(op, "autotuned").runs, of(op, "autotuned").runs.grid
+    args = (*matrices(op, 64, "float32", "cpu"), 64)
+    call = KernelCall(kernel.jitted, kernel.jitted.arg_names, args, {"grid": lambda v: grid(64, v, 8)}, {})
+    back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
+    with compiling_for(H200):
+        assert back.launch(kernel.configs[0], grid=(1,), warmup=True).name == kernel.jitted.__name__
 
 
 @gluon.jit
