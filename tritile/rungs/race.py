@@ -35,12 +35,14 @@ def check_size(n: int, device: Device) -> None:
     if not 1 <= n <= LARGEST:
         raise InvalidValueError(f"n = {n}: wanted 1 to {LARGEST:,}, where offsets have 32 bits")
     free = torch.cuda.mem_get_info()[0]
-    # fp32 copies; and one of them in float64 while answers are checked, with what tuning and torch keep.
-    wanted = n * n * (12 * _copies(n, device) + 24)
+    # What fills the L2 cache three times, at 12 bytes where copies are counted at 6; a call in fp32, an
+    # operand in float64 as its answer is checked, and what tuning and torch keep.
+    cold, each = 6 * device.l2_bytes, 36
+    wanted = cold + each * n * n
     if wanted > free:
         raise InvalidValueError(
             f"n = {n} takes {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free on {device.name}: "
-            f"wanted at most {math.isqrt(free // 36):,}"
+            f"wanted at most {math.isqrt(max(0, free - cold) // each):,}"
         )
 
 
@@ -79,7 +81,8 @@ def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Rea
     calls[0][-1].fill_(math.nan)
     run(calls[0])
     torch.cuda.synchronize()
-    reading = replace(reading, error=error_of(rung.op, calls[0]))
+    if rung.checked:
+        reading = replace(reading, error=error_of(rung.op, calls[0]))
     us = _once_us(run, calls[0])
     if us < _SLOW_US:
         return reading, graph_of(run, calls)
