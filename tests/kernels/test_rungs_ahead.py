@@ -60,7 +60,7 @@ def test_what_runs_where():
         "sm_80": ["persistent, TMA"],
         "sm_90": [],
         "sm_100": [],
-        "gfx942": ["persistent, TMA", *gluon_rungs],
+        "gfx942": ["shared tiles", "persistent, TMA", *gluon_rungs],
     }
 
 

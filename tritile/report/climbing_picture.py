@@ -57,7 +57,8 @@ def _rows(op: str, climb: Climb) -> list[dict[str, Any]]:
 
 def _subtitle(op: str, climb: Climb) -> str:
     if climb.timed:
-        return f"{unit(op)} on {climb.device}, logarithmic; times the first rung; share of the best; grey: to compare"
+        shown = "times the first rung; share of the best; grey: to compare"
+        return f"{unit(op)} on {climb.device}, logarithmic; {shown}"
     asked = "bytes asked of global memory" if op == "matmul" else "bytes of the sectors touched"
     return f"{asked}, counted in the interpreter, logarithmic; less is better"
 

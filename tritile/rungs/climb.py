@@ -1,7 +1,7 @@
 """The rungs of each ladder, from a naive kernel up to the library's own, as frozen values."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -148,6 +148,10 @@ def _tiles(m: int, n: int, k: int, warps: int, stages: int = 3, group: int = 1) 
     return Config.of(warps, stages, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
 
 
+def _too_many_threads(device: Device, n: int) -> str | None:
+    return "32 warps of 64 threads are more than a program can have" if device.warp_size > 32 else None
+
+
 def _product(*configs: Config) -> Kernel:
     return Kernel(products.matmul_tiles, configs, _by_tile, _asked_by_tiles)
 
@@ -191,7 +195,7 @@ MATMUL: Final = (
     ),
     Rung(
         "matmul", "shared tiles", "1,024 threads share what they fetch, a sum each", "float32",
-        _product(_tiles(32, 32, 32, 32)),
+        replace(_product(_tiles(32, 32, 32, 32)), unfit=_too_many_threads),
     ),
     Rung(
         "matmul", "register blocks", "64 sums a thread: shared memory is read less often", "float32",
