@@ -2,7 +2,7 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, explain, remembered, replay, tune
+from tritile.cli import bench, compile, doctor, explain, ladder, remembered, replay, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
@@ -14,6 +14,7 @@ __all__ = [
     "console",
     "doctor",
     "explain",
+    "ladder",
     "main",
     "remembered",
     "replay",

@@ -4,6 +4,7 @@ Functions that cannot be imported there by name, as those of a script, go whole,
 goes through a file, written once, so that a process that takes another's place finds it too.
 """
 
+import ast
 import functools
 import io
 import linecache
@@ -80,7 +81,8 @@ def _rebuilt(data: bytes) -> Any:
     Its source is what it was when it was jitted, whatever its file holds by now. Raises UnsupportedError
     where Triton reads another.
     """
-    kind, function, options, source, lines = pickle.loads(data)
+    kind, function, options, source, lines, annotating = pickle.loads(data)
+    function.__globals__.update(annotating)
     file = function.__code__.co_filename
     before = linecache.cache.get(file)
     linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # no time: not looked for on disk
@@ -93,6 +95,17 @@ def _rebuilt(data: bytes) -> Any:
     if kernel.src != source:
         raise UnsupportedError(f"the source of {function.__qualname__} is not found again")
     return kernel
+
+
+def _annotating(value: JITCallable) -> dict[str, Any]:
+    """Globals that a jitted function's annotations name, which Triton looks up as it compiles.
+
+    Of a function, cloudpickle takes along those that its body names.
+    """
+    nodes = [node for node in ast.walk(ast.parse(value.src)) if isinstance(node, ast.arg | ast.FunctionDef)]
+    found = [node.annotation if isinstance(node, ast.arg) else node.returns for node in nodes]
+    names = {node.id for part in found if part for node in ast.walk(part) if isinstance(node, ast.Name)}
+    return {name: value.fn.__globals__[name] for name in sorted(names & value.fn.__globals__.keys())}
 
 
 class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
@@ -108,7 +121,8 @@ class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
             options["repr"] = value._repr
         lines = ["\n"] * (value.starting_line_number - 1) + value.raw_src
         stream = io.BytesIO()
-        _KernelPacker(stream, protocol=5).dump((type(value), value.fn, options, value.src, lines))
+        whole = (type(value), value.fn, options, value.src, lines, _annotating(value))
+        _KernelPacker(stream, protocol=5).dump(whole)
         return _rebuilt, (stream.getvalue(),)
 
 

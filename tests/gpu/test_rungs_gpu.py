@@ -1,0 +1,75 @@
+"""The rungs of the ladders on a GPU: right at odd and at large sizes, timed, and tuned by measuring."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.reference import assert_product
+from tritile import device as devices
+from tritile.rungs import race
+from tritile.rungs.climb import LADDERS, Kernel
+from tritile.rungs.launching import planned, run_compiled
+from tritile.rungs.matrices import error_of, matrices
+
+pytestmark = pytest.mark.gpu
+RUNGS = [rung for ladder in LADDERS.values() for rung in ladder]
+named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{rung.name}".replace(" ", "_"))
+
+
+def ran(rung, n):
+    """The matrices after a run."""
+    device = devices.current_gpu()
+    unfit = rung.unfit(device, n)
+    if unfit:
+        pytest.skip(unfit)
+    given = matrices(rung.op, n, rung.dtype, "cuda")
+    run_compiled(rung, given, planned(rung, n, device), device.processors)
+    torch.cuda.synchronize()
+    return given
+
+
+@pytest.mark.parametrize("n", [1, 31, 65, 100, 256, 1000, 1001])
+@named
+def test_rungs_are_right(rung, n):
+    *given, out = ran(rung, n)
+    if rung.op == "matmul":
+        assert_product(out, *given)
+    elif not rung.checked:
+        assert torch.equal(out, *given)
+    else:
+        assert torch.equal(out, given[0].t())
+
+
+@named
+def test_large_sizes_are_right(rung):
+    if not rung.checked:
+        pytest.skip("turns nothing")
+    error_of(rung.op, ran(rung, 4096))
+
+
+@pytest.mark.parametrize(
+    "rung", [rung for rung in RUNGS if isinstance(rung.runs, Kernel) and len(rung.runs.configs) > 1],
+    ids=lambda rung: rung.op,
+)  # fmt: skip
+@pytest.mark.parametrize("n", [1000, 333])
+def test_every_config_is_right(rung, n):
+    for config in rung.runs.configs:
+        given = ran(replace(rung, runs=replace(rung.runs, configs=(config,))), n)
+        error_of(rung.op, given)
+
+
+@pytest.mark.parametrize("op", LADDERS)
+def test_a_ladder_is_climbed(op):
+    """Every rung that runs here is timed; the last of ours is not slower than the first."""
+    device = devices.current_gpu()
+    found = race.timed_climb(LADDERS[op], 1024, device, lambda name: None)
+    assert [reading.name for reading in found] == [rung.name for rung in LADDERS[op]]
+    assert [(reading.name, reading.note) for reading in found if reading.failed] == []
+    for rung, reading in zip(LADDERS[op], found, strict=True):
+        assert (reading.us is None) == (rung.unfit(device, 1024) is not None)
+    times = {reading.name: reading.us for reading in found}
+    assert times[f"tritile.{op}"] < found[0].us
+    tuned = next(rung for rung in LADDERS[op] if rung.name == "autotuned")
+    config = next(reading.config for reading in found if reading.name == "autotuned")
+    assert config in map(str, tuned.runs.configs)

@@ -1,0 +1,136 @@
+"""The rungs of the ladders compiled ahead of time: they fit, and are what they are said to be."""
+
+import os
+
+import pytest
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tritile.decorated import KernelCall
+from tritile.device import target_device
+from tritile.measure.shipping import StandIn, pack, unpack
+from tritile.offline import Pointer, compiling_for
+from tritile.rungs import transpose
+from tritile.rungs.climb import LADDERS, Kernel
+from tritile.rungs.launching import arguments, described, planned, taken
+from tritile.rungs.matrices import matrices
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+H200 = target_device("nvidia-h200")
+RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.yardstick]
+KERNELS = [rung for rung in RUNGS if isinstance(rung.runs, Kernel)]
+named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{rung.name}".replace(" ", "_"))
+
+
+def compiled(rung, n=1024, device=H200):
+    pointers = [Pointer(getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
+    config = rung.runs.configs[0]
+    with compiling_for(device):
+        given = arguments(rung.runs, pointers, n, config)
+        return rung.runs.jitted.warmup(*given, grid=(1,), **config.to_triton().all_kwargs())
+
+
+def of(op, name):
+    return next(rung for rung in LADDERS[op] if rung.name == name)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@named
+def test_rungs_compile_and_fit_or_say_why_not(rung, target):
+    device = target_device(target)
+    reading = described(rung, 1024, planned(rung, 1024, device), device)
+    assert (reading.note, reading.failed) == (rung.unfit(device, 1024), False)
+    if reading.note is None:
+        assert 0 < reading.registers <= 512
+        assert reading.spills == 0
+        assert reading.shared <= device.shared_memory
+
+
+def test_what_runs_where():
+    unfit = {
+        target: [rung.name for rung in KERNELS if rung.unfit(target_device(target), 1024)]
+        for target in ("sm_80", "sm_90", "sm_100", "gfx942")
+    }
+    gluon_rungs = ["shared tiles", "no bank conflicts"]
+    assert unfit == {
+        "sm_80": ["persistent, TMA"],
+        "sm_90": [],
+        "sm_100": [],
+        "gfx942": ["shared tiles", "persistent, TMA", *gluon_rungs],
+    }
+
+
+@pytest.mark.parametrize("n", [1, 31, 1000, 1001])
+@named
+def test_rungs_compile_at_any_size(rung, n):
+    reading = described(rung, n, planned(rung, n, H200), H200)
+    assert reading.note == rung.unfit(H200, n)
+    assert (reading.registers is None) == (reading.note is not None)
+
+
+@pytest.mark.parametrize("rung", [rung for rung in KERNELS if len(rung.runs.configs) > 1], ids=lambda r: r.op)
+def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung):
+    assert len(set(rung.runs.configs)) == len(rung.runs.configs)
+    for config in rung.runs.configs:
+        found = taken(rung, 1024, config, H200)
+        assert (found.spills, found.excess(H200)) == (0, None), config
+
+
+@pytest.mark.parametrize(("name", "cores"), [("shared tiles", False), ("register blocks", False),
+                                             ("tensor cores", True), ("persistent, TMA", True)])  # fmt: skip
+def test_which_rungs_use_tensor_cores(name, cores):
+    text = compiled(of("matmul", name)).asm["ptx"]
+    assert ("wgmma" in text) == cores
+    assert ("fma.rn.f32" in text) != cores
+
+
+def test_threads_hold_as_many_sums_as_is_said():
+    """One of a tile of 32 x 32 over 1,024 threads; 64 of one of 128 x 128 over 256."""
+    for name, sums in (("shared tiles", 1), ("register blocks", 64)):
+        rung = of("matmul", name)
+        config = rung.runs.configs[0]
+        assert config["BLOCK_M"] * config["BLOCK_N"] == sums * 32 * config.num_warps
+        assert compiled(rung).metadata.num_warps == config.num_warps
+
+
+def test_the_copy_engine_is_used():
+    assert "cp.async.bulk.tensor" in compiled(of("matmul", "persistent, TMA")).asm["ptx"]
+    assert "cp.async.bulk.tensor" not in compiled(of("matmul", "tensor cores")).asm["ptx"]
+
+
+@pytest.mark.parametrize("op", LADDERS)
+def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
+    """A helper whose body does not name triton.language, as its annotations do, included."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
+    kernel, grid = of(op, "autotuned").runs, of(op, "autotuned").runs.grid
+    args = (*matrices(op, 64, "float32", "cpu"), 64)
+    call = KernelCall(kernel.jitted, kernel.jitted.arg_names, args, {"grid": lambda v: grid(64, v, 8)}, {})
+    back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
+    with compiling_for(H200):
+        assert back.launch(kernel.configs[0], grid=(1,), warmup=True).name == kernel.jitted.__name__
+
+
+@gluon.jit
+def conflicts(layout: gl.constexpr, WRITING: gl.constexpr, READING: gl.constexpr):
+    """Compiles where a warp that writes rows of a tile, and reads columns, waits so many times."""
+    shared = gl.allocate_shared_memory(gl.float32, [transpose.TILE, transpose.TILE], layout)
+    rows = gl.full([transpose.TILE, transpose.TILE], 0.0, gl.float32, transpose.ALONG_ROWS)
+    columns = gl.full([transpose.TILE, transpose.TILE], 0.0, gl.float32, transpose.ALONG_COLUMNS)
+    gl.static_assert(gl.bank_conflicts(rows.type, shared.type) == WRITING)
+    gl.static_assert(gl.bank_conflicts(columns.type, shared.type) == READING)
+
+
+@pytest.mark.parametrize(
+    ("layout", "reading"),
+    [(transpose.PLAIN.value, 31), (transpose.SWIZZLED.value, 0)],
+    ids=["plain", "swizzled"],
+)
+def test_one_layout_has_conflicts_and_the_other_none(layout, reading):
+    with compiling_for(H200):
+        conflicts.warmup(layout, 0, reading, grid=(1,), num_warps=4)
+        with pytest.raises(triton.CompilationError):
+            conflicts.warmup(layout, 0, reading + 1, grid=(1,), num_warps=4)

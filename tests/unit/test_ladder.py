@@ -1,0 +1,340 @@
+"""tritile ladder without a GPU: what it prints, keeps and draws; and a climb on a GPU that is acted."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tritile import cli
+from tritile.device import INTERPRETER, target_device
+from tritile.errors import InvalidValueError, TuningError
+from tritile.report import climbing
+from tritile.report.climbing import Climb
+from tritile.rungs import counts, race
+from tritile.rungs.climb import LADDERS, Library
+from tritile.rungs.launching import described, planned, run_interpreted
+from tritile.rungs.matrices import allowed_error, error_of, matrices
+from tritile.rungs.reading import Reading
+
+H200 = target_device("nvidia-h200")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["ladder", *map(str, arguments)])
+
+
+def failing(capsys, monkeypatch, *arguments):
+    """The line of an error."""
+    monkeypatch.setattr("sys.argv", ["tritile", "ladder", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tritile: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def timed(climb):
+    """The same as a GPU might have timed it: each rung, and a yardstick of each ladder, twice as fast."""
+    readings = []
+    for op in climb.ops:
+        rungs = [*climb.of(op), Reading(op, "torch", "torch's own", "float32", True)]
+        readings += [replace(reading, us=1e5 / 2**i, spread=0.01) for i, reading in enumerate(rungs)]
+    return replace(climb, readings=tuple(readings))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What climbing wrote with no GPU, and what it printed."""
+    path = tmp_path_factory.mktemp("ladder") / "climb.json"
+    result = run(16, "--target", "sm_90", "--output", path)
+    assert result.exit_code == 0, result.output
+    return path, result.output
+
+
+def test_rungs_are_counted_checked_and_compiled(kept):
+    path, _ = kept
+    climb = climbing.read(path)
+    assert (climb.n, climb.device, climb.timed) == (16, "NVIDIA H100 80GB HBM3", False)
+    assert climb.env["torch"] == torch.__version__
+    wanted = [(rung.op, rung.name) for ladder in LADDERS.values() for rung in ladder if not rung.yardstick]
+    assert [(reading.op, reading.name) for reading in climb.readings] == wanted
+    for reading in climb.readings:
+        assert reading.registers > 0
+        assert reading.failed is False
+        if reading.note is None or "Gluon" not in reading.note:
+            assert reading.error <= allowed_error("float16", 16)
+            assert reading.asked in (None, reading.bytes_counted)
+            assert reading.touched > 0
+
+
+def test_the_table_names_every_rung_and_says_why_one_is_left_out(kept):
+    climb, output = climbing.read(kept[0]), kept[1]
+    for reading in climb.readings:
+        assert reading.name in output
+        assert climbing.size_text(reading.asked) in output
+    assert "Gluon, which has no interpreter" in output
+    assert "torch.matmul" not in output
+
+
+def test_a_rung_that_a_gpu_lacks_says_so(capsys):
+    """Compiled for an A100, which has no TMA: it is counted all the same."""
+    result = run(8, "--op", "matmul", "--target", "sm_80")
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.output.splitlines() if "persistent, TMA" in line)
+    assert line.count("384 B") == 3
+    assert "Hopper (sm_90)" in result.output
+    assert "transpose" not in result.output
+
+
+@without_gpu
+def test_the_default_size_and_gpu(tmp_path):
+    result = run("--op", "transpose", "--output", tmp_path / "x.json")
+    assert result.exit_code == 0, result.output
+    climb = climbing.read(tmp_path / "x.json")
+    assert (climb.n, climb.device, climb.ops) == (counts.DEFAULT_N, "NVIDIA H200", ["transpose"])
+
+
+@pytest.mark.parametrize("times", [False, True], ids=["counted", "timed"])
+@pytest.mark.parametrize("suffix", climbing.PICTURES)
+def test_a_kept_result_is_drawn_again(kept, tmp_path, suffix, times):
+    climb, saved, drawn = climbing.read(kept[0]), tmp_path / "kept.json", tmp_path / f"drawn{suffix}"
+    climbing.save(timed(climb) if times else climb, saved)
+    result = run("--from", saved, "--plot", drawn)
+    assert result.exit_code == 0, result.output
+    if suffix == ".png":
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+        return
+    text = drawn.read_text()
+    for reading in climb.readings:
+        assert reading.name in text
+        assert reading.new.replace("'", "&#39;" if suffix == ".html" else "'") in text
+    assert ("TFLOP/s" in text) == times
+    assert ("x · " in text) == times
+    assert ("torch's own" in text) == times or suffix == ".html"
+    assert "http://" not in text.replace("http://www.w3.org/", "")
+
+
+def test_one_ladder_of_a_kept_result(kept, capsys, monkeypatch, tmp_path):
+    result = run("--from", kept[0], "--op", "transpose")
+    assert "row by row" in result.output
+    assert "naive" not in result.output
+    saved = tmp_path / "transpose.json"
+    climbing.save(climbing.read(kept[0]).only(["transpose"]), saved)
+    assert "only of transpose" in failing(capsys, monkeypatch, "--from", saved, "--op", "matmul")
+
+
+def test_a_timed_result_is_shown_with_rates(kept, tmp_path):
+    saved = tmp_path / "timed.json"
+    climb = timed(climbing.read(kept[0]))
+    climbing.save(replace(climb, n=8192), saved)
+    result = run("--from", saved)
+    naive, tiles = (next(s for s in result.output.splitlines() if f"│ {name} " in s) for name in
+                    ("naive", "shared tiles"))  # fmt: skip
+    assert "100 ms" in naive
+    assert f"{2 * 8192**3 / 1e5 / 1e6:.3g}" in naive
+    assert [cell.strip() for cell in naive.split("│")][5:7] == ["1", "0.8%"]
+    assert [cell.strip() for cell in tiles.split("│")][5:7] == ["2", "1.6%"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["0"], "n = 0: wanted 1 to 512"),
+        (["-3"], "n = -3: wanted 1 to 512"),
+        (["513"], "n = 513: wanted 1 to 512"),
+        (["8", "--op", "conv"], "op 'conv': wanted one of matmul, transpose, both"),
+        (["8", "--target", "sm_1"], "unknown target 'sm_1'"),
+        (["8", "--output", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
+        (["8", "--output", "x.txt"], "x.txt: wanted a name that ends in .json"),
+        (["8", "--plot", "x.pdf"], "x.pdf: wanted a name that ends in .svg or .png or .html"),
+        (["8", "--plot", "no/such/folder/x.svg"], "no/such/folder/x.svg cannot be written"),
+        (["8", "--from", "x.json"], "leave out N"),
+        (["--from", "no/such/file.json"], "no/such/file.json"),
+    ],
+)
+@without_gpu
+def test_wrong_arguments_are_named_before_any_work(arguments, wanted, capsys, monkeypatch):
+    monkeypatch.setattr(counts, "run_interpreted", lambda *_: pytest.fail("it worked"))
+    arguments = ["--", *arguments] if arguments[0].startswith("-3") else arguments
+    assert wanted in failing(capsys, monkeypatch, *arguments)
+
+
+def damaged(data, name):
+    first = data["rungs"][0]
+    return {
+        "no JSON": "{",
+        "a list": [],
+        "no n": {k: v for k, v in data.items() if k != "n"},
+        "n of 0": data | {"n": 0},
+        "no rungs": data | {"rungs": []},
+        "a number in env": data | {"env": {"gpu": 1}},
+        "a field too few": data | {"rungs": [{k: v for k, v in first.items() if k != "us"}]},
+        "a negative time": data | {"rungs": [first | {"us": -1.0}]},
+        "a text for a time": data | {"rungs": [first | {"us": "1"}]},
+        "no name": data | {"rungs": [first | {"name": None}]},
+        "an unknown op": data | {"rungs": [first | {"op": "conv"}]},
+        "an unknown dtype": data | {"rungs": [first | {"dtype": "int5"}]},
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "no rungs", "a number in env",
+                                  "a field too few", "a negative time", "a text for a time", "no name",
+                                  "an unknown op", "an unknown dtype"])  # fmt: skip
+def test_damaged_results_are_refused(kept, tmp_path, name):
+    path, broken = tmp_path / "x.json", damaged(json.loads(kept[0].read_text()), name)
+    path.write_text(broken if isinstance(broken, str) else json.dumps(broken))
+    with pytest.raises(InvalidValueError):
+        climbing.read(path)
+
+
+def test_figures():
+    product = Reading("matmul", "naive", "", "float32", False, us=1000.0)
+    turn = Reading("transpose", "row by row", "", "float32", False, us=1000.0)
+    assert climbing.rate(product, 1000) == pytest.approx(2.0)  # TFLOP/s
+    assert climbing.rate(turn, 1000) == pytest.approx(8.0)  # GB/s
+    assert climbing.rate(replace(turn, us=None), 1000) is None
+    faster = replace(product, name="b", us=250.0)
+    untimed = replace(product, name="c", us=None)
+    assert climbing.gains([untimed, product, faster]) == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
+    assert climbing.gains([untimed]) == {}
+    assert [climbing.size_text(v) for v in (None, 0, 999, 7114752, 999_999, 3 * 10**15)] == [
+        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3,000 TB"]  # fmt: skip
+    assert [climbing.time_text(v) for v in (None, 0.9, 12.34, 4560.0, 2e6)] == [
+        "-", "0.9 us", "12.3 us", "4.56 ms", "2 s"]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", LADDERS)
+@pytest.mark.parametrize("fault", ["nothing written", "a wrong row", "one NaN"])
+def test_wrong_answers_are_found(op, fault):
+    *given, out = matrices(op, 300, "float32", "cpu")
+    out.copy_(given[0] @ given[1] if op == "matmul" else given[0].t())
+    assert error_of(op, (*given, out)) <= allowed_error("float32", 300)
+    if fault == "nothing written":
+        out.fill_(math.nan)
+    elif fault == "one NaN":
+        out[5, 7] = math.nan
+    else:
+        out[-1] *= 1.001
+    with pytest.raises(TuningError, match="wrong answer"):
+        error_of(op, (*given, out))
+
+
+class Timer:
+    """Stands for a graph: a launch of so many microseconds."""
+
+    launches = 1
+
+    def __init__(self, us):
+        self.us = us
+
+    def time_us(self):
+        return self.us
+
+
+@pytest.fixture
+def acted(monkeypatch):
+    """A GPU that is acted: kernels run in the interpreter, and times are made up, in milliseconds."""
+    monkeypatch.setattr(race, "check_size", lambda n, device: None)
+    monkeypatch.setattr(race, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, "float32", "cpu"))
+    monkeypatch.setattr(race, "_copies", lambda n, device: 2)
+    monkeypatch.setattr(race, "_chosen", lambda rung, given, device: planned(rung, 16, device))
+    monkeypatch.setattr(
+        race, "run_compiled", lambda rung, given, config, processors: run_interpreted(rung, given)
+    )
+    monkeypatch.setattr(race.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(race.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(race, "graph_of", lambda run, calls: Timer(500.0))
+    monkeypatch.setattr(race, "_once_us", lambda run, given: 500.0)
+    return monkeypatch
+
+
+def runs_here(rung):
+    return rung.unfit(INTERPRETER, 16) is None
+
+
+def test_rungs_are_timed_by_dtype(acted):
+    rungs = [rung for rung in LADDERS["matmul"] if runs_here(rung)]
+    done = []
+    found = race.timed_climb(rungs, 16, H200, done.append)
+    assert done == [reading.name for reading in found] == [rung.name for rung in rungs]
+    assert {reading.us for reading in found} == {500.0}
+    assert all(reading.error <= allowed_error("float32", 16) for reading in found)
+    assert [r.name for r in found if r.registers is None] == ["torch, fp32", "torch, bf16"]
+
+
+def test_a_slow_rung_is_timed_alone_and_few_times(acted):
+    times = iter([3e6, 400.0, 3e5, 4e5, 5e5, 6e5, 7e5])
+    acted.setattr(race, "_once_us", lambda run, given: next(times))
+    slow, quick, medium = race.timed_climb(
+        [r for r in LADDERS["transpose"] if runs_here(r)][:3], 16, H200, str
+    )
+    assert (slow.us, slow.spread) == (3e6, 0.0)
+    assert quick.us == 500.0  # as the graph has it
+    assert medium.us == 5e5
+    assert next(times, None) is None
+
+
+def test_a_rung_that_fails_costs_itself_alone(acted):
+    wrong = Library(lambda x, out: out.fill_(1))
+    raising = Library(lambda x, out: x.no_such_method())
+    first, *_, last = LADDERS["transpose"]
+    rungs = [first, replace(last, name="wrong", runs=wrong), replace(last, name="raising", runs=raising)]
+    right, bad, raised = race.timed_climb(rungs, 16, H200, str)
+    assert (right.us, right.failed) == (500.0, False)
+    assert (bad.us, bad.failed, "wrong answer" in bad.note) == (None, True, True)
+    assert (raised.us, raised.failed, "no_such_method" in raised.note) == (None, True, True)
+
+
+def test_a_rung_that_does_not_run_there_is_no_failure(acted):
+    (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "persistent, TMA")
+    (reading,) = race.timed_climb([rung], 12, H200, str)
+    assert (reading.us, reading.failed) == (None, False)
+    assert "multiple of 8" in reading.note
+    assert reading.asked is not None
+
+
+def test_a_copy_is_a_limit_and_no_transpose(acted):
+    (copy,) = (rung for rung in LADDERS["transpose"] if rung.name == "device copy")
+    (reading,) = race.timed_climb([copy], 16, H200, str)
+    assert (reading.us, reading.error, reading.note) == (500.0, None, None)
+
+
+def test_failures_end_with_status_1(kept, tmp_path):
+    climb = timed(climbing.read(kept[0]))
+    first, *rest = climb.readings
+    saved = tmp_path / "failed.json"
+    climbing.save(
+        Climb(16, climb.device, climb.env, (replace(first, us=None, failed=True, note="no"), *rest)), saved
+    )
+    result = run("--from", saved, "--plot", tmp_path / "x.svg")
+    assert result.exit_code == 1
+    assert "failed" in (tmp_path / "x.svg").read_text()
+
+
+def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(race.torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
+    with pytest.raises(InvalidValueError, match="wanted 1 to 46,340"):
+        race.check_size(46341, H200)
+    with pytest.raises(InvalidValueError, match="wanted 1 to 46,340"):
+        race.check_size(0, H200)
+    with pytest.raises(InvalidValueError, match=r"1.0 GiB are free on NVIDIA H200: wanted at most") as caught:
+        race.check_size(20000, H200)
+    largest = int(str(caught.value).rpartition(" ")[2].replace(",", ""))
+    race.check_size(largest, H200)
+    with pytest.raises(InvalidValueError, match="GiB are free"):
+        race.check_size(largest + 1, H200)
+
+
+def test_described_rungs_keep_the_compilers_reason():
+    """A tile that asks for more shared memory than there is."""
+    (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "autotuned")
+    config = max(rung.runs.configs, key=lambda c: c["BLOCK_M"] * c["BLOCK_N"] * c.num_stages)
+    reading = described(rung, 512, config, target_device("gfx942"))
+    assert "shared memory" in reading.note
+    assert reading.registers is None

@@ -1,0 +1,127 @@
+"""Climbing on a GPU: rungs are tuned, checked and timed side by side."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from tritile.autotuner import autotune
+from tritile.config import Config
+from tritile.device import Device
+from tritile.errors import InvalidValueError
+from tritile.measure.timing import Run, Timed, Timing, copies_wanted, graph_of, interleaved, timing_of
+from tritile.rungs.climb import Kernel, Rung
+from tritile.rungs.launching import described, failed, planned, run_compiled
+from tritile.rungs.matrices import Matrices, error_of, matrices
+from tritile.rungs.reading import Reading
+from tritile.settings import mode
+
+DEFAULT_N: Final = 8192
+LARGEST: Final = 46340  # of which n * n, an offset, has 31 bits
+_SLOW_US: Final = 2e5  # from which on launches are timed alone, a few times
+_SLOWEST_US: Final = 2e6  # from which on one is enough
+_BUDGET_MS: Final = 60.0  # of timing, for each rung that is not slow
+
+
+def _copies(n: int, device: Device) -> int:
+    return copies_wanted(3 * n * n * 2, device.l2_bytes)
+
+
+def check_size(n: int, device: Device) -> None:
+    """Raises InvalidValueError for an n whose offsets have over 32 bits, or that memory does not hold."""
+    if not 1 <= n <= LARGEST:
+        raise InvalidValueError(f"n = {n}: wanted 1 to {LARGEST:,}, where offsets have 32 bits")
+    free = torch.cuda.mem_get_info()[0]
+    # What fills the L2 cache three times, at 12 bytes where copies are counted at 6; a call in fp32, an
+    # operand in float64 as its answer is checked, and what tuning and torch keep.
+    cold, each = 6 * device.l2_bytes, 36
+    wanted = cold + each * n * n
+    if wanted > free:
+        raise InvalidValueError(
+            f"n = {n} takes {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free on {device.name}: "
+            f"wanted at most {math.isqrt(max(0, free - cold) // each):,}"
+        )
+
+
+def _chosen(rung: Rung, given: Matrices, device: Device) -> Config | None:
+    """The config that a rung runs with: of several, the fastest by `tritile.autotune`."""
+    n, kernel = given[0].shape[0], rung.runs
+    if not isinstance(kernel, Kernel) or len(kernel.configs) == 1:
+        return planned(rung, n, device)
+    tuner = autotune([config.to_triton() for config in kernel.configs], key=["n"])(kernel.jitted)
+    grid, processors = kernel.grid, device.processors  # what goes to another process with the call
+    with mode("tune"):
+        tuner[lambda values: grid(n, values, processors)](*given, n)
+    return Config.from_triton(tuner.best_config)
+
+
+def _once_us(run: Run, given: Matrices) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run(given)
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end)
+
+
+def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Timing | Timed]:
+    """What is known of a rung, its answer checked; and its time where it is slow, else what can be timed.
+
+    Raises whatever it raises.
+    """
+    config = _chosen(rung, calls[0], device)
+    reading = described(rung, calls[0][0].shape[0], config, device)
+
+    def run(given: Matrices) -> None:
+        run_compiled(rung, given, config, device.processors)
+
+    calls[0][-1].fill_(math.nan)
+    run(calls[0])
+    torch.cuda.synchronize()
+    if rung.checked:
+        reading = replace(reading, error=error_of(rung.op, calls[0]))
+    us = _once_us(run, calls[0])
+    if us < _SLOW_US:
+        return reading, graph_of(run, calls)
+    more = 0 if us > _SLOWEST_US else 4
+    return reading, timing_of([us, *(_once_us(run, calls[0]) for _ in range(more))])
+
+
+def _timed(found: Sequence[tuple[Reading, Timing | Timed | None]]) -> list[Reading]:
+    """The readings with times: those that can be timed again take turns."""
+    graphs = {i: timed for i, (_, timed) in enumerate(found) if timed and not isinstance(timed, Timing)}
+    samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
+    timings = {i: timing for i, (_, timing) in enumerate(found) if isinstance(timing, Timing)}
+    timings |= {i: timing_of(times) for i, times in zip(graphs, samples, strict=True)}
+    return [
+        replace(reading, us=timings[i].us, spread=timings[i].spread) if i in timings else reading
+        for i, (reading, _) in enumerate(found)
+    ]
+
+
+def timed_climb(rungs: Iterable[Rung], n: int, device: Device, done: Callable[[str], None]) -> list[Reading]:
+    """Check and time every rung on the current GPU, those of one dtype side by side; `done` hears of each.
+
+    A rung that fails has its reason in its note. Raises InvalidValueError for an n that is too large.
+    """
+    check_size(n, device)
+    readings: list[Reading] = []
+    for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
+        calls = [matrices(op, n, dtype, "cuda", seed) for seed in range(_copies(n, device))]
+        found: list[tuple[Reading, Timing | Timed | None]] = []
+        for rung in group:
+            try:
+                if rung.unfit(device, n):
+                    found.append((described(rung, n, planned(rung, n, device), device), None))
+                else:
+                    found.append(_checked(rung, calls, device))
+            except Exception as error:  # what one rung raises is not the others'
+                found.append((failed(described(rung, n, None, device), error), None))
+            done(rung.name)
+        readings += _timed(found)
+        del calls, found
+        torch.cuda.empty_cache()
+    return readings
