@@ -19,10 +19,10 @@ SECTOR: Final = 32  # bytes that a GPU moves at the least
 
 @dataclass
 class Counts:
-    """Bytes read and written, and the sectors of 32 bytes that they lie in.
+    """Bytes read and written, as each lane asks for them, and the sectors of 32 bytes that they lie in.
 
-    What one access of a tile touches twice counts once: a GPU moves it once. Of sectors the same holds for
-    all accesses of a program, where programs are what is counted.
+    A sector that one access of a tile touches twice counts once: a GPU moves it once. Where programs are
+    what is counted, the same holds for all accesses of a program.
     """
 
     read: int = 0
@@ -49,10 +49,10 @@ class _Seen:
 
 
 def _asked(pointers: Any, mask: Any) -> tuple[int, Any]:
-    """Bytes that an access of a tile touches, and the sectors they lie in."""
+    """Bytes that an access of a tile asks for, and the sectors they lie in."""
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     given = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
-    addresses = np.unique(np.asarray(pointers.data)[given])
+    addresses = np.asarray(pointers.data)[given]
     ends = np.concatenate((addresses // SECTOR, (addresses + (size - 1)) // SECTOR))
     return size * addresses.size, np.unique(ends)
 
