@@ -7,8 +7,11 @@ from tritile import launch, model, traffic
 from tritile.config import Config
 from tritile.counting import SECTOR, counted
 from tritile.device import target_device
+from tritile.interpreter import interpret
 from tritile.ops import permute as permute_op
 from tritile.ops.matmul import described
+from tritile.rungs.matmul import matmul_naive
+from tritile.rungs.transpose import transpose_rows
 
 H200 = target_device("nvidia-h200")
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
@@ -87,6 +90,22 @@ def test_permutations_touch_no_more_than_is_said():
         for config, read, written in sectors_of(shape, dims, torch.float16):
             assert 0.95 < read < 2.1, config
             assert 0.95 < written < 2.1, config
+
+
+@pytest.mark.parametrize("n", [1, 31, 40])
+def test_untiled_is_what_the_naive_kernels_ask_for(n):
+    """A product element by element; a transpose that reads in order and scatters, each element a sector."""
+    a, b, out = (torch.randn(n, n) for _ in range(3))
+    with counted() as found:
+        interpret(matmul_naive, (-(-n * n // 64),), (a, b, out, n, 64), {})
+    problem = described(a, b, out, "ieee").problem
+    assert traffic.untiled(problem) == traffic.Traffic(found.read, found.written)
+    x, out = torch.randn(8 * n, 8 * n), torch.empty(8 * n, 8 * n)
+    with counted() as found:
+        interpret(transpose_rows, (8 * n,), (x, out, 8 * n, 1024), {})
+    x, dims, out = permute_op.checked("permute", x, (1, 0), out)
+    said = traffic.untiled(permute_op.described(x, out, dims).problem)
+    assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
 
 
 def test_a_sector_that_a_program_reads_again_counts_once_for_the_program():
