@@ -3,8 +3,10 @@
 from tritile.report.tiling.blocks import Block, Sharing, Step, sharing, step_of, total_bytes
 from tritile.report.tiling.moves import Move, move_of
 from tritile.report.tiling.order import Place, Tiling, tiling_of
+from tritile.report.tiling.page import page
+from tritile.report.tiling.still import png, svg
 
 __all__ = [
-    "Block", "Move", "Place", "Sharing", "Step", "Tiling", "move_of", "sharing", "step_of", "tiling_of",
-    "total_bytes",
+    "Block", "Move", "Place", "Sharing", "Step", "Tiling", "move_of", "page", "png", "sharing", "step_of", "svg",
+    "tiling_of", "total_bytes",
 ]  # fmt: skip
