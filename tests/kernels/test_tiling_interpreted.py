@@ -69,13 +69,15 @@ def within(tensor, addresses):
 
 
 def elements(tensor, accesses):
-    """(matrix, row, column) of each element of a 3-D contiguous tensor that accesses touch, for each access."""
+    """(matrix, row, column) of each element of a contiguous tensor that accesses touch, a set for each."""
     found = []
     for pointers, mask in accesses:
         at = pointers[mask].astype(np.int64)
         if at.size and within(tensor, at).all():
             index = (at - tensor.data_ptr()) // tensor.element_size()
-            found.append(set(zip(*(axis.tolist() for axis in np.unravel_index(index, tensor.shape)), strict=True)))
+            found.append(
+                set(zip(*(axis.tolist() for axis in np.unravel_index(index, tensor.shape)), strict=True))
+            )
     return found
 
 
@@ -157,7 +159,7 @@ def test_an_operand_that_is_copied_first_is_told():
 
 @pytest.mark.parametrize("config", [tile(2), tma(2), tma(2, persistent=True), tma(2, split=2)], ids=str)
 def test_every_tile_is_stored_once_by_its_programs(config, watch):
-    a, b, out, call, tiling = product((2, 100, 60, 36), config)
+    _, _, out, call, tiling = product((2, 100, 60, 36), config)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
     launch.run_interpreted(call, config)
     stored = {linear(program, grid): elements(out, watch.stores[program]) for program in watch.order}
@@ -263,7 +265,9 @@ def test_sectors_of_a_transpose_are_those_that_kernels_ask_for(size, itemsize):
     def make(dtype, count):
         whole = torch.zeros(count + 32, dtype=getattr(torch, dtype))
         skew = -whole.data_ptr() % 32 // whole.element_size()
-        buffers.append(whole[skew : skew + count])  # from a sector's start on, as torch's allocator for GPUs gives
+        buffers.append(
+            whole[skew : skew + count]
+        )  # from a sector's start on, as torch's allocator for GPUs gives
         return buffers[-1]
 
     config = mover("tile", 2)

@@ -6,7 +6,9 @@ from tritile.cli import bench, compile, doctor, picture, remembered, replay, tun
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
-__all__ = ["SUITES", "app", "bench", "compile", "console", "doctor", "main", "picture", "remembered", "replay", "tune"]
+__all__ = [
+    "SUITES", "app", "bench", "compile", "console", "doctor", "main", "picture", "remembered", "replay", "tune"
+]  # fmt: skip
 
 
 def main() -> None:

@@ -64,19 +64,23 @@ def picture(
     layout: Layout = "NN",
     config: Annotated[
         str | None,
-        typer.Option(help='Some of its parameters, as "tile BLOCK_M=64". Default: what a call would run with.'),
+        typer.Option(
+            help='Some of its parameters, as "tile BLOCK_M=64". Default: what a call would run with.'
+        ),
     ] = None,
     target: Annotated[str, typer.Option(help=f"The GPU: {', '.join(TARGETS)}.")] = next(iter(TARGETS)),
     output: Annotated[
         Path, typer.Option(help="A page to step through (.html), or one step (.svg, .png).")
     ] = Path("tiling.html"),
-    tile: Annotated[int | None, typer.Option(help="Which tile to show, from 0, as programs take them.")] = None,
+    tile: Annotated[
+        int | None, typer.Option(help="Which tile to show, from 0, as programs take them.")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Which of its steps, from 1.")] = None,
 ) -> None:
     """Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which step.
 
-    A page plays by itself, unless a tile or a step is named, and is stepped through by its buttons or keys. It
-    needs no network and no GPU.
+    A page plays by itself, unless a tile or a step is named, and is stepped through by buttons or keys. It needs
+    no network and no GPU.
     """
     _checked(output, op)
     device = target_device(target)

@@ -7,6 +7,6 @@ from tritile.report.tiling.page import page
 from tritile.report.tiling.still import png, svg
 
 __all__ = [
-    "Block", "Move", "Place", "Sharing", "Step", "Tiling", "move_of", "page", "png", "sharing", "step_of", "svg",
-    "tiling_of", "total_bytes",
+    "Block", "Move", "Place", "Sharing", "Step", "Tiling", "move_of", "page", "png", "sharing", "step_of",
+    "svg", "tiling_of", "total_bytes",
 ]  # fmt: skip

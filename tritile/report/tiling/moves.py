@@ -78,7 +78,7 @@ def starts(tiling: Tiling, matrix: int, columns: Any) -> Any:
 
 
 def covered(tiling: Tiling, turn: int) -> tuple[Any, Any]:
-    """Rows and columns, both [height, width], of the elements of x that a turn's tile covers, ends left out."""
+    """Rows and columns, both [height, width], of the elements of x in a turn's tile, ends left out."""
     problem, place = _permute(tiling), tiling.place(turn)
     (height, width), whole = tiling.covers, whole_rows(tiling)
     top, left = min(place.row * height, whole - height), min(place.column * width, problem.n - width)

@@ -34,8 +34,8 @@ class Tiling:
     it. Turns are numbered in the order in which they start: turn t is of program `t % programs`, of tile
     `t % tiles`, and part `t // tiles` of that. A program that is not persistent has one turn.
 
-    `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which tiles
-    are taken. `resident`: programs that a processor holds at once. `copied`: operands that are first copied
+    `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which
+    tiles are taken. `resident`: programs that a processor holds at once. `copied`: operands that are first copied
     so that their rows start on 16 bytes. `covers`: rows and columns that a tile covers: its block or, in a
     permutation, less where tiles would overlap too far.
     """
@@ -151,7 +151,8 @@ def _covers(extent: int, tiles: int, side: str, lanes: int, values: dict[str, An
     if not values.get(f"UNEVEN_{side}"):
         return block
     unit: int = min(values.get(f"ALIGN_{side}", 1), block)
-    return -(-(-(-extent // tiles)) // unit) * unit
+    even = -(-extent // tiles)
+    return -(-even // unit) * unit
 
 
 def tiling_of(

@@ -29,7 +29,18 @@ def _of_problem(tiling: Tiling) -> dict[str, Any]:
 
 def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
     """All that the page's script knows: sizes and counts, from which it tells tiles and blocks itself."""
-    names = "rows", "columns", "matrices", "group", "programs", "resident", "parts", "blocks", "at_once", "covers"
+    names = (
+        "rows",
+        "columns",
+        "matrices",
+        "group",
+        "programs",
+        "resident",
+        "parts",
+        "blocks",
+        "at_once",
+        "covers",
+    )
     return {
         "op": tiling.problem.op,
         **{name: getattr(tiling, name) for name in names},
@@ -68,7 +79,11 @@ def page(
     problem on the device, or where there is no such tile or step.
     """
     tiling = tiling_of(problem, config, device)
-    start = None if tile is None and step is None else checked_start(tiling, tile or 0, 1 if step is None else step)
+    start = (
+        None
+        if tile is None and step is None
+        else checked_start(tiling, tile or 0, 1 if step is None else step)
+    )
     facts = _facts(tiling, start)
     return PAGES.get_template("tiling.html").render(
         title=title(tiling), lead=lead(tiling), label=problem.label, device=device.name, config=str(config),

@@ -1,4 +1,4 @@
-"""How many programs a processor holds at once, by what a config takes of its memory, registers and threads."""
+"""How many programs a processor holds at once, by what a config takes of memory, registers and threads."""
 
 from typing import Final
 
@@ -18,7 +18,10 @@ def _of_permute(config: Config, problem: PermuteProblem, device: Device) -> int:
     registers = 16 + 2 * family.held_words(config, problem, device)
     taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.turns else 0
     return min(
-        int(_REGISTERS / (threads * registers)), _THREADS // threads, device.shared_memory // (taken + 1024), 32
+        int(_REGISTERS / (threads * registers)),
+        _THREADS // threads,
+        device.shared_memory // (taken + 1024),
+        32,
     )
 
 

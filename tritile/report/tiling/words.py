@@ -24,6 +24,11 @@ def times(ratio: float) -> str:
     return f"{ratio:,.1f}".removesuffix(".0") if ratio < 10 else f"{ratio:,.0f}"
 
 
+def by(rows: int, columns: int) -> str:
+    """The size of a matrix, with a multiplication sign."""
+    return f"{rows:,} \u00d7 {columns:,}"
+
+
 def span(first: int, count: int) -> str:
     """The first and last of so many in a row: "128 to 255"."""
     return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
@@ -32,7 +37,7 @@ def span(first: int, count: int) -> str:
 def title(tiling: Tiling) -> str:
     """What a picture is of."""
     if isinstance(tiling.problem, MatmulProblem):
-        return "C = A × B, one tile at a time"
+        return "C = A \u00d7 B, one tile at a time"
     return "A transpose, one tile at a time" if tiling.problem.turns else "A permutation, one tile at a time"
 
 
@@ -41,12 +46,13 @@ def lead(tiling: Tiling) -> str:
     if isinstance(tiling.problem, MatmulProblem):
         return (
             'Each program makes one tile of <b class="c">C</b>. Step by step along K it loads a block of '
-            '<b class="a">A</b> and a block of <b class="b">B</b>, multiplies them and adds the product to its '
-            "tile. What is loaded once serves a whole tile, so memory is asked for far less."
+            '<b class="a">A</b> and a block of <b class="b">B</b>, multiplies them and adds the product to '
+            "its tile. What is loaded once serves a whole tile, so memory is asked for far less."
         )
     return (
-        'Memory gives and takes 32 bytes at a time, along rows. Each program <b class="a">reads a tile of x</b> by '
-        'the order of x and <b class="c">writes it to out</b> by the order of out, so that both use every byte.'
+        'Memory gives and takes 32 bytes at a time, along rows. Each program <b class="a">reads a tile of '
+        'x</b> in the order of x and <b class="c">writes it to out</b> in the order of out, so that little of '
+        "what is moved goes to waste."
     )
 
 
@@ -68,10 +74,12 @@ def _order(tiling: Tiling) -> str:
         share = ": neighbours in time share blocks of B" if isinstance(tiling.problem, MatmulProblem) else ""
         return f"{shape}, taken column by column{share}."
     if not isinstance(tiling.problem, MatmulProblem):
-        return f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each."
+        return (
+            f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each."
+        )
     return (
-        f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each: tiles "
-        "that are made together then lie together, and find each other's blocks in the L2 cache."
+        f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each: "
+        "tiles that are made together then lie together, and find each other's blocks in the L2 cache."
     )
 
 
@@ -79,7 +87,7 @@ def _programs(tiling: Tiling) -> str:
     if tiling.programs < tiling.turns:
         return (
             f"{tiling.programs:,} programs stay on the GPU (persistent); each makes up to "
-            f"{-(-tiling.turns // tiling.programs):,} tiles, every one {tiling.programs:,} places after the last."
+            f"{-(-tiling.turns // tiling.programs):,} tiles, {tiling.programs:,} places apart."
         )
     held = f"{tiling.at_once:,} of {tiling.programs:,} programs run at once"
     return f"{held}, by an estimate of {tiling.resident} on each of {tiling.device.processors} processors."
@@ -89,8 +97,8 @@ def _edges(tiling: Tiling, config: Config) -> str:
     problem = tiling.problem
     if not isinstance(problem, MatmulProblem):
         return (
-            "The last tile of a row or column ends where the matrix does, and overlaps the one before: what two "
-            "of them move, both move alike, and a whole tile needs no masks."
+            "The last tile of a row or column ends where the matrix does, and overlaps the one before: what "
+            "two of them move, both move alike, and a whole tile needs no masks."
         )
     over = {"M": problem.m, "N": problem.n, "K": problem.k}
     ragged = [name for name, extent in over.items() if extent % config[f"BLOCK_{name}"]]
@@ -105,11 +113,11 @@ def notes(tiling: Tiling) -> list[str]:
     problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
     if tiling.parts > 1:
         found.append(
-            f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of K, and "
-            "their sums are added in a fixed order."
+            f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of K, "
+            "and their sums are added in a fixed order."
         )
     found += [
-        f"{name} is first copied to where rows start on 16 bytes: only then can TMA read it; blocks are of the copy."
+        f"{name} is first copied to where rows start on 16 bytes: TMA reads nothing else; blocks are of it."
         for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
@@ -119,7 +127,9 @@ def notes(tiling: Tiling) -> list[str]:
             f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."
         )
     elif config.family == descriptor.NAME:
-        found.append(f"Blocks come by TMA, up to {config.num_stages} steps ahead of the one that is multiplied.")
+        found.append(
+            f"Blocks come by TMA, up to {config.num_stages} steps ahead of the one that is multiplied."
+        )
     if isinstance(problem, MatmulProblem):
         tiled, untiled = total_bytes(tiling)
         found.append(
@@ -128,7 +138,7 @@ def notes(tiling: Tiling) -> list[str]:
         )
     elif lanes_of(tiling) > 1:
         found.append(
-            "Elements are put together to words of 4 bytes, each from where out has a word on; the few rows before "
-            "the first and after the last word of a column are copied by the first row of tiles."
+            "Elements are put together to words of 4 bytes, each from where out has a word on; the few rows "
+            "before the first and after the last word of a column are copied by the first row of tiles."
         )
     return found
