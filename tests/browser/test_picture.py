@@ -129,7 +129,7 @@ def test_sliders_and_clicks_go_anywhere(opened):
     page.locator("#step").fill("4")
     page.locator("#turn").fill("20")
     assert_step(page, tiling, 20, 3)
-    assert page.text_content("#turn-of") == f"20 of 0 to {tiling.turns - 1}"
+    assert page.text_content("#turn-of") == f"20 (0 to {tiling.turns - 1})"
     box = page.locator('[data-frame="c"]').bounding_box()
     page.mouse.click(box["x"] + box["width"] * 100 / 200, box["y"] + box["height"] * 280 / 300)
     assert_step(page, tiling, tiling.turn_of(Place(0, 4, 3)), 3)
@@ -323,8 +323,16 @@ def test_dark_mode_is_dark_and_readable(opened):
     assert light("#picture text", "fill") > 120
 
 
-def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened):
-    page, _ = opened(*LARGE)
+HUGE = product("65536x65536x65536"), tile(8)
+WIDE = (
+    PermuteProblem.turned(1, 65536, 65536, 2),
+    Config.of(16, 1, "tile", BLOCK_M=128, BLOCK_N=128, GROUP_M=32),
+)
+
+
+@pytest.mark.parametrize(("problem", "config"), [LARGE, HUGE, WIDE], ids=["large", "huge", "transpose"])
+def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, config):
+    page, _ = opened(problem, config)
     for mode in ("#one", "#all"):
         page.click(mode)
         assert page.evaluate("document.querySelectorAll('#picture *').length") < 200

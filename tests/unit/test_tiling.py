@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tritile import cli
 from tritile.config import Config
 from tritile.device import target_device
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.explain.wanted import config_like
 from tritile.problem import PermuteProblem
 from tritile.report import tiling as tilings
@@ -188,6 +188,12 @@ def test_notes_tell_what_is_special():
     assert "persistent" in told("persistent")
     assert "4 programs share each tile" in told("split")
     assert "words of 4 bytes" in told("packed")
+    assert "needs no masks" in " ".join(
+        notes(tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200))
+    )
+    assert "divide both" in " ".join(notes(tiling_of(PermuteProblem.turned(1, 256, 64, 4), mover(), H200)))
+    uneven = tiling_of(PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64), H200)
+    assert "each tile covers 64 \u00d7 52" in " ".join(notes(uneven))
     copied = tiling_of(product(500, 511, 4000), split(4), H200)
     assert "B is first copied" in " ".join(notes(copied))
 
@@ -287,6 +293,18 @@ def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch, tmp_p
     assert wanted in error
     assert error.count("\n") == 1
     assert list(tmp_path.glob("*.*")) == []
+
+
+def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+    from tritile.cli import picture
+
+    monkeypatch.setattr(picture, "find_spec", lambda name: None if name == "vl_convert" else name)
+    output = tmp_path / "tiling.png"
+    result = run("300x200x150", "--output", output)
+    assert isinstance(result.exception, UnsupportedError)
+    assert "pip install 'tritile[report]'" in str(result.exception)
+    assert run("300x200x150", "--output", tmp_path / "tiling.svg").exit_code == 0
+    assert not output.exists()
 
 
 def test_a_page_of_any_problem_is_small_and_asks_for_nothing():

@@ -7,7 +7,8 @@ from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
 __all__ = [
-    "SUITES", "app", "bench", "compile", "console", "doctor", "main", "picture", "remembered", "replay", "tune"
+    "SUITES", "app", "bench", "compile", "console", "doctor", "main", "picture", "remembered", "replay",
+    "tune",
 ]  # fmt: skip
 
 

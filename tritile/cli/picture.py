@@ -1,6 +1,6 @@
 """tritile picture: how a kernel cuts a problem into tiles, to look at."""
 
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,7 +10,7 @@ from tritile import plans
 from tritile.cli.app import Dtype, Layout, app, console
 from tritile.config import Config
 from tritile.device import TARGETS, Device, target_device
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.explain.wanted import config_like
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune import suites
@@ -18,25 +18,7 @@ from tritile.tune import suites
 _OPS: Final = {"matmul": "matmul", "transpose": "permute"}
 
 
-def _page(*args: object) -> bytes:
-    from tritile.report.tiling import page
-
-    return page(*args).encode()  # type: ignore[arg-type]
-
-
-def _svg(*args: object) -> bytes:
-    from tritile.report.tiling import svg
-
-    return svg(*args).encode()  # type: ignore[arg-type]
-
-
-def _png(*args: object) -> bytes:
-    from tritile.report.tiling import png, svg
-
-    return png(svg(*args))  # type: ignore[arg-type]
-
-
-_WRITERS: Final[dict[str, Callable[..., bytes]]] = {".html": _page, ".svg": _svg, ".png": _png}
+_NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
 
 
 def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
@@ -48,12 +30,16 @@ def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: D
 
 
 def _checked(output: Path, op: str) -> None:
+    """Raises for what can be told before any work."""
     if op not in _OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
-    if output.suffix not in _WRITERS:
-        raise InvalidValueError(f"--output {output}: wanted a name that ends in {', '.join(_WRITERS)}")
+    if output.suffix not in _NEEDS:
+        raise InvalidValueError(f"--output {output}: wanted a name that ends in {', '.join(_NEEDS)}")
     if not output.parent.is_dir():
         raise InvalidValueError(f"--output {output}: there is no folder {output.parent}; make it first")
+    missing = [name for name in _NEEDS[output.suffix] if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"{output.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
 
 
 @app.command()
@@ -79,13 +65,20 @@ def picture(
 ) -> None:
     """Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which step.
 
-    A page plays by itself, unless a tile or a step is named, and is stepped through by buttons or keys. It needs
-    no network and no GPU.
+    A page plays by itself, unless a tile or a step is named, and is stepped through by buttons or keys. It
+    asks for no network, and no GPU is needed.
     """
     _checked(output, op)
     device = target_device(target)
     problem = suites.parse_shape(shape, _OPS[op], dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     chosen = _config(config, problem, device)
-    output.write_bytes(_WRITERS[output.suffix](problem, chosen, device, tile, step))
+    from tritile.report import tiling
+
+    if output.suffix == ".html":
+        made = tiling.page(problem, chosen, device, tile, step).encode()
+    else:
+        drawn = tiling.svg(problem, chosen, device, tile, step)
+        made = tiling.png(drawn) if output.suffix == ".png" else drawn.encode()
+    output.write_bytes(made)
     console.print(f"{output}: {problem.label} on {device.name} by {chosen}", highlight=False, soft_wrap=True)

@@ -74,7 +74,7 @@ function layOut() {
 function named(frame, key, size, letters, y, width) {
   const room = (width - frame.x - 30) / 6.6, words = (letters + size).length <= room ? letters + size : size;
   const label = text("", words.length <= room ? frame.x : Math.max(0, width - 30 - 6.6 * words.length), y);
-  label.append(el("tspan", { style: `font: italic 700 18px Georgia, serif; fill: var(--${key})` }, frame.name));
+  label.append(el("tspan", { style: `font: italic 700 18px Georgia, serif; fill: var(--${key}-ink, var(--${key}))` }, frame.name));
   label.append(el("tspan", { dx: 7 }, words));
   return label;
 }
@@ -85,8 +85,8 @@ function scaleNote(real, shown) {
 
 function layOutProduct(width, height) {
   const [tall, wide] = [F.rows * F.covers[0], F.columns * F.covers[1]], deep = F.blocks * F.block_k;
-  const shown = least([tall, wide, deep]), [m, n, k] = shown, gap = 40, top = 24, bottom = 40;
-  const scale = Math.min((width - gap - 8) / (k + n), (height - top - gap - bottom) / (k + m));
+  const shown = least([tall, wide, deep]), [m, n, k] = shown, gap = 40, top = F.matrices > 1 ? 36 : 24, bottom = 40;
+  const scale = Math.min((width - gap - 18) / (k + n), (height - top - gap - bottom) / (k + m));
   const down = (m * scale) / tall, across = (n * scale) / wide, depth = (k * scale) / deep;
   const x = 4 + (width - 8 - (k + n) * scale - gap) / 2, cx = x + k * scale + gap, cy = top + k * scale + gap;
   begin(picture, width, cy + m * scale + bottom);
@@ -117,8 +117,8 @@ function layOutProduct(width, height) {
 const F_width = (frame) => frame.columns * frame.across, F_height = (frame) => frame.rows * frame.down;
 
 function layOutMove(width, height) {
-  const turned = F.turned, shown = least([F.m, F.n]), [m, n] = shown, gap = 56, top = 26;
-  const scale = Math.min((width - gap - 10) / (turned ? m + n : 2 * n), (height - top - 24) / (turned ? Math.max(m, n) : m));
+  const turned = F.turned, shown = least([F.m, F.n]), [m, n] = shown, gap = 56, top = F.matrices > 1 ? 34 : 26;
+  const scale = Math.min((width - gap - 20) / (turned ? m + n : 2 * n), (height - top - 24) / (turned ? Math.max(m, n) : m));
   const [down, across] = [(m * scale) / F.m, (n * scale) / F.n], out = turned ? m : n;
   const x = 4 + (width - 8 - (n + out) * scale - gap) / 2, ox = x + n * scale + gap;
   begin(picture, width, top + Math.max(m, turned ? n : m) * scale + 12);
@@ -163,14 +163,10 @@ function tint(frame, rectangles, color, opacity, id) {
 
 // Along K: the strips that were loaded before this step.
 function loaded(frame, block, along, turn, step, color) {
-  const strips = [];
-  for (let i = 0; i < step; i++) {
-    const k = (partOf(turn) + i * F.parts) * F.block_k, size = Math.min(F.block_k, F.k - k);
+  const strips = [], count = F.parts === 1 ? Math.min(step, 1) : step, size = F.block_k * (F.parts === 1 ? step : 1);
+  for (let i = 0; i < count; i++) {
+    const k = (partOf(turn) + i * F.parts) * F.block_k;
     strips.push(along === "row" ? [block.top, k, block.rows, size] : [k, block.left, size, block.columns]);
-  }
-  if (F.parts === 1 && step) {
-    const reach = Math.min(step * F.block_k, F.k);
-    strips.splice(0, step, along === "row" ? [block.top, 0, block.rows, reach] : [0, block.left, reach, block.columns]);
   }
   return tint(frame, strips, color, 0.3);
 }

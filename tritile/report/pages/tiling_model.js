@@ -100,24 +100,30 @@ function distinct(list) {
 }
 
 // What a turn of a permutation moves, and the sectors of 32 bytes that this touches.
+let last = null;
 function moveOf(turn) {
+  if (last?.turn === turn) return last;
   const { matrix, row, column } = place(turn), [height, width] = F.covers;
   const top = Math.min(row * height, F.whole - height), left = Math.min(column * width, F.n - width);
-  const read = new Float64Array(height * width), written = new Float64Array(height * width);
+  const starts = Array.from({ length: width }, (_, j) => startOf(matrix, left + j));
   let untiled = 0;
-  for (let i = 0; i < height; i++) {
-    for (let j = 0; j < width; j++) {
-      const m = top + i + startOf(matrix, left + j), at = i * width + j;
-      read[at] = Math.floor(byteOf("x", matrix, m, left + j) / SECTOR);
-      written[at] = Math.floor(byteOf("out", matrix, m, left + j) / SECTOR);
+  const sectors = (which) => {
+    const found = new Float64Array(height * width), base = byteOf(which, matrix, 0, 0);
+    const rows = Array.from({ length: height + F.lanes - 1 }, (_, i) => F.itemsize * offset(F.dims.m, which, top + i));
+    const columns = starts.map((_, j) => base + F.itemsize * offset(F.dims.n, which, left + j));
+    for (let i = 0; i < height; i++) {
+      for (let j = 0; j < width; j++) found[i * width + j] = Math.floor((rows[i + starts[j]] + columns[j]) / SECTOR);
+      if (which === "out") untiled += distinct(found.slice(i * width, (i + 1) * width));
     }
-    untiled += distinct(written.slice(i * width, (i + 1) * width));
-  }
-  return {
+    return distinct(found);
+  };
+  const read = sectors("x"), written = sectors("out");
+  return last = {
+    turn,
     block: { top, left, height: F.block_m, width: F.block_n, rows: height, columns: width },
     again: [row * height - top, column * width - left],
     ends: F.lanes > 1 && row === 0,
     bytes: height * width * F.itemsize,
-    read: distinct(read), written: distinct(written), untiled,
+    read, written, untiled,
   };
 }

@@ -14,7 +14,7 @@ function show() {
   $("turn").max = state.wave ? waves - 1 : turns - 1;
   $("turn").value = state.wave ? wave : state.turn;
   $("turn-name").textContent = state.wave ? "Wave" : F.turn_name;
-  $("turn-of").value = state.wave ? `${number(wave + 1)} of ${number(waves)}` : `${number(state.turn)} of 0 to ${number(turns - 1)}`;
+  $("turn-of").value = state.wave ? `${number(wave + 1)} of ${number(waves)}` : `${number(state.turn)} (0 to ${number(turns - 1)})`;
   document.querySelectorAll(".unit").forEach((unit) => (unit.textContent = state.wave ? "wave" : F.turn_name.toLowerCase()));
   $("one").setAttribute("aria-pressed", !state.wave);
   $("all").setAttribute("aria-pressed", state.wave);
@@ -68,6 +68,7 @@ function play() {
 const choose = (change) => () => (pause(), change());
 function setMode(wave) {
   state.wave = wave;
+  legend();
   state.group = F.group;
   go(wave ? Math.floor(state.turn / F.at_once) * F.at_once : state.turn, state.step);
 }
@@ -113,10 +114,11 @@ picture.addEventListener("click", (event) => {
   }
 });
 
-const SAMPLES = product
-  ? [["var(--c)", 0.9, "its tile of C"], ["var(--c)", 0.18, "made at the same time"], ["var(--c)", 0.4, "made before"], ["var(--a)", 1, "block of A now"], ["var(--b)", 1, "block of B now"], ["var(--a)", 0.35, "loaded already"], ["url(#picture-mask)", 1, "past the edge: zero-filled"]]
-  : [["var(--a)", 0.9, "read"], ["var(--c)", 0.9, "written"], ["var(--c)", 0.18, "moved at the same time"], ["var(--c)", 0.35, "moved before"], ["url(#picture-mask)", 1, "moved twice, alike"]];
-$("legend").replaceChildren(...SAMPLES.map(([fill, opacity, words]) => {
+const SAMPLES = () => product ? (state.wave
+  ? [["var(--c)", 0.9, "made at the same time"], ["var(--c)", 0.4, "made before"], ["var(--a)", 1, "blocks of A now, each for several programs"], ["var(--b)", 1, "blocks of B now"], ["var(--a)", 0.2, "what these programs need in all"]]
+  : [["var(--c)", 0.9, "its tile of C"], ["var(--c)", 0.18, "made at the same time"], ["var(--c)", 0.4, "made before"], ["var(--a)", 1, "block of A now"], ["var(--b)", 1, "block of B now"], ["var(--a)", 0.35, "loaded already"], ["url(#picture-mask)", 1, "past the edge: zero-filled"]])
+  : [["var(--a)", 0.9, "read"], ["var(--c)", 0.9, "written"], ...(state.wave ? [] : [["var(--c)", 0.18, "moved at the same time"]]), ["var(--c)", 0.35, "moved before"], ["url(#picture-mask)", 1, "moved twice, alike"]];
+const legend = () => $("legend").replaceChildren(...SAMPLES().map(([fill, opacity, words]) => {
   const item = document.createElement("li"), swatch = el("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, rect(0, 0, 16, 16, { fill, opacity, rx: 3, stroke: fill.startsWith("url") ? "var(--mask)" : "none" }));
   item.append(swatch, words);
   return item;
@@ -131,6 +133,7 @@ new ResizeObserver(() => {
 }).observe(picture.parentElement);
 drawn = room()[0];
 layOut();
+legend();
 go(F.start ? F.start[0] : 0, F.start ? F.start[1] : 0);
 if (!F.start && !matchMedia("(prefers-reduced-motion: reduce)").matches) play();
 window.tiling = { F, state, place, stepOf, moveOf, sharing, go, programOf, stepsOf };

@@ -76,7 +76,7 @@ function tellWave({ turn, step, group }) {
     `: programs of one row of tiles want the same block of A, those of one column the same of B. The first to ask brings it from memory; the others find it in the L2 cache.`);
   list([
     ["Wave", `${number(wave + 1)} of ${number(waves)}`],
-    ["Programs at once", number(shared.turns), `${F.resident} on each of ${F.processors} processors, if all fit`],
+    ["Programs at once", number(shared.turns), `${F.processors} processors, room for ${F.resident} on each`],
     ["Step", `${number(step + 1)} of ${number(stepsOf(wave * F.at_once))}`],
     ["Blocks loaded", number(shared.loads), bytes(shared.bytes)],
     ["Different blocks", number(different), `${number(shared.a)} of A, ${number(shared.b)} of B: ${bytes(shared.once)}`],
@@ -92,10 +92,10 @@ function tellMove({ turn, step, wave: all, group }) {
   const size = `${block.rows} × ${block.columns}`, spare = block.rows < block.height || block.columns < block.width;
   const twice = [again[0] && `its first ${again[0]} rows`, again[1] && `its first ${again[1]} columns`].filter(Boolean).join(" and ");
   if (all) say(`${number(Math.min(turns, (wave + 1) * F.at_once) - wave * F.at_once)} programs run at the same time, each with a tile of its own: `, ["a", "read along rows of x"], ", ", ["c", F.turned ? "written along rows of out" : "written in the order of out"], ". Tiles that lie side by side share the sectors at their edges, which L2 then puts together.");
-  else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` The tile before it moves ${twice} too, alike: so no tile needs masks.` : "");
+  else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` The tile before it moves ${twice} too, alike${spare ? "" : ": so no tile needs masks"}.` : "");
   else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the processor and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${number(move.untiled)} sectors in place of ${number(move.written)}.`);
   list([
-    ["Program", number(program), all ? `wave ${number(wave + 1)} of ${number(waves)}` : `of 0 to ${number(F.programs - 1)}`],
+    [all ? "First program" : "Program", number(program), all ? `wave ${number(wave + 1)} of ${number(waves)}` : `of 0 to ${number(F.programs - 1)}`],
     ["Tile (row, column)", `(${number(at.row)}, ${number(at.column)})`, F.matrices > 1 ? `of matrix ${number(at.matrix)}` : ""],
     ["Rows of x", span(block.top, block.rows), F.lanes > 1 ? "each column from where out has a word's start" : ""],
     ["Columns of x", span(block.left, block.columns)],
@@ -130,7 +130,7 @@ function closeProduct({ a, b, c }, last) {
   const scale = Math.min((width - gap - 6) / (k + n), (280 - gap) / (k + m)), x = 3 + (width - 6 - gap - (k + n) * scale) / 2;
   const [down, across, depth] = [(m * scale) / c.height, (n * scale) / c.width, (k * scale) / a.width], cx = x + k * scale + gap, cy = top + k * scale + gap;
   begin(close_, width, cy + m * scale + 6);
-  const note = (name, key, block, left, above) => text(`${name} ${by(block)}`, left, above - 6, { style: `fill: var(--${key}); font-weight: 600` });
+  const note = (name, key, block, left, above) => text(`${name} ${by(block)}`, left, above - 6, { style: `fill: var(--${key}-ink, var(--${key})); font-weight: 600` });
   close_.append(...closeBlock(a, x, cy, down, depth, "a", "zero-filled"), ...closeBlock(b, cx, top, depth, across, "b", "zero-filled"), ...closeBlock(c, cx, cy, down, across, "c", "not stored"));
   close_.append(note("A", "a", a, x, cy), note("B", "b", b, cx, top), note("C", "c", c, cx, cy));
 }
@@ -159,7 +159,7 @@ function closeMove(matrix, { block }, step) {
   begin(close_, width, height);
   let y = 14;
   for (const [words, which, list, key] of groups) {
-    made.push(text(words, 3, y, { style: `fill: var(--${key}); font-weight: 600` }));
+    made.push(text(words, 3, y, { style: `fill: var(--${key}-ink, var(--${key})); font-weight: 600` }));
     for (const [i, pairs] of list.entries()) {
       const sectors = sectorsOf(which, matrix, pairs), above = y + 7 + i * line, unit = (cell - 3) / SECTOR;
       for (const [j, starts] of sectors.slice(0, room).entries()) {

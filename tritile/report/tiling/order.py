@@ -35,9 +35,9 @@ class Tiling:
     `t % tiles`, and part `t // tiles` of that. A program that is not persistent has one turn.
 
     `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which
-    tiles are taken. `resident`: programs that a processor holds at once. `copied`: operands that are first copied
-    so that their rows start on 16 bytes. `covers`: rows and columns that a tile covers: its block or, in a
-    permutation, less where tiles would overlap too far.
+    tiles are taken. `resident`: programs that a processor holds at once. `covers`: rows and columns of a
+    tile: those of its block or, in a permutation, fewer where tiles would overlap too far. `copied`: operands
+    that are copied first, so that their rows start on 16 bytes.
     """
 
     problem: MatmulProblem | PermuteProblem

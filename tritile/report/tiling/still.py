@@ -105,7 +105,7 @@ def _picture(
     bars_title: str,
     low: float,
 ) -> dict[str, Any]:
-    """What the template is given: `lines` are (kind, text), `bars` (text, number, share of the width, kind)."""
+    """What the template takes: `lines` are (kind, text), `bars` (text, number, share of the width, kind)."""
     return {
         "shapes": shapes, "words": words, "lines": lines, "bars": bars, "bars_title": bars_title,
         "height": max(low + 24, _LEAST_HEIGHT),
@@ -150,6 +150,9 @@ def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
     masked = now.a.masked or now.b.masked
     if masked:
         words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
+    if (m, n, k) != (tall, wide, deep):
+        words.append(Word("of", left, low + 20, "Thin sides are drawn wider than they are."))
+        low += 20
     steps = len(tiling.k_blocks(turn))
     lines = [
         ("", f"Program {tiling.program(turn):,} makes"),
@@ -209,6 +212,9 @@ def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
         Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
         Word("name c", out.x, _TOP - 8, f"out\u2002{by(first, second)}"),
     ]
+    if (m, n) != (problem.m, problem.n):
+        words.append(Word("of", x.x, low + 20, "Thin sides are drawn wider than they are."))
+        low += 20
     if rows or columns:
         words.append(Word("edge", x.x, low, "hatched: moved by the tile before, too"))
     lines = [

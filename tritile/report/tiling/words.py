@@ -51,8 +51,8 @@ def lead(tiling: Tiling) -> str:
         )
     return (
         'Memory gives and takes 32 bytes at a time, along rows. Each program <b class="a">reads a tile of '
-        'x</b> in the order of x and <b class="c">writes it to out</b> in the order of out, so that little of '
-        "what is moved goes to waste."
+        'x</b> in the order of x and <b class="c">writes it to out</b> in the order of out, so that little '
+        "of what is moved goes to waste."
     )
 
 
@@ -96,6 +96,14 @@ def _programs(tiling: Tiling) -> str:
 def _edges(tiling: Tiling, config: Config) -> str:
     problem = tiling.problem
     if not isinstance(problem, MatmulProblem):
+        blocks = config["BLOCK_M"], config["BLOCK_N"]
+        if tiling.covers != blocks:
+            return (
+                f"Whole blocks of {by(*blocks)} would overlap too far, or are larger than the matrix: each "
+                f"tile covers {by(*tiling.covers)}, and the rest of its block stays idle."
+            )
+        if (tiling.rows * blocks[0], tiling.columns * blocks[1]) == (problem.m, problem.n):
+            return "Tiles divide both sides: nothing is moved twice, and nothing is masked."
         return (
             "The last tile of a row or column ends where the matrix does, and overlaps the one before: what "
             "two of them move, both move alike, and a whole tile needs no masks."
@@ -113,8 +121,8 @@ def notes(tiling: Tiling) -> list[str]:
     problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
     if tiling.parts > 1:
         found.append(
-            f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of K, "
-            "and their sums are added in a fixed order."
+            f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of "
+            "K, and their sums are added in a fixed order."
         )
     found += [
         f"{name} is first copied to where rows start on 16 bytes: TMA reads nothing else; blocks are of it."
