@@ -2,7 +2,7 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, explain, ladder, remembered, replay, tune
+from tritile.cli import bench, compile, doctor, explain, ladder, picture, remembered, replay, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
@@ -16,6 +16,7 @@ __all__ = [
     "explain",
     "ladder",
     "main",
+    "picture",
     "remembered",
     "replay",
     "tune",

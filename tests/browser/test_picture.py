@@ -1,0 +1,340 @@
+"""The page of a tiling in a browser: what it shows at each step is what the tiling tells."""
+
+import pytest
+
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import PermuteProblem
+from tritile.report.tiling import Place, move_of, page, sharing, step_of, tiling_of
+from tritile.report.tiling.words import size, span
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+
+
+def tile(group=4, m=64, n=32, k=32):
+    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
+
+
+def warped(persistent=True, group=16):
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
+def split(parts=4):
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
+
+
+def mover(family="tile"):
+    return Config.of(4, 1, family, BLOCK_M=32, BLOCK_N=32, GROUP_M=2)
+
+
+def product(shape):
+    return parse_shape(shape).problem
+
+
+RAGGED = product("300x200x150"), tile()
+LARGE = product("8192x8192x8192"), warped()
+MOVED = PermuteProblem.turned(1, 300, 250, 4), mover()
+
+
+@pytest.fixture
+def opened(visit, tmp_path):
+    """Opens the page of a problem and a config: the page, and the tiling."""
+
+    def open_(problem, config, start=(0, 1), **options):
+        path = tmp_path / "tiling.html"
+        tile, step = start or (None, None)
+        path.write_text(page(problem, config, H200, tile, step), encoding="utf-8")
+        return visit(path, **options), tiling_of(problem, config, H200)
+
+    return open_
+
+
+def fact(page, name):
+    """A number of the list beside the picture, without the small print."""
+    return page.locator(f'dd[data-fact="{name}"]').evaluate("each => each.firstChild.textContent")
+
+
+def rectangle(page, inner, frame, rows, columns):
+    """(top, left, rows, columns) of a shape, in elements of the matrix that is drawn as `frame`."""
+    read = "each => ['x', 'y', 'width', 'height'].map((side) => Number(each.getAttribute(side)))"
+    x, y, width, height = page.locator(inner).evaluate(read)
+    fx, fy, fwidth, fheight = page.locator(f'[data-frame="{frame}"]').evaluate(read)
+    down, across = fheight / rows, fwidth / columns
+    return (y - fy) / down, (x - fx) / across, height / down, width / across
+
+
+def assert_step(page, tiling, turn, step):
+    """Text and highlighted blocks are those of a step of a turn."""
+    problem, told, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
+    steps = len(tiling.k_blocks(turn))
+    assert fact(page, "Program") == f"{tiling.program(turn):,}"
+    assert fact(page, "Tile (row, column)") == f"({place.row}, {place.column})"
+    assert fact(page, "Rows of C") == span(told.c.top, told.c.rows)
+    assert fact(page, "Columns of C") == span(told.c.left, told.c.columns)
+    assert fact(page, "Step of K") == f"{step + 1} of {steps}"
+    assert fact(page, "Loaded now") == size(told.bytes)
+    assert page.locator("#compare b").all_text_contents() == [size(told.so_far), size(told.untiled)]
+    for inner, frame, block, rows, columns in (
+        ("#block-a", "a", told.a, problem.m, problem.k),
+        ("#block-b", "b", told.b, problem.k, problem.n),
+        ("#tile", "c", told.c, problem.m, problem.n),
+    ):
+        top, left, height, width = rectangle(page, inner, frame, rows, columns)
+        assert (top, left) == pytest.approx((block.top, block.left), abs=0.01)
+        assert (height, width) == pytest.approx((block.rows, block.columns), abs=0.01)
+    hatched = sum((b.rows < b.height) + (b.columns < b.width) for b in (told.a, told.b, told.c))
+    assert page.locator("#live .masked").count() == hatched
+    assert page.locator("#close .masked").count() == hatched
+    assert ("zero-filled" in page.locator("#saying").text_content()) == bool(told.a.masked or told.b.masked)
+
+
+def test_buttons_step_through_k_and_programs(opened):
+    page, tiling = opened(*RAGGED)
+    assert_step(page, tiling, 0, 0)
+    for step in range(1, 5):
+        page.click("#forward")
+        assert_step(page, tiling, 0, step)
+    page.click("#forward")  # past the last step: the next program
+    assert_step(page, tiling, 1, 0)
+    page.click("#back")
+    assert_step(page, tiling, 0, 4)
+    page.click("#next")
+    page.click("#next")
+    assert_step(page, tiling, 2, 4)
+    page.click("#previous")
+    assert_step(page, tiling, 1, 4)
+
+
+def test_keys_step_too(opened):
+    page, tiling = opened(*RAGGED, start=(3, 2))
+    for key, turn, step in [
+        ("ArrowRight", 3, 2), ("ArrowLeft", 3, 1), ("End", 3, 4), ("Home", 3, 0), ("ArrowDown", 4, 0),
+        ("ArrowUp", 3, 0), ("ArrowLeft", 2, 4),
+    ]:  # fmt: skip
+        page.keyboard.press(key)
+        assert_step(page, tiling, turn, step)
+    page.keyboard.press("Space")
+    assert page.text_content("#play") == "Pause"
+    page.keyboard.press("Space")
+    assert page.text_content("#play") == "Play"
+    page.keyboard.press("w")
+    assert page.get_attribute("#all", "aria-pressed") == "true"
+
+
+def test_sliders_and_clicks_go_anywhere(opened):
+    page, tiling = opened(*RAGGED)
+    page.locator("#step").fill("4")
+    page.locator("#turn").fill("20")
+    assert_step(page, tiling, 20, 3)
+    assert page.text_content("#turn-of") == f"20 (0 to {tiling.turns - 1})"
+    box = page.locator('[data-frame="c"]').bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 100 / 200, box["y"] + box["height"] * 280 / 300)
+    assert_step(page, tiling, tiling.turn_of(Place(0, 4, 3)), 3)
+
+
+def test_every_control_is_reached_by_the_keyboard(opened):
+    page, _ = opened(*RAGGED)
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id"))
+    assert {"one", "all", "play", "back", "forward", "previous", "next", "speed", "step", "turn"} <= set(
+        reached
+    )
+
+
+def test_the_ragged_corner_is_hatched_and_named(opened):
+    problem, config = RAGGED
+    corner = tiling_of(problem, config, H200).turn_of(Place(0, 4, 6))
+    page, tiling = opened(problem, config, start=(corner, 5))
+    assert_step(page, tiling, corner, 4)
+    told = step_of(tiling, corner, 4)
+    assert told.a.masked
+    assert told.b.masked
+    words = page.locator("#close text").all_text_contents()
+    assert "zero-filled" in words
+    assert "not stored" in words
+    assert "past the edge: zero-filled" in page.locator("#picture text").all_text_contents()
+    assert fact(page, "Zero-filled now") == f"{told.masked * 100:.1f}%".replace(".0%", "%")
+
+
+POSED = [
+    RAGGED, LARGE, MOVED,
+    (product("3x1000x500x300"), tile(2)),
+    (product("3x1500x2000x1000"), warped(group=2)),
+    (product("1500x1000x1000"), warped(persistent=False)),
+    (product("500x512x4000"), split()),
+    (PermuteProblem.turned(2, 301, 203, 1), mover("packed")),
+    (PermuteProblem.turned(2, 71, 31, 2), mover()),
+    (PermuteProblem.of((40, 5, 33), (1, 40 * 33, 40), (165, 33, 1), 4), mover()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "config"), POSED, ids=lambda value: getattr(value, "label", None))
+def test_the_page_knows_every_tile_and_program(opened, problem, config):
+    page, tiling = opened(problem, config)
+    turns = range(0, tiling.turns, max(1, tiling.turns // 2000))
+    asked = f"{list(turns)}.map((turn) => [...Object.values(tiling.place(turn)), tiling.programOf(turn)])"
+    assert page.evaluate(asked) == [[*tiling.place(turn), tiling.program(turn)] for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [each for each in POSED if each[0].op == "matmul"],
+    ids=lambda v: getattr(v, "label", None),
+)
+def test_the_page_knows_every_step(opened, problem, config):
+    page, tiling = opened(problem, config)
+    for turn in {0, tiling.turns // 3, tiling.turns - 1}:
+        told = [step_of(tiling, turn, step) for step in range(len(tiling.k_blocks(turn)))]
+        shown = page.evaluate(
+            f"Array.from({{length: tiling.stepsOf({turn})}}, (_, s) => tiling.stepOf({turn}, s))"
+        )
+        assert [tuple(each["a"].values()) for each in shown] == [each.a for each in told]
+        assert [tuple(each["b"].values()) for each in shown] == [each.b for each in told]
+        assert [tuple(each["c"].values()) for each in shown] == [each.c for each in told]
+        for name, other in (("done", "k"), ("bytes", "bytes"), ("soFar", "so_far"), ("untiled", "untiled")):
+            assert [each[name] for each in shown] == [getattr(each, other) for each in told]
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [each for each in POSED if each[0].op == "permute"],
+    ids=lambda v: getattr(v, "label", None),
+)
+def test_the_page_knows_every_move(opened, problem, config):
+    page, tiling = opened(problem, config)
+    for turn in range(0, tiling.turns, max(1, tiling.turns // 20)):
+        told, shown = move_of(tiling, turn), page.evaluate(f"tiling.moveOf({turn})")
+        assert tuple(shown["block"].values()) == told.block
+        assert tuple(shown["again"]) == told.again
+        assert shown["ends"] == told.ends
+        sectors = (shown["read"], shown["written"], shown["untiled"])
+        assert sectors == (told.read_sectors, told.written_sectors, told.untiled)
+        assert shown["bytes"] == told.bytes
+
+
+def test_a_wave_shows_what_its_programs_share(opened):
+    page, tiling = opened(*LARGE, start=(2 * 132, 40))
+    page.click("#all")
+    told = sharing(tiling, 2)
+    assert fact(page, "Wave") == f"3 of {tiling.waves}"
+    assert fact(page, "Blocks loaded") == "264"
+    assert fact(page, "Different blocks") == str(told.a + told.b)
+    assert fact(page, "Found in L2") == f"{264 - told.a - told.b} of 264"
+    rows = page.locator("#wave-a").get_attribute("d").count("M")
+    columns = page.locator("#wave-b").get_attribute("d").count("M")
+    assert (rows, columns) == (told.a, told.b)
+    banded = page.locator("#together").get_attribute("d")
+    page.click("#plain")  # row by row
+    assert fact(page, "Different blocks") == "47"
+    assert page.locator("#together").get_attribute("d") != banded
+    page.click("#next")
+    assert fact(page, "Wave") == f"4 of {tiling.waves}"
+    page.click("#one")
+    place = tiling.place(3 * 132)
+    assert fact(page, "Tile (row, column)") == f"({place.row}, {place.column})"
+
+
+@pytest.mark.parametrize(("problem", "config"), POSED, ids=lambda value: getattr(value, "label", None))
+def test_waves_of_all_kinds_can_be_walked(opened, problem, config):
+    page, tiling = opened(problem, config)
+    page.click("#all")
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    wave = min(3, tiling.waves - 1)
+    assert page.text_content("#turn-of") == f"{wave + 1} of {tiling.waves}"
+
+
+def test_a_tile_of_a_transpose_is_read_and_then_written(opened):
+    problem, config = MOVED
+    corner = tiling_of(problem, config, H200).turn_of(Place(0, 9, 7))
+    page, tiling = opened(problem, config, start=(corner, 1))
+    told = move_of(tiling, corner)
+    block = told.block
+    assert page.locator(".now").get_attribute("id") == "block-x"
+    assert fact(page, "Rows of x") == span(block.top, block.rows)
+    assert fact(page, "Sectors read") == f"{told.read_sectors:,}"
+    assert (
+        fact(page, "Moved twice") == f"its first {told.again[0]} rows and its first {told.again[1]} columns"
+    )
+    assert page.locator(".again").count() == 4
+    inside = rectangle(page, "#block-x", "x", problem.m, problem.n)
+    assert inside == pytest.approx((block.top, block.left, block.rows, block.columns), abs=0.01)
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".now").get_attribute("id") == "block-out"
+    inside = rectangle(page, "#block-out", "out", problem.n, problem.m)
+    assert inside == pytest.approx((block.left, block.top, block.columns, block.rows), abs=0.01)
+    assert page.locator("#compare b").all_text_contents() == [
+        f"{told.written_sectors:,}",
+        f"{told.untiled:,}",
+    ]
+
+
+def test_it_plays_by_itself_unless_motion_is_unwanted(opened):
+    page, _ = opened(*RAGGED, start=None)
+    assert page.text_content("#play") == "Pause"
+    page.wait_for_function("tiling.state.turn * 5 + tiling.state.step >= 2", timeout=10_000)
+    page.click("#play")
+    stopped = page.evaluate("[tiling.state.turn, tiling.state.step]")
+    page.wait_for_timeout(700)
+    assert page.evaluate("[tiling.state.turn, tiling.state.step]") == stopped
+    page.emulate_media(reduced_motion="reduce")
+    page.reload()
+    assert page.text_content("#play") == "Play"
+    page.wait_for_timeout(700)
+    assert page.evaluate("[tiling.state.turn, tiling.state.step]") == [0, 0]
+
+
+def test_playing_ends_at_the_last_step(opened):
+    page, tiling = opened(product("128x32x64"), tile(), start=(1, 1))
+    page.select_option("#speed", "60")
+    page.click("#play")
+    page.wait_for_function("document.getElementById('play').textContent === 'Play'", timeout=10_000)
+    assert_step(page, tiling, tiling.turns - 1, 1)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("problem", "config"), [RAGGED, LARGE, MOVED], ids=["ragged", "large", "transpose"])
+def test_a_phone_needs_no_sideways_scrolling(opened, problem, config, dark):
+    page, _ = opened(problem, config, width=360, height=740, dark=dark)
+    for mode in ("#one", "#all"):
+        page.click(mode)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        right = (
+            "Math.max(...[...document.querySelectorAll('main *')].map(e => e.getBoundingClientRect().right))"
+        )
+        assert page.evaluate(right) <= 361
+
+
+def test_dark_mode_is_dark_and_readable(opened):
+    page, _ = opened(*RAGGED, dark=True)
+
+    def light(selector, what):
+        color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).{what}")
+        return sum(int(part) for part in color.strip("rgb()").split(",")) / 3
+
+    assert light("body", "backgroundColor") < 40
+    assert light("#saying", "color") > 200
+    assert light("#picture text", "fill") > 120
+
+
+HUGE = product("65536x65536x65536"), tile(8)
+WIDE = (
+    PermuteProblem.turned(1, 65536, 65536, 2),
+    Config.of(16, 1, "tile", BLOCK_M=128, BLOCK_N=128, GROUP_M=32),
+)
+
+
+@pytest.mark.parametrize(("problem", "config"), [LARGE, HUGE, WIDE], ids=["large", "huge", "transpose"])
+def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, config):
+    page, _ = opened(problem, config)
+    for mode in ("#one", "#all"):
+        page.click(mode)
+        assert page.evaluate("document.querySelectorAll('#picture *').length") < 200
+        step = "(() => { const t = performance.now(); for (let i = 0; i < 50; i++) tiling.go(i * 50, i);"
+        assert page.evaluate(f"{step} return (performance.now() - t) / 50 }})()") < 50  # milliseconds

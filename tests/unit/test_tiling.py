@@ -1,0 +1,315 @@
+"""Tilings as values: every tile once, every block inside, bytes that add up; and the pictures of them."""
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from math import prod
+
+import pytest
+from typer.testing import CliRunner
+
+from tritile import cli
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.explain.wanted import config_like
+from tritile.problem import PermuteProblem
+from tritile.report import tiling as tilings
+from tritile.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
+from tritile.report.tiling.still import first_tiles
+from tritile.report.tiling.words import notes, size
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+
+
+def tile(group=8, m=64, n=32, k=32):
+    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
+
+
+def warped(persistent, group=16):
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
+def split(parts):
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
+
+
+def product(m, n, k, batch=1):
+    return parse_shape(f"{batch}x{m}x{n}x{k}", dtype="bfloat16").problem
+
+
+def mover(group=2, m=32, n=32, family="tile"):
+    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+
+
+POSED = {
+    "bands": (product(1000, 500, 300), tile()),
+    "batch": (product(1000, 500, 300, 3), tile(2)),
+    "one group": (product(1000, 500, 300), tile(1)),
+    "persistent": (product(5000, 5000, 1000), warped(True)),
+    "persistent batch": (product(1500, 2000, 1000, 3), warped(True, 2)),
+    "flat": (product(1500, 1000, 1000), warped(False)),
+    "split": (product(500, 512, 4000), split(4)),
+    "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
+    "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
+}
+
+
+@pytest.fixture(params=POSED, ids=str)
+def tiling(request):
+    return tiling_of(*POSED[request.param], H200)
+
+
+def test_every_part_of_every_tile_is_one_turn(tiling):
+    seen = [(tiling.place(turn), tiling.part(turn)) for turn in range(tiling.turns)]
+    axes = (range(tiling.matrices), range(tiling.rows), range(tiling.columns), range(tiling.parts))
+    assert len(seen) == len(set(seen)) == prod(map(len, axes))
+    assert set(seen) == {(Place(i, row, column), part) for i, row, column, part in itertools.product(*axes)}
+    assert [tiling.turn_of(*each) for each in seen] == list(range(tiling.turns))
+
+
+def test_programs_and_waves_share_the_turns_out(tiling):
+    by_program = [turn for program in range(tiling.programs) for turn in tiling.turns_of(program)]
+    assert sorted(by_program) == list(range(tiling.turns))
+    assert all(tiling.program(turn) == by for by in range(tiling.programs) for turn in tiling.turns_of(by))
+    waves = [tiling.wave(number) for number in range(tiling.waves)]
+    assert [turn for wave in waves for turn in wave] == list(range(tiling.turns))
+    assert max(map(len, waves)) == tiling.at_once <= H200.processors * tiling.resident
+    assert all(len({tiling.program(turn) for turn in wave}) == len(wave) for wave in waves)
+
+
+def test_blocks_of_k_are_shared_out(tiling):
+    for index in range(0, tiling.tiles, 7):
+        blocks = [
+            block for part in range(tiling.parts) for block in tiling.k_blocks(part * tiling.tiles + index)
+        ]
+        assert sorted(blocks) == list(range(tiling.blocks))
+
+
+@pytest.mark.parametrize("name", ["bands", "batch", "persistent", "split"])
+def test_bytes_of_all_steps_add_up(name):
+    problem, config = POSED[name]
+    tiling = tiling_of(problem, config, H200)
+    loaded = untiled = 0
+    for turn in range(tiling.turns):
+        steps = [step_of(tiling, turn, step) for step in range(len(tiling.k_blocks(turn)))]
+        assert list(itertools.accumulate(step.bytes for step in steps)) == [step.so_far for step in steps]
+        assert all(step.c == steps[0].c for step in steps)
+        assert all(0 <= step.masked < 1 for step in steps)
+        loaded += steps[-1].so_far
+        untiled += steps[-1].untiled
+    assert (loaded, untiled) == total_bytes(tiling)
+    assert untiled == 2 * problem.batch * problem.m * problem.n * problem.k * problem.itemsize
+
+
+def test_a_ragged_corner_by_hand():
+    tiling = tiling_of(product(100, 40, 70), tile(), H200)
+    assert (tiling.rows, tiling.columns, tiling.blocks) == (2, 2, 3)
+    step = step_of(tiling, tiling.turn_of(Place(0, 1, 1)), 2)
+    assert step.a == (64, 64, 64, 32, 36, 6)
+    assert step.b == (64, 32, 32, 32, 6, 8)
+    assert step.c == (64, 32, 64, 32, 36, 8)
+    assert step.bytes == 2 * (36 * 6 + 6 * 8)
+    assert step.so_far == 2 * 70 * (36 + 8)
+    assert step.untiled == 2 * 2 * 70 * 36 * 8
+    assert step.masked == pytest.approx(1 - (36 * 6 + 6 * 8) / (64 * 32 + 32 * 32))
+
+
+def test_bands_share_more_than_rows():
+    banded = tiling_of(product(8192, 8192, 8192), warped(True), H200)
+    shared, plain = sharing(banded, 2), sharing(replace(banded, group=1), 2)
+    assert shared == (264, 16, 9)
+    assert plain == (264, 4, 43)
+
+
+def test_the_last_tiles_of_a_transpose_overlap_those_before():
+    tiling = tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200)
+    assert (tiling.rows, tiling.columns, tiling.covers) == (10, 8, (32, 32))
+    move = move_of(tiling, tiling.turn_of(Place(0, 9, 7)))
+    assert move.block[:2] == (300 - 32, 250 - 32)
+    assert move.again == (10 * 32 - 300, 8 * 32 - 250)
+    assert move_of(tiling, 0).again == (0, 0)
+
+
+def test_sectors_of_an_aligned_transpose_by_hand():
+    move = move_of(tiling_of(PermuteProblem.turned(1, 256, 256, 4), mover(), H200), 5)
+    assert move.bytes == 32 * 32 * 4
+    assert move.read_sectors == move.written_sectors == 32 * 32 * 4 // 32
+    assert move.untiled == 32 * 32  # each element of a row of x in a row of out of its own
+
+
+@pytest.mark.parametrize("name", ["bands", "one group", "flat", "transpose"])
+def test_rectangles_of_first_tiles_are_those_tiles(name):
+    tiling = tiling_of(*POSED[name], H200)
+    for count in range(0, tiling.rows * tiling.columns + 1, 3):
+        cells = [
+            (row + i, column + j)
+            for row, column, rows, columns in first_tiles(tiling, count)
+            for i in range(rows)
+            for j in range(columns)
+        ]
+        assert sorted(cells) == sorted(tiling.place(turn)[1:] for turn in range(count))
+
+
+def test_residents_bound_a_wave():
+    problem, config = product(8192, 8192, 512), tile()
+    assert tiling_of(problem, config, H200, resident=2).at_once == 2 * H200.processors
+    with pytest.raises(InvalidValueError, match="resident = 0"):
+        tiling_of(problem, config, H200, resident=0)
+
+
+def test_what_is_no_tiling_is_refused():
+    problem = product(256, 256, 256)
+    with pytest.raises(InvalidValueError, match="GROUP_M"):
+        tiling_of(problem, mover(), H200)
+    with pytest.raises(InvalidValueError, match="wanted a MatmulProblem"):
+        tiling_of("256", tile(), H200)
+    tiling = tiling_of(problem, tile(), H200)
+    for number in (-1, tiling.turns):
+        with pytest.raises(InvalidValueError, match="turn"):
+            tiling.place(number)
+    with pytest.raises(InvalidValueError, match="wave"):
+        tiling.wave(tiling.waves)
+    with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
+        page(problem, tile(), H200, step=9)
+    with pytest.raises(InvalidValueError, match="tile 32: wanted one of 0 to 31"):
+        svg(problem, tile(), H200, tile=32)
+
+
+def test_notes_tell_what_is_special():
+    def told(name):
+        return " ".join(notes(tiling_of(*POSED[name], H200)))
+
+    assert "bands of 8 rows" in told("bands")
+    assert "row by row" in told("one group")
+    assert "persistent" in told("persistent")
+    assert "4 programs share each tile" in told("split")
+    assert "words of 4 bytes" in told("packed")
+    assert "needs no masks" in " ".join(
+        notes(tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200))
+    )
+    assert "divide both" in " ".join(notes(tiling_of(PermuteProblem.turned(1, 256, 64, 4), mover(), H200)))
+    uneven = tiling_of(PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64), H200)
+    assert "each tile covers 64 \u00d7 52" in " ".join(notes(uneven))
+    copied = tiling_of(product(500, 511, 4000), split(4), H200)
+    assert "B is first copied" in " ".join(notes(copied))
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0 bytes"), (1023, "1,023 bytes"), (1024, "1 KiB"), (12.25 * 1024, "12.3 KiB")]
+)
+def test_sizes_in_words(count, shown):
+    assert size(count) == shown
+
+
+def shapes(text, kind):
+    root = ElementTree.fromstring(text)
+    found = [each for each in root.iter() if each.get("class") == kind]
+    return [tuple(float(each.get(side)) for side in ("x", "y", "width", "height")) for each in found]
+
+
+def test_a_still_picture_shows_the_blocks_where_they_lie():
+    problem, config = product(300, 200, 150), tile()
+    tiling = tiling_of(problem, config, H200)
+    turn = tiling.turn_of(Place(0, 4, 6))
+    text = svg(problem, config, H200, turn, 5)
+    told = step_of(tiling, turn, 4)
+    frames = sorted(shapes(text, "matrix"))  # A is leftmost, B above C
+    for kind, frame, block, sides in (
+        ("a", frames[0], told.a, (300, 150)),
+        ("b", frames[1], told.b, (150, 200)),
+        ("c", frames[2], told.c, (300, 200)),
+    ):
+        ((x, y, width, height),) = shapes(text, kind)
+        down, across = frame[3] / sides[0], frame[2] / sides[1]
+        assert (x - frame[0], y - frame[1]) == pytest.approx((block.left * across, block.top * down), abs=0.1)
+        assert width == pytest.approx(max(3, block.columns * across), abs=0.1)
+        assert height == pytest.approx(max(3, block.rows * down), abs=0.1)
+    assert len(shapes(text, "masked")) == 6
+    assert "past the edge: zero-filled" in text
+    assert "Step 5 of 5" in text
+
+
+def test_stills_of_all_kinds_are_whole(tiling):
+    text = svg(tiling.problem, tiling.config, H200)
+    root = ElementTree.fromstring(text)
+    assert root.get("width") == "800"
+    for each in root.iter("{http://www.w3.org/2000/svg}rect"):
+        assert 0 <= float(each.get("x", 0)) <= 800
+        assert float(each.get("x", 0)) + float(each.get("width")) <= 800
+        assert float(each.get("y", 0)) + float(each.get("height")) <= float(root.get("height"))
+    assert len(text) < 200_000
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["picture", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("html", b"<!doctype html>"), ("svg", b"<svg"), ("png", b"\x89PNG")]
+)
+@pytest.mark.parametrize("given", [("300x200x150",), ("300x200", "--op", "transpose")], ids=str)
+def test_the_command_writes_what_the_suffix_says(tmp_path, suffix, start, given):
+    output = tmp_path / f"tiling.{suffix}"
+    result = run(*given, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert output.read_bytes().startswith(start)
+    assert "NVIDIA H200" in result.output
+
+
+def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
+    output = tmp_path / "tiling.svg"
+    words = "tile BLOCK_M=64 BLOCK_N=64"
+    problem = product(300, 200, 150)
+    assert run("300x200x150", "--config", words, "--tile", 3, "--step", 2, "--output", output).exit_code == 0
+    assert output.read_text() == svg(problem, config_like(words, problem, H200), H200, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("300x200",), "MxNxK"),
+        (("300x200x150", "--op", "conv"), "wanted one of matmul, transpose"),
+        (("300x200x150", "--target", "sm_1"), "unknown target 'sm_1'"),
+        (("300x200x150", "--config", "tile BLOCK_M=63"), "BLOCK_M = 63"),
+        (("300x200x150", "--config", "tile BLOCKS=64"), "BLOCKS"),
+        (("300x200x150", "--output", "tiling.pdf"), ".html, .svg, .png"),
+        (("300x200x150", "--output", "no/such/tiling.html"), "no folder no/such"),
+        (("300x200x150", "--tile", "100000"), "tile 100000"),
+        (("300x200x150", "--step", "0"), "step 0"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tritile", "picture", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert wanted in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.glob("*.*")) == []
+
+
+def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+    from tritile.cli import picture
+
+    monkeypatch.setattr(picture, "find_spec", lambda name: None if name == "vl_convert" else name)
+    output = tmp_path / "tiling.png"
+    result = run("300x200x150", "--output", output)
+    assert isinstance(result.exception, UnsupportedError)
+    assert "pip install 'tritile[report]'" in str(result.exception)
+    assert run("300x200x150", "--output", tmp_path / "tiling.svg").exit_code == 0
+    assert not output.exists()
+
+
+def test_a_page_of_any_problem_is_small_and_asks_for_nothing():
+    problem = product(65536, 65536, 65536)
+    text = page(problem, config_like("tile", problem, H200), H200)
+    assert len(text) < 100_000
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert sorted(tilings.__all__) == list(tilings.__all__)

@@ -1,0 +1,84 @@
+"""tritile picture: how a kernel cuts a problem into tiles, to look at."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tritile import plans
+from tritile.cli.app import Dtype, Layout, app, console
+from tritile.config import Config
+from tritile.device import TARGETS, Device, target_device
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.explain.wanted import config_like
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.tune import suites
+
+_OPS: Final = {"matmul": "matmul", "transpose": "permute"}
+
+
+_NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
+
+
+def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+    if text is not None:
+        return config_like(text, problem, device)
+    plan = plans.plan_for(problem, device, "cached")
+    assert plan is not None
+    return plan.config
+
+
+def _checked(output: Path, op: str) -> None:
+    """Raises for what can be told before any work."""
+    if op not in _OPS:
+        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
+    if output.suffix not in _NEEDS:
+        raise InvalidValueError(f"--output {output}: wanted a name that ends in {', '.join(_NEEDS)}")
+    if not output.parent.is_dir():
+        raise InvalidValueError(f"--output {output}: there is no folder {output.parent}; make it first")
+    missing = [name for name in _NEEDS[output.suffix] if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"{output.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
+
+
+@app.command()
+def picture(
+    shape: Annotated[str, typer.Argument(help="MxNxK or BxMxNxK; of a transpose MxN or BxMxN.")],
+    op: Annotated[str, typer.Option(help="matmul or transpose.")] = "matmul",
+    dtype: Dtype = "bfloat16",
+    layout: Layout = "NN",
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help='Some of its parameters, as "tile BLOCK_M=64". Default: what a call would run with.'
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help=f"The GPU: {', '.join(TARGETS)}.")] = next(iter(TARGETS)),
+    output: Annotated[
+        Path, typer.Option(help="A page to step through (.html), or one step (.svg, .png).")
+    ] = Path("tiling.html"),
+    tile: Annotated[
+        int | None, typer.Option(help="Which tile to show, from 0, as programs take them.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Which of its steps, from 1.")] = None,
+) -> None:
+    """Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which step.
+
+    A page plays by itself, unless a tile or a step is named, and is stepped through by buttons or keys. It
+    asks for no network, and no GPU is needed.
+    """
+    _checked(output, op)
+    device = target_device(target)
+    problem = suites.parse_shape(shape, _OPS[op], dtype, layout).problem
+    assert isinstance(problem, MatmulProblem | PermuteProblem)
+    chosen = _config(config, problem, device)
+    from tritile.report import tiling
+
+    if output.suffix == ".html":
+        made = tiling.page(problem, chosen, device, tile, step).encode()
+    else:
+        drawn = tiling.svg(problem, chosen, device, tile, step)
+        made = tiling.png(drawn) if output.suffix == ".png" else drawn.encode()
+    output.write_bytes(made)
+    console.print(f"{output}: {problem.label} on {device.name} by {chosen}", highlight=False, soft_wrap=True)
