@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint typecheck browser clean
+.PHONY: help tune test lint typecheck browser pictures clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
 	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
+	@echo "make pictures   draw the pictures of the README from what is committed"
 	@echo "make clean      remove caches and build outputs; $(VENV) and remembered results stay"
 	@echo "Variables: PYTHON=$(PYTHON) (creates $(VENV)), JOBS=$(JOBS) (test processes at a time)"
 
@@ -47,6 +48,10 @@ browser: $(INSTALLED)
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	         && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	    || $(PY) -m playwright install chromium
+
+pictures: $(INSTALLED)
+	$(PY) -m tritile picture 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --target nvidia-h200 \
+	    --tile 19 --step 5 --output tuning/pictures/tiling.svg
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
