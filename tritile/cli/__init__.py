@@ -2,11 +2,23 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, remembered, replay, tune
+from tritile.cli import bench, compile, doctor, remembered, replay, report, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
-__all__ = ["SUITES", "app", "bench", "compile", "console", "doctor", "main", "remembered", "replay", "tune"]
+__all__ = [
+    "SUITES",
+    "app",
+    "bench",
+    "compile",
+    "console",
+    "doctor",
+    "main",
+    "remembered",
+    "replay",
+    "report",
+    "tune",
+]
 
 
 def main() -> None:
