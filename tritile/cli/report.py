@@ -1,5 +1,6 @@
 """tritile report: results and trials as one page that anybody can open, or a figure of it as a picture."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from tritile import device as devices
 from tritile.cli.app import RESULTS, TUNING, app, console, say
 from tritile.device import Device
 from tritile.errors import InvalidValueError
-from tritile.report.page import document, rows, searches, sources, tuner
+from tritile.report.page import document, gather, rows, searches, sources
 from tritile.report.results import Result
 from tritile.report.run import stored
 from tritile.store import store_of
@@ -18,13 +19,11 @@ from tritile.store import store_of
 def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None]:
     """The GPU to report: the one that is named, or whose results these are; and its facts, if known."""
     if slug is not None:
-        names = {line["env"]["gpu"] for line in results}
-        named = [name for name in names if "-".join(name.lower().split()) == slug]
-        if named:
-            return named[0], rows.named(named[0])
-        device = devices.target_device(slug)
-        return device.name, device
-    gpu = rows.gpu_of(results)
+        names = sorted({line["env"]["gpu"] for line in results})
+        named = [name for name in names if replace(devices.INTERPRETER, name=name).slug == slug]
+        gpu = named[0] if named else devices.target_device(slug).name
+    else:
+        gpu = rows.gpu_of(results)
     if gpu is not None:
         return gpu, rows.named(gpu)
     device = devices.current_gpu() or devices.target_device(next(iter(devices.TARGETS)))
@@ -48,19 +47,16 @@ def _stores(found: sources.Sources, defaults: bool, device: Device | None) -> li
     return [store for store in (*own, *(searches.of_file(path, device) for path in paths)) if store.trials]
 
 
-def _gathered(files: list[Path], results: Path | None, stores: list[Path], target: str | None) -> rows.Rows:
+def _read(files: list[Path], results: Path | None, stores: list[Path], target: str | None) -> rows.Rows:
     places = files or ([results] if results else [RESULTS] * RESULTS.is_dir())
-    found = sources.sources([*places, *stores], say)
+    found = sources.sources(places, say)
+    found.stores += stores
     lines = stored(found.results, say) if found.results else []
+    if results and not files and not lines:
+        raise InvalidValueError(f"{results} holds no results: tritile bench --results {results} makes them")
     gpu, device = _device(target, lines)
-    made, facets = rows.rows_of(lines, gpu), rows.facets_of(lines, gpu)
-    made.device = made.device or device
     recorded = _stores(found, not files and not stores, device)
-    made.searches, made.cells, made.progress = searches.searched(recorded, facets)
-    made.trials = sum(len(store.trials) for store in recorded)
-    made.study = tuner.study_rows(found.studies, gpu, facets)
-    made.autotune = tuner.autotune_rows(found.autotunes, gpu)
-    return made
+    return gather.gathered(found, lines, recorded, gpu, device)
 
 
 @app.command("report")
@@ -94,7 +90,9 @@ def report(
     """
     document.check_extra()
     path = output or Path("report.html" if figure is None else f"{figure}.svg")
-    made = _gathered(files or [], results, store or [], target)
+    if figure is not None:
+        document.check_picture(figure, path.suffix.removeprefix("."))
+    made = _read(files or [], results, store or [], target)
     if figure is None:
         data = document.html(made).encode()
     else:

@@ -65,13 +65,11 @@ def _options(rows: Rows) -> dict[str, list[str]]:
 
 
 def _cards(rows: Rows) -> list[Row]:
-    """By suite: how many problems, their geometric mean against torch and the worst of them."""
-    suites: dict[str, list[Row]] = {}
+    """By suite, and of all before: how many problems, their geometric mean against torch, and the worst."""
+    suites: dict[str, list[Row]] = {"": rows.results} if rows.results else {}
     for row in rows.results:
         suites.setdefault(row["suite"], []).append(row)
-    return [{"suite": "", **_card(rows.results)}] * bool(rows.results) + [
-        {"suite": suite, **_card(own)} for suite, own in suites.items()
-    ]
+    return [{"suite": suite, **_card(own)} for suite, own in suites.items()]
 
 
 def _card(own: list[Row]) -> Row:
@@ -158,21 +156,28 @@ def _searched(rows: Rows, text: str) -> int:
     return int(found[0])
 
 
+def check_picture(name: str, kind: str) -> None:
+    """Raises InvalidValueError for a figure that is not known, or a picture that is neither svg nor png."""
+    from tritile.report.page.figures import FIGURES
+
+    if name not in FIGURES:
+        raise InvalidValueError(f"no figure {name!r}: there are {', '.join(FIGURES)}")
+    if kind not in ("svg", "png"):
+        raise InvalidValueError(f"a picture of kind {kind!r}: wanted .svg or .png")
+
+
 def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
     """One figure on a light background, as SVG or PNG (`kind`); the heat map's problem by part of its name.
 
     Raises InvalidValueError for a figure that is not known or has nothing to show, or another kind.
     """
     check_extra()
+    check_picture(name, kind)
     import vl_convert
 
     from tritile.report.page.figures import FIGURES, spec_of
     from tritile.report.page.themes import LIGHT
 
-    if name not in FIGURES:
-        raise InvalidValueError(f"no figure {name!r}: there are {', '.join(FIGURES)}")
-    if kind not in ("svg", "png"):
-        raise InvalidValueError(f"a picture of kind {kind!r}: wanted .svg or .png")
     if not _drawn(name, rows):
         raise InvalidValueError(f"figure {name}: {_NONE[FIGURES[name].data[0]]}")
     spec = spec_of(name, rows) | {"width": _WIDTH, "padding": 12}

@@ -68,8 +68,8 @@ FIGURES: Final[dict[str, Figure]] = {
     ),
     "study": Figure(
         "Quality of the tuner",
-        "Against measuring every config: what repeated searches lose, what the model alone would, and what "
-        "the winner of a problem a quarter smaller loses on the one a quarter larger.",
+        "How much slower than the fastest of the whole space: what repeated searches find, what the model "
+        "picks with nothing measured, and the winner of this problem on a neighbour a quarter larger.",
         ("study",),
         searching.study,
     ),

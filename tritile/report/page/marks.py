@@ -6,7 +6,7 @@ import altair as alt
 
 from tritile.report.page.rows import Row
 
-RATIO_TICKS: Final = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 50]
+RATIO_TICKS: Final = [0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 8, 12, 20, 50]
 _SHAPES: Final = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-right", "triangle-left"]
 TENS: Final = [10.0**power for power in range(-16, 10)]
 FEW: Final = [digit * ten for ten in TENS for digit in (1, 3)]

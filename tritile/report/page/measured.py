@@ -24,7 +24,7 @@ from tritile.report.page.rows import Row, Rows
 def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
     """Each problem's speed-up over each peer, a band a suite and peer, slowest above fastest."""
     peer = alt.param(name="peer", value="")
-    side = "datum.ratio < 1 ? 'slower than the peer' : 'as fast or faster'"
+    side = "datum.ratio < 1 ? 'slower' : 'as fast or faster'"
     base = (
         alt.Chart(alt.NamedData("results"))
         .transform_fold(["torch", "inductor", "tutorial"], as_=["peer", "ratio"])
@@ -35,7 +35,7 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
             side=side,
         )
     )
-    lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False, labelLimit=140)
+    lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     band = alt.Y("band:N", title=None, axis=lines)
     across = alt.X(
         "ratio:Q",
@@ -58,9 +58,7 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
             shape=alt.Shape(
                 "side:N",
                 title=None,
-                scale=alt.Scale(
-                    domain=["as fast or faster", "slower than the peer"], range=["circle", "triangle-down"]
-                ),
+                scale=alt.Scale(domain=["as fast or faster", "slower"], range=["circle", "triangle-down"]),
             ),
             tooltip=tips(
                 *CASE[:1],

@@ -65,7 +65,7 @@ def _row(line: Result, number: int) -> Row:
     row: Row = {
         "r": number,
         "op": case.op,
-        "suite": case.suite,
+        "suite": case.suite or "(no name)",
         "dtype": dtype_label(case.dtype, case.precision),
         "layout": case.layout if case.op == "matmul" else "",
         "problem": sizes_label(line),
@@ -98,14 +98,13 @@ def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
     return [{"tflops": rate, "dtypes": sorted(labels)} for rate, labels in sorted(by_rate.items())]
 
 
-def rows_of(results: Iterable[Result], gpu: str) -> Rows:
+def rows_of(results: Iterable[Result], gpu: str, device: Device | None) -> Rows:
     """The results of one GPU as rows; each case or call by its last result."""
     found = latest(results)
     own = [line for line in found if line["env"]["gpu"] == gpu]
     cases = [line for line in own if line["op"] != HOST]
     names = ("torch", "triton", "driver", "tritile", "time")
     env = {name: sorted({line["env"][name] for line in own} - {""}) for name in names}
-    device = named(gpu)
     return Rows(
         gpu=gpu,
         device=device,

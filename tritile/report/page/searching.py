@@ -34,7 +34,7 @@ def heatmap(rows: Rows) -> alt.LayerChart | alt.FacetChart:
         y=y,
         text="text:N",
         tooltip=shown,
-        color=alt.condition("datum.ratio > 1.75", alt.value("#ffffff"), alt.value("#101418")),
+        color=alt.condition("datum.ratio > 2.1", alt.value("#ffffff"), alt.value("#101418")),
     )
     ring = works.transform_filter("datum.best").mark_rect(
         style="best", filled=False, strokeWidth=3, cornerRadius=3
@@ -59,19 +59,24 @@ def progress(rows: Rows) -> alt.LayerChart | alt.FacetChart:
         axis=alt.Axis(values=[1 << power for power in range(8)]),
     )
     scale = alt.Scale(type="log", nice=False, clamp=True, domain=[1, 2])
-    y = alt.Y("ratio:Q", title="best so far over the best", scale=scale, axis=alt.Axis(format=PLAIN))
+    y = alt.Y(
+        "ratio:Q",
+        title="best so far over the best",
+        scale=scale,
+        axis=alt.Axis(format=PLAIN, values=[1, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2]),
+    )
     base = alt.Chart(alt.NamedData("progress"))
     each = base.mark_line(strokeWidth=0.7, opacity=0.16, interpolate="step-after").encode(
         x=x, y=y, detail="s:N", color=colour("op", kinds)
     )
     probs = base.transform_quantile(
         "ratio", probs=[0.5, 0.9], groupby=["tried", "op"], as_=["prob", "ratio"]
-    ).transform_calculate(of="datum.prob < 0.7 ? 'half of the searches' : '9 of 10 searches'")
+    ).transform_calculate(of="datum.prob < 0.7 ? 'half of them' : '9 of 10'")
     dash = alt.StrokeDash(
         "of:N",
         title=None,
         legend=alt.Legend(symbolSize=500),
-        scale=alt.Scale(domain=["half of the searches", "9 of 10 searches"], range=[[1, 0], [6, 4]]),
+        scale=alt.Scale(domain=["half of them", "9 of 10"], range=[[1, 0], [6, 4]]),
     )
     shown = tips("op:N|op", "of:N|of", "tried:Q|after configs", "ratio:Q|at most times the best|.3f")
     lines = probs.mark_line(strokeWidth=2.6, interpolate="step-after").encode(
@@ -82,8 +87,8 @@ def progress(rows: Rows) -> alt.LayerChart | alt.FacetChart:
 
 
 def study(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """By problem: what five searches, the model's first pick and a neighbour's winner lose."""
-    kinds = ["a search", "the model's first pick", "a neighbour's winner"]
+    """By problem: what searches, the model's first pick and the winner on a neighbour lose."""
+    kinds = ["a search", "first pick", "on a neighbour"]
     base = (
         alt.Chart(alt.NamedData("study"))
         .transform_calculate(
@@ -97,7 +102,7 @@ def study(rows: Rows) -> alt.LayerChart | alt.FacetChart:
     )
     x = alt.X(
         "percent:Q",
-        title="percent slower than the fastest of the whole space",
+        title="percent slower than the best",
         scale=alt.Scale(type="symlog", constant=0.5, nice=False, padding=10),
         axis=alt.Axis(
             values=[0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200],
@@ -106,7 +111,7 @@ def study(rows: Rows) -> alt.LayerChart | alt.FacetChart:
             labelSeparation=5,
         ),
     )
-    y = alt.Y("problem:N", title=None, sort=None, axis=alt.Axis(labelLimit=190, grid=True, ticks=False))
+    y = alt.Y("problem:N", title=None, sort=None, axis=alt.Axis(grid=True, ticks=False))
     points = base.mark_point(size=48, strokeWidth=1.5).encode(
         x=x,
         y=y,

@@ -102,7 +102,7 @@ _STUDY: Final[list[Column]] = [
     ("searches, median", "median", percent),
     ("worst", "worst", percent),
     ("model's first pick", "first_pick_regret", percent),
-    ("a neighbour's winner", "transfer_regret", percent),
+    ("winner on a neighbour", "transfer_regret", percent),
     ("configs tried", "configs", _COUNT),
     ("of", "space", _COUNT),
     ("seconds", "tune_seconds", us),

@@ -23,6 +23,11 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return str(row[name])
 
 
+def _is_of(row: Mapping[str, Any], gpu: str) -> bool:
+    env = row.get("env")
+    return isinstance(env, dict) and env.get("gpu") == gpu
+
+
 def _study_row(row: Any, by_label: Mapping[str, Row]) -> Row:
     if not isinstance(row, dict) or not isinstance(row.get("regrets"), list):
         raise InvalidValueError("a problem of a study: wanted its regrets as a list")
@@ -45,7 +50,7 @@ def study_rows(studies: Iterable[dict[str, Any]], gpu: str, facets: Mapping[Prob
     Raises InvalidValueError for a study that `tritile tune --study` cannot have written.
     """
     by_label = {problem.label: row for problem, row in facets.items()}
-    own = [study for study in studies if (study.get("env") or {}).get("gpu") == gpu]
+    own = [study for study in studies if _is_of(study, gpu)]
     rows = [_study_row(row, by_label) for study in own for row in study["problems"]]
     return [row | {"t": number} for number, row in enumerate(rows)]
 
@@ -58,5 +63,5 @@ def autotune_rows(lists: Iterable[list[dict[str, Any]]], gpu: str) -> list[Row]:
         | {name: _number(row, name) for name in names}
         for rows in lists
         for row in rows
-        if row.get("measures") == "tuning" and (row.get("env") or {}).get("gpu") == gpu
+        if row.get("measures") == "tuning" and _is_of(row, gpu)
     ]

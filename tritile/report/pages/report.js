@@ -48,7 +48,7 @@
     const made = document.createElement(kind);
     made.textContent = text;
     if (kind === "th") made.scope = "row";
-    if (number) made.className = "number";
+    if (number) made.className = "n";
     return made;
   }
 
@@ -111,7 +111,7 @@
     if (narrow.matches) {
       const layout = { bottom: { direction: "vertical", anchor: "start", margin: 8 } };
       Object.assign(spec.config.legend, { columns: 2, gradientLength: 160, layout });
-      Object.assign(spec.config.axis, { labelLimit: 105, titleFontSize: 11, labelFontSize: 10 });
+      Object.assign(spec.config.axis, { labelLimit: 120, titleFontSize: 11, labelFontSize: 10 });
     }
     spec.data.find((data) => data.name === figure.data).values = drawable(figure);
     // Errors only: that a filter leaves one layer of a figure nothing is no fault.
@@ -181,7 +181,7 @@
     const up = head.getAttribute("aria-sort") !== "ascending";
     for (const other of head.parentElement.children) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const number = head.classList.contains("number");
+    const number = head.classList.contains("n");
     const text = (line) => line.children[head.cellIndex].textContent;
     const value = (line) => (Number.isNaN(parseFloat(text(line))) ? Infinity : parseFloat(text(line)));
     const order = (a, b) => (number ? value(a) - value(b) || 0 : text(a).localeCompare(text(b), "en", { numeric: true }));
@@ -191,6 +191,14 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("thead button");
     if (button) sort(button);
+    // Going to a figure leaves the filter in the address.
+    const link = event.target.closest('a[href^="#"]');
+    const target = link && document.querySelector(link.getAttribute("href"));
+    if (!target) return;
+    event.preventDefault();
+    target.tabIndex = -1;
+    target.focus({ preventScroll: true });
+    target.scrollIntoView();
   });
   form.addEventListener("change", () => { remember(); apply(); });
   form.addEventListener("submit", (event) => event.preventDefault());
