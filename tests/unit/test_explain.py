@@ -1,6 +1,7 @@
 """Explanations: figures worked out by hand, what compiled kernels take, words, and bad input."""
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, TuningError
 from tritile.explain import bounds, config_like, explanation
-from tritile.explain.hardware import Waves, occupancy, peak_rate
+from tritile.explain.hardware import Waves, occupancy
 from tritile.explain.telling import bytes_text
+from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.report import recorded
@@ -46,6 +48,14 @@ def test_roofline_by_hand(square):
     thin = tritile.explain(MatmulProblem(1, 1, 8192, 8192, "bfloat16", "bfloat16"), device=H200)
     assert thin.roof_us == pytest.approx(thin.least.total / 4800e3)
     assert thin.bound == bounds.MEMORY
+
+
+def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory():
+    unknown = replace(A100, name="Orin", arch=87)
+    found = tritile.explain(SQUARE, device=unknown)
+    assert (found.peak_tflops, found.ridge) == (None, None)
+    assert found.roof_us == pytest.approx(found.least.total / (unknown.memory_gbps * 1e3))
+    assert "not known" in repr(found)
 
 
 def test_tiles_and_waves(square):
@@ -85,9 +95,8 @@ def test_occupancy(taken, warps, device, programs, limit):
 
 
 def test_peaks_are_the_makers():
-    def tflops(dtype, device, precision="ieee"):
-        problem = MatmulProblem(1, 64, 64, 64, dtype, dtype, precision=precision)
-        return peak_rate(problem, device) * device.processors * device.clock_ghz / 1e3
+    def tflops(dtype, device):
+        return peak_tflops(MatmulProblem(1, 64, 64, 64, dtype, dtype), device)
 
     assert tflops("float32", H200) == pytest.approx(67, rel=0.01)
     assert tflops("float64", H200) == pytest.approx(67, rel=0.01)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, explain, ladder, picture, remembered, replay, tune
+from tritile.cli import bench, compile, doctor, explain, ladder, picture, remembered, replay, report, tune
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
@@ -19,6 +19,7 @@ __all__ = [
     "picture",
     "remembered",
     "replay",
+    "report",
     "tune",
 ]
 

@@ -11,10 +11,11 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, TuningError, brief
 from tritile.explain import bounds
-from tritile.explain.hardware import Occupancy, Waves, occupancy, peak_rate, warps_of
+from tritile.explain.hardware import Occupancy, Waves, occupancy, warps_of
 from tritile.explain.telling import rows
 from tritile.launch import KERNELS
 from tritile.markup import table_html
+from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, resources
 from tritile.plans import Plan, trials
 from tritile.problem import MatmulProblem, PermuteProblem
@@ -77,23 +78,22 @@ class Explanation:
         return self.problem.flops / self.least.total if isinstance(self.problem, MatmulProblem) else 0.0
 
     @property
-    def peak_tflops(self) -> float:
-        """Rate of the units that multiply, all of them, at peak clock; 0 of a permutation."""
-        if not isinstance(self.problem, MatmulProblem):
-            return 0.0
-        return peak_rate(self.problem, self.device) * self.device.processors * self.device.clock_ghz / 1e3
+    def peak_tflops(self) -> float | None:
+        """`tritile.model.matmul.peak_tflops`; None of a permutation, and where it is not known."""
+        return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property
-    def ridge(self) -> float:
+    def ridge(self) -> float | None:
         """The intensity from which on multiplying, and not device memory, is the roof."""
-        return 1e3 * self.peak_tflops / self.device.memory_gbps
+        return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
 
     @property
     def roof_us(self) -> float:
-        """The time below which no kernel gets on this GPU: the higher of both roofs."""
+        """The time below which no kernel gets on this GPU: the higher of the roofs that are known."""
         memory = self.least.total / (self.device.memory_gbps * 1e3)
-        flops = self.problem.flops if isinstance(self.problem, MatmulProblem) else 0
-        return max(memory, flops / (self.peak_tflops * 1e6) if flops else 0.0)
+        if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
+            return memory
+        return max(memory, self.problem.flops / (self.peak_tflops * 1e6))
 
     def __repr__(self) -> str:
         told = rows(self)

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritile.device import Device
-from tritile.model.matmul import rate
 from tritile.offline import Resources
-from tritile.problem import MatmulProblem
-from tritile.space.tile import uses_tensor_cores
 
 # Warps and blocks of one multiprocessor, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
 # Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.
@@ -16,19 +13,7 @@ _BLOCKS = {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
 _AMD_WAVES = 32
 _REGISTERS = 65536  # of a multiprocessor; warps take them in units of 256
 _RESERVED = 1024  # bytes of shared memory that the system takes of each block
-# Plain multiply-adds, counted as two, in a clock of one multiprocessor, in fp32 and in fp64, the latter on
-# tensor cores where they have it: peak rates of the makers' datasheets by processors and boost clock.
-_FMA = {80: (128, 128), 90: (256, 256), 100: (256, 128)}
-_FMA_OTHER, _FMA_AMD = (256, 4), (256, 256)
 SHARED_BYTES = 128  # of shared memory in a clock of one multiprocessor: 32 banks of 4 bytes
-
-
-def peak_rate(problem: MatmulProblem, device: Device) -> float:
-    """Operations in a clock of one multiprocessor that its units can do on the problem's type."""
-    if uses_tensor_cores(problem):
-        return rate(problem, device)
-    single, double = _FMA.get(device.nvidia, _FMA_OTHER) if device.nvidia else _FMA_AMD
-    return double if problem.dtype == "float64" else single
 
 
 @dataclass(frozen=True)

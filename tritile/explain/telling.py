@@ -42,13 +42,13 @@ def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
     if not isinstance(of.problem, MatmulProblem):
         gbps = of.device.memory_gbps
         return [("roof", f"{of.roof_us:.1f} us", f"device memory at its peak of {gbps:.0f} GB/s")]
-    side = "memory is the roof" if of.intensity < of.ridge else "multiplying is the roof"
+    if of.ridge is None or of.peak_tflops is None:
+        told = "the peak rate of this GPU is not known: memory is the only roof"
+    else:
+        side = "memory is the roof" if of.intensity < of.ridge else "multiplying is the roof"
+        told = f"{side}: the ridge of this GPU is at {of.ridge:.0f} ({of.peak_tflops:.0f} TFLOP/s)"
     return [
-        (
-            "intensity",
-            f"{of.intensity:.1f} op/byte",
-            f"{side}: the ridge of this GPU is at {of.ridge:.0f} ({of.peak_tflops:.0f} TFLOP/s)",
-        ),
+        ("intensity", f"{of.intensity:.1f} op/byte", told),
         ("roof", f"{of.roof_us:.1f} us", "no kernel gets below on this GPU"),
     ]
 

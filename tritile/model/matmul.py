@@ -25,6 +25,9 @@ _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
 _RATE_FMA = 46  # IEEE fp32 tl.dot as measured on H200: 12 TFLOP/s over 132 processors at 1.98 GHz
 _RATE_FP64 = 128
+# The same peak of fp32 without tensor cores, and of fp64 on whatever is fastest, by `Device.arch`.
+_PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
+_PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
 _LAUNCH_US = 2.0
 
 
@@ -91,10 +94,28 @@ def rate(problem: MatmulProblem, device: Device) -> float:
         return _RATE_FP64
     if not uses_tensor_cores(problem):
         return _RATE_FMA
-    rate = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
+    half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
     if problem.dtype == "float32":
-        return rate / (2 if problem.precision == "tf32" else 6)
-    return rate * 2 / problem.itemsize
+        return half / (2 if problem.precision == "tf32" else 6)
+    return half * 2 / problem.itemsize
+
+
+def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
+    """The most that the hardware could do of this product's kind, in TFLOP/s; None where it is not known.
+
+    The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
+    runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
+    tf32x3's multiplications is three on tensor cores.
+    """
+    peak: float | None
+    if problem.dtype == "float64":
+        peak = _PEAK_FP64.get(device.arch)
+    elif not uses_tensor_cores(problem):
+        peak = _PEAK_FP32.get(device.arch)
+    else:
+        known = device.nvidia in _RATE_16BIT or device.arch == "gfx942"
+        peak = rate(problem, device) if known else None
+    return None if peak is None else peak * device.processors * device.clock_ghz / 1e3
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:

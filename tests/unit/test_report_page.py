@@ -1,0 +1,382 @@
+"""The report: rows from files, figures and tables from rows, and pages that no data can break."""
+
+import importlib.util
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tritile import cli, launch
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.model.matmul import peak_tflops
+from tritile.problem import KernelProblem, MatmulProblem
+from tritile.report.notebook import Results
+from tritile.report.page import document, figures, gather, rows, searches, sources, tables, tuner
+from tritile.report.results import Measurement, Result, append, host_result, result
+from tritile.store import Store, store_of
+from tritile.trial import Trial
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+ENV = {
+    "gpu": H200.name, "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
+    "time": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+CONFIG = Config.of(family="tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+PROBLEM = MatmulProblem(1, 256, 256, 256, "bfloat16", "bfloat16")
+HOSTILE = "<script>alert('x')</script><!--"
+
+
+def line(text="256x256x256", ratio=2.0, suite="square", gpu=H200.name, inductor=None, op="matmul") -> Result:
+    case = parse_shape(text, op=op, suite=suite)
+    exact = 0.0 if op == "permute" else 1e-3
+    copy = 2000.0 if op == "permute" else None
+    measured = Measurement(10.0, 10.0 * ratio, inductor, 0.01, exact, 2 * exact, copy, CONFIG, "table")
+    return result(case, measured, ENV | {"gpu": gpu})
+
+
+def tile(m: int, n: int, **rest: int) -> Config:
+    return Config.of(family="tile", **({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 32, "GROUP_M": 8} | rest))
+
+
+TRIALS = [
+    Trial(PROBLEM, tile(64, 64), 20.0),
+    Trial(PROBLEM, tile(64, 64, GROUP_M=1), 10.0),
+    Trial(PROBLEM, tile(64, 128), None, failure="spills"),
+    Trial(PROBLEM, tile(128, 64), 40.0),
+    Trial(PROBLEM, tile(128, 128), 8.0),
+]
+
+
+def made(lines: list[Result], trials: list[Trial] = (), **found: list) -> rows.Rows:
+    stores = [searches.Recorded("a store", list(trials))] * bool(trials)
+    return gather.gathered(sources.Sources(**found), lines, stores, H200.name, H200)
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+
+
+def embedded(html: str) -> dict:
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S).group(1)
+
+    def never(name: str) -> None:
+        raise AssertionError(f"{name} in the page's JSON")
+
+    return json.loads(text, parse_constant=never)
+
+
+def test_results_as_rows_are_of_one_gpu_each_case_by_its_last() -> None:
+    lines = [line(ratio=1.0), line(ratio=3.0), line("8x8x8", gpu="other"), line("64x32", op="permute")]
+    found = made([*lines, host_result("matmul(a, b)", 5.0, 6.0, ENV)])
+    assert [(row["problem"], row["torch"]) for row in found.results] == [("256x256x256", 3.0), ("64x32", 2.0)]
+    assert [row["r"] for row in found.results] == [0, 1]
+    assert found.results[0]["intensity"] == pytest.approx(2 * 256**3 / (3 * 256 * 256 * 2))
+    assert found.results[1]["layout"] == ""
+    assert [row["call"] for row in found.hosts] == ["matmul(a, b)"]
+    assert found.left_out == {"other": 1}
+    assert found.env["tritile"] == ["abc"]
+
+
+def test_the_gpu_with_the_most_results_is_reported() -> None:
+    lines = [line("8x8x8", gpu="one"), line("8x8x8", gpu="two"), line("16x8x8", gpu="two")]
+    assert rows.gpu_of(lines) == "two"
+    assert rows.gpu_of([]) is None
+    assert rows.named(H200.name).memory_gbps == H200.memory_gbps
+    assert rows.named("two") is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "peak"),
+    [
+        ("bfloat16", "ieee", 1070.5),
+        ("float8_e4m3fn", "ieee", 2141.1),
+        ("float32", "ieee", 66.9),
+        ("float32", "tf32", 535.3),
+        ("float64", "ieee", 66.9),
+    ],
+)
+def test_peaks_of_an_h200(dtype, precision, peak) -> None:
+    problem = MatmulProblem(1, 64, 64, 64, dtype, "float32", precision=precision)
+    assert peak_tflops(problem, H200) == pytest.approx(peak, abs=0.1)
+    assert peak_tflops(problem, replace(H200, arch=70)) is None
+
+
+def test_dtypes_of_one_rate_share_a_roof() -> None:
+    lines = [line(), line() | {"dtype": "float16"}, line() | {"dtype": "float32"}]
+    assert [roof["dtypes"] for roof in made(lines).roofs] == [["float32"], ["bfloat16", "float16"]]
+    assert gather.gathered(sources.Sources(), lines, [], H200.name, None).roofs == []
+
+
+def test_cells_are_the_best_of_each_tile() -> None:
+    found = made([line()], TRIALS)
+    cells = {(row["y"], row["x"]): (row["us"], row["ratio"], row["configs"]) for row in found.cells}
+    assert cells == {
+        (64, 64): (10.0, 1.25, 2), (64, 128): (None, None, 1),
+        (128, 64): (40.0, 5.0, 1), (128, 128): (8.0, 1.0, 1),
+    }  # fmt: skip
+    (search,) = found.searches
+    assert (search["configs"], search["failed"], search["best_us"], search["within"]) == (5, 1, 8.0, 5)
+    assert search["suite"] == ["square"]  # of the result that posed the same problem
+    assert found.trials == 5
+
+
+def test_progress_is_the_best_so_far_and_waits_for_what_works() -> None:
+    found = made([], TRIALS)
+    assert [(row["tried"], row["ratio"]) for row in found.progress] == [
+        (1, 2.5), (2, 1.25), (3, 1.25), (4, 1.25), (5, 1.0),
+    ]  # fmt: skip
+    late = made([], [TRIALS[2], TRIALS[0]])
+    assert [(row["tried"], row["ratio"]) for row in late.progress] == [(2, 1.0)]
+    assert made([], TRIALS[2:3]).searches == []  # nothing worked
+
+
+def test_a_problem_is_mapped_by_the_store_that_tried_most_of_it() -> None:
+    stores = [searches.Recorded("few", TRIALS[:2]), searches.Recorded("many", TRIALS)]
+    found, cells, _ = searches.searched(stores, {})
+    assert [(row["store"], row["mapped"]) for row in found] == [("many", True), ("few", False)]
+    assert {row["s"] for row in cells} == {0}
+    assert found[0]["dtype"] == ["bfloat16"]  # what the problem tells of itself
+    assert found[0]["layout"] == ["NN"]
+
+
+def test_kernels_of_others_are_mapped_by_the_parameters_they_have() -> None:
+    problem = KernelProblem("softmax", (("n", 1000),), (("x", "float32"),))
+    configs = [Config.of(ROWS=r, BLOCK=b, num_warps=4) for r in (1, 2, 4) for b in (256, 512)]
+    trials = [Trial(problem, config, 5.0 + i) for i, config in enumerate(configs)]
+    found, cells, _ = searches.searched([searches.Recorded("own", trials)], {})
+    assert (found[0]["down"], found[0]["across"]) == ("ROWS", "BLOCK")
+    assert {(row["y"], row["x"]) for row in cells} == {(r, b) for r in (1, 2, 4) for b in (256, 512)}
+
+
+STUDY = {
+    "env": ENV,
+    "problems": [
+        {
+            "problem": PROBLEM.label, "regrets": [0.0, 0.02, 0.01], "first_pick_regret": 0.1,
+            "transfer_regret": None, "tune_seconds": 2.0, "configs": 48, "space": 600,
+            "best": "x", "best_us": 3.0,
+        }
+    ],
+}  # fmt: skip
+
+
+def test_a_study_knows_the_facets_of_its_problems() -> None:
+    found = made([line()], studies=[STUDY, STUDY | {"env": ENV | {"gpu": "other"}}])
+    assert [(row["suite"], row["dtype"]) for row in found.study] == [(["square"], ["bfloat16"])]
+    table = tables.table_of("study", found)
+    assert table.lines[0][1][:4] == [PROBLEM.label, "1.00%", "2.00%", "10.00%"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"problem": 3}, {"regrets": "x"}, {"regrets": [math.inf]}, {"best_us": "<b>"}, {"space": math.nan}],
+)
+def test_a_broken_study_is_refused(broken) -> None:
+    with pytest.raises(InvalidValueError):
+        tuner.study_rows([STUDY | {"problems": [STUDY["problems"][0] | broken]}], H200.name, {})
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_figures_are_specified_with_their_data_left_out(name) -> None:
+    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
+    spec = figures.spec_of(name, found)
+    text = json.dumps(spec, allow_nan=False)
+    assert f'"name": "{figures.FIGURES[name].data[0]}"' in text
+    assert "256x256x256" not in text
+    assert spec["width"] == "container"
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_figures_are_drawn_as_pictures(name) -> None:
+    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
+    svg = document.picture(name, found, "svg").decode()
+    assert svg.startswith("<svg")
+    assert "NaN" not in svg
+    assert document.picture(name, found, "png").startswith(b"\x89PNG")
+
+
+def test_slower_and_faster_differ_by_shape() -> None:
+    svg = document.picture("speedups", made([line(ratio=0.5), line("8x8x8", ratio=2.0)]), "svg").decode()
+    assert "slower" in svg
+    (points,) = re.findall(r'<g class="mark-symbol role-mark[^>]*>(.*?)</g>', svg, re.S)
+    arcs = ["A" in path for path in re.findall(r' d="([^"]+)"', points)]
+    assert sorted(arcs) == [False, True]  # a triangle, and a circle
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem", "wanted"),
+    [
+        ("pie", "svg", "", "speedups, roofline"),
+        ("roofline", "jpg", "", ".svg or .png"),
+        ("study", "svg", "", "tritile tune --study"),
+        ("heatmap", "svg", "9x9x9", "9x9x9"),
+    ],
+)
+def test_pictures_that_cannot_be(name, kind, problem, wanted) -> None:
+    with pytest.raises(InvalidValueError, match=re.escape(wanted)):
+        document.picture(name, made([line()], TRIALS), kind, problem)
+
+
+def test_tables_have_every_result_and_share_of_its_roof() -> None:
+    found = made([line(ratio=0.5), line("512x512x512"), line("64x32", op="permute")])
+    assert [key for key, _ in tables.table_of("speedups", found).lines] == ["r0", "r1", "r2"]
+    roof = tables.table_of("roofline", found)
+    heads = [title for title, _ in roof.heads]
+    cells = dict(zip(heads, roof.lines[0][1], strict=True))
+    rate, bound = found.results[0]["tflops"], 4.8 * found.results[0]["intensity"]
+    assert cells["of its roof"] == f"{100 * rate / bound:.2f}%"
+    assert "inductor us" not in [title for title, _ in tables.table_of("speedups", found).heads]
+
+
+def test_data_cannot_be_markup() -> None:
+    lines = [line(suite=HOSTILE), line("64x32", op="permute", suite=HOSTILE)]
+    lines[0]["plan_source"] = HOSTILE
+    html = document.html(made([item | {"env": ENV | {"torch": HOSTILE}} for item in lines]))
+    assert "alert('x')" not in html
+    assert html.count("&lt;script&gt;") > 3
+    data = embedded(html)
+    assert HOSTILE in data["rows"]["results"]["columns"]["suite"]["words"]
+    # Each script ends where we end it: nothing within begins or ends another.
+    for body in re.findall(r"<script[^>]*>(.*?)</script>", html, re.S):
+        assert "<!--" not in body
+    assert html.count("</script>") == 3
+
+
+def test_the_page_asks_for_nothing() -> None:
+    html = document.html(made([line()], TRIALS))
+    head = html[: html.index("<script")]
+    assert "default-src 'none'" in head
+    assert not re.search(r"""(src|href)=["'](?!#)""", re.sub(r"<script.*?</script>", "", html, flags=re.S))
+    assert len(html) < 3e6
+
+
+def test_without_results_or_trials_it_says_what_makes_them() -> None:
+    with pytest.raises(InvalidValueError, match=r"tritile bench .* tritile tune"):
+        document.html(made([]))
+    results_only = document.html(made([line()]))
+    assert "tritile tune makes them" in results_only
+    assert embedded(results_only)["rows"]["cells"]["count"] == 0
+    trials_only = document.html(made([], TRIALS))
+    assert "tritile bench --results DIR" in trials_only
+
+
+def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
+    (tmp_path / "gpu").mkdir()
+    append(tmp_path / "gpu" / "a.jsonl", [line()])
+    (tmp_path / "study.json").write_text(json.dumps(STUDY))
+    (tmp_path / "autotune.json").write_text(json.dumps([{"measures": "tuning", "env": ENV}]))
+    (tmp_path / "else.json").write_text("{}")
+    (tmp_path / "x.sqlite3").write_bytes(b"")
+    heard: list[str] = []
+    found = sources.sources([tmp_path, tmp_path / "x.sqlite3"], heard.append)
+    assert [path.name for path in found.results] == ["a.jsonl"]
+    assert [path.name for path in found.stores] == ["x.sqlite3"]
+    assert (len(found.studies), len(found.autotunes)) == (1, 1)
+    assert len(heard) == 1
+    assert "else.json" in heard[0]
+    with pytest.raises(InvalidValueError, match=r"else\.json"):
+        sources.sources([tmp_path / "else.json"], heard.append)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("none.jsonl", "no such file"), ("notes.txt", "wanted a folder"), ("empty", "--results")],
+)
+def test_bad_places_end_with_status_2(name, wanted, tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    given = ["--results"] * (name == "empty") + [str(tmp_path / name)]
+    monkeypatch.setattr("sys.argv", ["tritile", "report", *given])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_the_command_names_broken_lines_and_says_what_it_wrote(tmp_path) -> None:
+    path, output = tmp_path / "a.jsonl", tmp_path / "deep" / "page.html"
+    append(path, [line(), line("8x8x8", gpu="other")])
+    with path.open("a") as file:
+        file.write('{"op": "matmul"}\n')
+    done = run(path, "--target", "nvidia-h200", "--output", output)
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0, done.output
+    assert "a.jsonl: 1 of" in said
+    assert "line 3" in said
+    assert "1 results of other are left out" in said
+    assert "1 results, 0 trials" in said
+    assert "256x256x256" in output.read_text()
+
+
+def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    store = Store(H200, folder)
+    digest = launch.KERNELS["matmul"]["tile"].digest
+    store.add(digest, replace(TRIALS[0], measured_utc="2026-01-01T00:00:00+00:00"))
+    store.close()
+    done = run(folder / "nvidia-h200.sqlite3", "--output", tmp_path / "a.html")
+    assert done.exit_code == 0, done.output
+    assert "0 results, 1 trials" in " ".join(done.output.split())
+    own = store_of(H200)
+    own.add(digest, replace(TRIALS[0], measured_utc="2026-01-01T00:00:00+00:00"))
+    monkeypatch.setattr("tritile.cli.report.TUNING", tmp_path)
+    monkeypatch.setattr("tritile.cli.report.RESULTS", tmp_path / "none")
+    done = run("--target", "nvidia-h200", "--output", tmp_path / "b.html")
+    assert "0 results, 1 trials" in " ".join(done.output.split())
+    assert "your store" in (tmp_path / "b.html").read_text()
+
+
+def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeypatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "altair" else find(name))
+    append(tmp_path / "a.jsonl", [line()])
+    with pytest.raises(UnsupportedError, match=r"altair: pip install 'tritile\[report\]'"):
+        document.html(made([line()]))
+    assert isinstance(run(tmp_path / "a.jsonl").exception, UnsupportedError)
+
+
+def test_a_suite_without_a_name_has_one_in_the_report() -> None:
+    found = made([line(suite=""), line("8x8x8")])
+    assert [row["suite"] for row in found.results] == ["(no name)", "square"]
+    assert document.html(found).count('class="card') == 3 + 1  # and the cards around them
+
+
+def test_the_command_saves_one_figure(tmp_path) -> None:
+    append(tmp_path / "a.jsonl", [line()])
+    done = run(tmp_path / "a.jsonl", "--figure", "speedups", "--output", tmp_path / "x.svg")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+
+
+def test_results_show_themselves_in_a_notebook(tmp_path) -> None:
+    append(
+        tmp_path / "a.jsonl", [line(ratio=1.0), line(ratio=3.0, inductor=5.0), line("64x32", op="permute")]
+    )
+    found = Results.of(tmp_path)
+    assert len(found) == 3
+    html = found._repr_html_()
+    assert html.count("<tr>") == 3  # heads, and two cases
+    assert "over inductor" in html
+    assert "3.000" in html
+    assert "<script" not in Results([line(suite=HOSTILE)])._repr_html_()
+    assert "0 results" in Results()._repr_html_()
+
+
+def test_committed_results_are_all_in_the_report() -> None:
+    folder = Path(__file__).parents[2] / "tuning" / "results"
+    if not folder.is_dir():
+        pytest.skip("no committed results here")
+    found = sources.sources([folder], pytest.fail)
+    lines = Results.of(folder, tell=pytest.fail)
+    report = gather.gathered(found, lines, [], H200.name, H200)
+    data = embedded(document.html(report))
+    assert data["rows"]["results"]["count"] == len(report.results) > 100
+    assert data["rows"]["study"]["count"] == len(found.studies[0]["problems"])

@@ -1,0 +1,78 @@
+"""Which files a report is made of: results, stores of trials, and studies of the tuner, told by name."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.errors import InvalidValueError
+
+_STORES: Final = (".sqlite3", ".sqlite3.gz")
+_WANTED: Final = (
+    "a folder, or a file of results (.jsonl), of trials (.sqlite3, .sqlite3.gz) or of study (.json)"
+)
+
+
+@dataclass
+class Sources:
+    """Files by what they hold; `studies` and `autotunes` are parsed already, as their kind is in the text."""
+
+    results: list[Path] = field(default_factory=list)
+    stores: list[Path] = field(default_factory=list)
+    studies: list[dict[str, Any]] = field(default_factory=list)
+    autotunes: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{path}: {error}") from error
+
+
+def _add_json(found: Sources, path: Path) -> None:
+    data = _read_json(path)
+    if isinstance(data, dict) and isinstance(data.get("problems"), list):
+        found.studies.append(data)
+    elif isinstance(data, list) and all(isinstance(row, dict) and "measures" in row for row in data):
+        found.autotunes.append(data)
+    else:
+        raise InvalidValueError(
+            f"{path}: wanted what `tritile tune --study` or tuning/compare_autotune.py writes"
+        )
+
+
+def _add(found: Sources, path: Path) -> None:
+    if path.suffix == ".jsonl":
+        found.results.append(path)
+    elif path.name.endswith(_STORES):
+        found.stores.append(path)
+    elif path.suffix == ".json":
+        _add_json(found, path)
+    else:
+        raise InvalidValueError(f"{path}: wanted {_WANTED}")
+
+
+def sources(places: Iterable[Path], tell: Callable[[str], None]) -> Sources:
+    """What these files hold, and those in these folders and in the folders in them.
+
+    `tell` hears of .json files in a folder that are not ours. Raises InvalidValueError for a file or folder
+    that is not there or whose name tells no kind.
+    """
+    found = Sources()
+    for place in dict.fromkeys(places):
+        if place.is_dir():
+            for path in sorted({*place.glob("*.json*"), *place.glob("*/*.json*")}):
+                if path.suffix == ".jsonl":
+                    found.results.append(path)
+                elif path.suffix == ".json":
+                    try:
+                        _add_json(found, path)
+                    except InvalidValueError as error:
+                        tell(str(error))
+        elif place.exists():
+            _add(found, place)
+        else:
+            raise InvalidValueError(f"{place}: no such file or folder; wanted {_WANTED}")
+    return found
