@@ -306,12 +306,10 @@ def test_the_command_names_broken_lines_and_says_what_it_wrote(tmp_path) -> None
     with path.open("a") as file:
         file.write('{"op": "matmul"}\n')
     done = run(path, "--target", "nvidia-h200", "--output", output)
-    said = " ".join(done.output.split())
+    said = "".join(done.output.split())  # lines break wherever the path is long
     assert done.exit_code == 0, done.output
-    assert "a.jsonl: 1 of" in said
-    assert "line 3" in said
-    assert "1 results of other are left out" in said
-    assert "1 results, 0 trials" in said
+    for words in ("a.jsonl: 1 of", "line 3", "1 results of other are left out", "1 results, 0 trials"):
+        assert words.replace(" ", "") in said
     assert "256x256x256" in output.read_text()
 
 
