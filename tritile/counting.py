@@ -78,11 +78,13 @@ def counted(programs: bool = False) -> Iterator[Counts]:
         counts.written_sectors += written.new(self.grid_idx, sectors)
         return store(self, pointers, value, mask, *rest, **options)
 
-    with library_lock:  # which an interpreted kernel holds too
-        InterpreterBuilder.create_masked_load = counting_load
-        InterpreterBuilder.create_masked_store = counting_store
-        try:
-            yield counts
-        finally:
-            InterpreterBuilder.create_masked_load = load
-            InterpreterBuilder.create_masked_store = store
+    def patch(loading: Any, storing: Any) -> None:
+        with library_lock:  # no kernel of another thread is amid an access
+            InterpreterBuilder.create_masked_load = loading
+            InterpreterBuilder.create_masked_store = storing
+
+    patch(counting_load, counting_store)
+    try:
+        yield counts
+    finally:
+        patch(load, store)

@@ -8,14 +8,14 @@ of what they hold.
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tritile.config import Config
+from tritile.counting import SECTOR
 from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
 from tritile.space import descriptor, packed, tile
 from tritile.work.tile import unit
 
-SECTOR: Final = 32  # bytes that a GPU moves at the least
 _ROW: Final = 128  # bytes, of which rows of a copied operand are whole multiples
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
 
@@ -37,23 +37,43 @@ class Traffic:
 
 
 def least(problem: MatmulProblem | PermuteProblem) -> Traffic:
-    """Every input read once, the output written once: no tiling takes less."""
+    """Every input read once, the output written once: no tiling takes less.
+
+    What a permutation reads again and again, as it is stretched over a dimension, counts once. Of a product
+    the problem does not tell whether its batch shares an operand.
+    """
     if isinstance(problem, PermuteProblem):
-        return Traffic(problem.bytes / 2, problem.bytes / 2)
+        own = math.prod(n for n, step in zip(problem.shape, problem.x_strides, strict=True) if step)
+        return Traffic(own * problem.itemsize, problem.bytes / 2)
     written = problem.batch * problem.m * problem.n * ITEMSIZE[problem.out_dtype]
     return Traffic(problem.bytes - written, written)
 
 
 def untiled(problem: MatmulProblem | PermuteProblem) -> Traffic:
-    """Element by element: a product with no reuse; a permutation that reads in order, and scatters.
+    """Element by element: a product with no reuse; a permutation that goes along the densest dimension of x.
 
-    Of the latter whole sectors count, one for each element written.
+    Of the latter sectors count, those of one row once.
     """
     if isinstance(problem, MatmulProblem):
         elements = problem.batch * problem.m * problem.n
         return Traffic(2 * elements * problem.k * problem.itemsize, elements * ITEMSIZE[problem.out_dtype])
-    elements = math.prod(problem.shape)
-    return Traffic(problem.bytes / 2, elements * (SECTOR if problem.turns else problem.itemsize))
+    elements, size = math.prod(problem.shape), problem.itemsize
+    if not problem.plane.n:
+        return Traffic(SECTOR, SECTOR)
+    along = problem.plane.n[0]
+    length = problem.shape[along]
+    found = []
+    for steps in (problem.x_strides, problem.out_strides):
+        starts = math.gcd(SECTOR, *(step * size for step in steps if step > steps[along]))
+        found.append(elements / length * _row(length, steps[along], size, starts))
+    return Traffic(*found)
+
+
+def _row(count: int, step: int, size: int, starts: int) -> float:
+    """Bytes of the sectors that so many elements touch, `step` elements apart, from multiples of `starts`."""
+    if step * size >= SECTOR:
+        return count * SECTOR * sectors(size, max(size, 1))
+    return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
 def tiled(problem: MatmulProblem | PermuteProblem, config: Config) -> Traffic:
@@ -98,6 +118,15 @@ def sectors(run: float, align: int) -> float:
     return sum((start + math.ceil(run) - 1) // SECTOR + 1 for start in starts) / len(starts)
 
 
+class Covers(NamedTuple):
+    """Tiles of a permutation: how many along m and n of each matrix, and how much of either each moves."""
+
+    tiles_m: int
+    m: int
+    tiles_n: int
+    n: int
+
+
 def _covered(extent: int, block: int, unit: int) -> tuple[int, int]:
     """How many tiles cover an extent, and how much each covers of it: see `kernels.permute.tile_span`."""
     tiles, unit = -(-extent // block), min(unit, block)
@@ -105,17 +134,31 @@ def _covered(extent: int, block: int, unit: int) -> tuple[int, int]:
     return tiles, -(-each // unit) * unit if tile.uneven(extent, block) else block
 
 
-def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+def covers(problem: PermuteProblem, config: Config) -> Covers:
+    """How the tiles of a config cover a permutation; the ends of rows that fill no whole word left out."""
     size, rows, lanes = problem.itemsize, problem.m, 1
     units = unit(problem.m, min(size, 8)), unit(problem.n, min(size, 8))
     if config.family == packed.NAME:
         rows, lanes, units = packed.whole_rows(problem), packed.WORD // size, (1, 1)
     tiles_m, words = _covered(rows // lanes, config["BLOCK_M"] // lanes, units[0])
     tiles_n, n = _covered(problem.n, config["BLOCK_N"], units[1])
-    m = words * lanes
-    elements = (tiles_m * m + problem.m - rows) * tiles_n * n * problem.batch
+    return Covers(tiles_m, words * lanes, tiles_n, n)
+
+
+def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+    of, size = covers(problem, config), problem.itemsize
+    ends = problem.m - packed.whole_rows(problem) if config.family == packed.NAME else 0
+    elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
     found = []
-    for run, steps in zip(problem.runs(m, n), (problem.x_strides, problem.out_strides), strict=True):
+    for run, steps in zip(problem.runs(of.m, of.n), (problem.x_strides, problem.out_strides), strict=True):
+        dense = min((step for step in steps if step), default=1)
+        if dense > 1:  # elements with gaps between them: a row of the tile along the densest dimension
+            along = steps.index(dense)
+            side = of.m if along in problem.plane.m else of.n if along in problem.plane.n else 1
+            count = min(side, problem.shape[along])
+            starts = math.gcd(SECTOR, *(step * size for step in steps if step > dense), count * dense * size)
+            found.append(elements / count * _row(count, dense, size, starts))
+            continue
         starts = math.gcd(SECTOR, *(step * size for step in steps if step >= run), run * size)
         found.append(elements / run * sectors(run * size, starts) * SECTOR)
     return Traffic(*found)

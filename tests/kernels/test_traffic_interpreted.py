@@ -1,5 +1,7 @@
 """Bytes that formulas say against those that kernels ask for, access by access, in the interpreter."""
 
+import threading
+
 import pytest
 import torch
 
@@ -106,6 +108,28 @@ def test_untiled_is_what_the_naive_kernels_ask_for(n):
     x, dims, out = permute_op.checked("permute", x, (1, 0), out)
     said = traffic.untiled(permute_op.described(x, out, dims).problem)
     assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
+
+
+def test_other_threads_are_counted_and_not_held_up():
+    call = product(16, 16, 16, "NN", torch.float16)
+    config = Config.of(family="tile", **SMALL)
+    with counted() as found:
+        thread = threading.Thread(target=launch.run_interpreted, args=(call, config))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert found.read == traffic.tiled(call.problem, config).read
+
+
+def test_elements_with_gaps_touch_the_sectors_that_are_said():
+    x = torch.zeros(64, 64 * 16, dtype=torch.uint8)[:, ::16]
+    out = torch.empty(64, 64, dtype=torch.uint8)
+    call = permute_op.described(x, out, (0, 1))
+    for config in model.ranked(call.problem, H200)[:400:100]:
+        with counted(programs=True) as found:
+            launch.run_interpreted(call, config)
+        said = traffic.tiled(call.problem, config)
+        assert said.read / SECTOR == pytest.approx(found.read_sectors, rel=0.1), config
 
 
 def test_a_sector_that_a_program_reads_again_counts_once_for_the_program():

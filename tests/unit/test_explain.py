@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import tritile
-from tritile import cli, model, plans, traffic
+from tritile import cli, model, plans, table, traffic
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, TuningError
@@ -20,6 +20,7 @@ from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.report import recorded
+from tritile.report.tiling import tiling_of
 
 H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "bfloat16", "bfloat16")
@@ -79,9 +80,13 @@ def test_a_persistent_kernel_has_one_program_a_multiprocessor():
     ("taken", "warps", "device", "programs", "limit"),
     [  # as NVIDIA's occupancy calculator has them
         (Resources(128, 0, 0), 4, H200, 4, "registers"),
-        (Resources(32, 0, 0), 8, H200, 8, "registers"),
+        (Resources(88, 0, 0), 2, H200, 10, "registers"),
+        (Resources(96, 0, 0), 1, H200, 20, "registers"),
+        (Resources(32, 0, 0), 8, H200, 8, "registers and warps"),
         (Resources(16, 0, 0), 8, H200, 8, "warps"),
         (Resources(16, 0, 0), 1, H200, 32, "programs"),
+        (Resources(32, 0, 0), 8, replace(H200, arch=103), 8, "registers and warps"),
+        (Resources(16, 0, 0), 4, replace(H200, arch=75), 8, "warps"),
         (Resources(32, 0, 100_000), 4, H200, 2, "shared memory"),
         (Resources(33, 0, 0), 4, A100, 12, "registers"),
         (Resources(32, 0, 232448), 4, H200, 1, "shared memory"),
@@ -132,7 +137,10 @@ def test_why_a_config_loses_names_what_is_worse():
     best = model.pick(ragged, H200)
     wide = config_like("descriptor BLOCK_N=256", ragged, H200)
     assert "beyond the edge" in bounds.why_slower(ragged, wide, best, H200)
-    assert "measuring tells" in bounds.why_slower(large, model.pick(large, H200), small, H200)
+    best = model.pick(large, H200)
+    assert "only measuring tells" in bounds.beside(large, best, small, H200, (None, None))
+    assert bounds.beside(large, small, best, H200, (2.0, 3.0)) == "faster: 1.50 times the speed"
+    assert "faster" not in bounds.beside(large, small, best, H200, (3.0, 2.0))
 
 
 def test_what_was_measured_is_told_and_is_not_taken_for_now(square):
@@ -142,20 +150,21 @@ def test_what_was_measured_is_told_and_is_not_taken_for_now(square):
     tuned = explanation.explained(plan)
     assert tuned.measured_us == 7.5
     assert "when it was tuned" in repr(tuned)
-    timed = explanation.explained(plan, measure=lambda config: 5.0 if config == TILE else 6.0)
+    timed = explanation.explained(plan, measure=lambda given: {c: 5.0 if c == TILE else 6.0 for c in given})
     assert (timed.measured_us, timed.live) == (5.0, True)
     assert {other.measured_us for other in timed.others} == {6.0}
     assert "now: " in repr(timed)
+    slow = explanation.explained(plan, measure=lambda given: {c: 5.0 if c == TILE else 4.0 for c in given})
+    assert {other.why for other in slow.others} == {"faster: 1.25 times the speed"}
 
 
-def test_another_config_that_does_not_run_is_told_without_a_time():
-    def measure(config):
-        if config != TILE:
-            raise TuningError("no")
-        return 5.0
-
-    found = explanation.explained(plans.Plan(SQUARE, TILE, "exact", H200), measure=measure)
-    assert {other.measured_us for other in found.others} == {None}
+def test_configs_that_do_not_run_are_told_without_a_time():
+    plan = plans.Plan(SQUARE, TILE, "exact", H200, 7.5, "")
+    alone = explanation.explained(plan, measure=lambda given: {TILE: 5.0})
+    assert {other.measured_us for other in alone.others} == {None}
+    others = explanation.explained(plan, measure=lambda given: {c: 6.0 for c in given if c != TILE})
+    assert (others.measured_us, others.live) == (7.5, False)  # as it was when tuned
+    assert {other.measured_us for other in others.others} == {None}
 
 
 def test_a_kernel_that_does_not_compile_is_said_to(monkeypatch):
@@ -169,15 +178,60 @@ def test_a_kernel_that_does_not_compile_is_said_to(monkeypatch):
 
 
 def test_transposes_count_sectors():
-    problem = PermuteProblem.turned(1, 4096, 4096, 4)
-    found = tritile.explain(problem, device=H200)
+    found = tritile.explain(PermuteProblem.turned(1, 4096, 4096, 4), device=H200)
     elements = 4096**2
     assert found.untiled.total == elements * 4 + elements * 32
     assert found.least.total == found.tiled.total == elements * 8
     assert found.intensity == 0
     assert found.roof_us == pytest.approx(elements * 8 / 4800e3)
-    stays = PermuteProblem.of((64, 32, 48), (48, 64 * 48, 1), (32 * 48, 48, 1), 4)
-    assert traffic.untiled(stays).written == 64 * 32 * 48 * stays.itemsize // (stays.itemsize // 4)
+    assert (found.work.filled, found.reuse) == (1.0, 4.5)
+
+
+@pytest.mark.parametrize(("width", "size"), [(3, 1), (8, 1), (2, 8)])
+def test_a_thin_transpose_writes_few_sectors_even_untiled(width, size):
+    """Elements that a row of x puts `width` apart: as many share a sector as fit."""
+    thin = PermuteProblem.turned(1, width, 96_000, size)
+    assert traffic.untiled(thin).written == pytest.approx(width * 96_000 * width * size, rel=0.01)
+
+
+def test_what_is_stretched_is_read_once():
+    wide = PermuteProblem.of((4096, 512), (1, 0), (512, 1), 4)
+    assert traffic.least(wide) == traffic.Traffic(4096 * 4, 4096 * 512 * 4)
+
+
+def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
+    """Elements with gaps between them, too, share sectors in a tile."""
+    gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
+    turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
+    for problem in (gaps, turned, PermuteProblem.turned(3, 37, 391, 2)):
+        for config in model.ranked(problem, H200)[:200:40]:
+            assert traffic.tiled(problem, config).total < 1.35 * traffic.untiled(problem).total, config
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "size"), [(129, 4096, 1), (100, 4096, 4), (4097, 4097, 2), (48, 50, 8), (7, 9, 1)]
+)
+def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
+    problem = PermuteProblem.turned(2, m, n, size)
+    for config in model.ranked(problem, H200)[::97]:
+        tiling = tiling_of(problem, config, H200)
+        of = traffic.covers(problem, config)
+        assert (of.m, of.n) == tiling.covers, config
+        assert bounds.work_of(problem, config).tiles == tiling.tiles, config
+
+
+def test_no_part_of_a_product_takes_longer_than_was_measured():
+    """Device memory and what multiplies, at their peaks, over the table that ships."""
+    checked = 0
+    for entry in table.shipped(H200).entries:
+        if isinstance(entry.problem, MatmulProblem) and entry.us:
+            times = bounds.parts(entry.problem, entry.config, H200)
+            for part in (bounds.TENSOR_CORES, bounds.FMA):
+                assert times.get(part, 0) < entry.us, entry
+            if entry.problem.bytes > 4 * H200.l2_bytes:  # else some of it may be found in L2
+                assert times[bounds.MEMORY] < entry.us, entry
+            checked += 1
+    assert checked > 200
 
 
 def test_tensors_are_explained_for_the_gpu_that_is_named():
@@ -205,7 +259,8 @@ def test_notebooks_get_tables_that_are_escaped(square):
     [
         ("tile BLOCK_M=7", r"BLOCK_M = 7 is of no config .* there are 16, 32, 64"),
         ("nonsense", "there are descriptor, tile, warpgroups"),
-        ("WIDTH=3", "no WIDTH among .*families are tile, descriptor, warpgroups"),
+        ("WIDTH=3", "no WIDTH, but .*families are tile, descriptor, warpgroups"),
+        ("tile SPLIT_K=2", "no SPLIT_K, but BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
         ("BLOCK_M=", "NAME=VALUE"),
     ],
@@ -227,6 +282,8 @@ def test_what_cannot_be_explained_is_refused():
     x = torch.empty(64, 64)
     with pytest.raises(InvalidValueError, match="in place"):
         tritile.explain(tritile.transpose, x, out=x, device=H200)
+    with pytest.raises(InvalidValueError, match="in place"):
+        tritile.explain(tritile.transpose, x=x, out=x[:], device=H200)
     with pytest.raises(InvalidValueError, match="config=7"):
         tritile.explain(x, x, config=7, device=H200)
 

@@ -42,7 +42,7 @@ def show(found: Explanation) -> None:
     for name, figure, note in rows(found):
         grid.add_row(name, figure, note)
     console.print(grid)
-    others = RichTable("other configs", "predicted us", "measured us", "why they lose")
+    others = RichTable("other configs", "predicted us", "measured us", "beside it")
     for other in found.others:
         measured = "" if other.measured_us is None else f"{other.measured_us:.1f}"
         others.add_row(str(other.config), f"{other.predicted_us:.1f}", measured, other.why)

@@ -1,5 +1,6 @@
-"""The least time that each part of a GPU needs for a problem with a config, were it alone at work."""
+"""The time that each part of a GPU needs for a problem with a config, were it alone at work."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,7 +8,7 @@ from tritile import model, traffic
 from tritile.config import Config
 from tritile.device import Device
 from tritile.explain.hardware import SHARED_BYTES
-from tritile.model.matmul import TMA_FITTED, rate
+from tritile.model.matmul import TMA_FITTED, peak_tflops, rate
 from tritile.model.permute import parts_us
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import descriptor
@@ -15,16 +16,18 @@ from tritile.space.tile import uses_tensor_cores
 
 MEMORY: Final = "device memory"
 L2: Final = "L2 cache"
+TENSOR_CORES: Final = "tensor cores"
+FMA: Final = "multiply-adds"
 START: Final = "starting and waiting"
 _ALONE: Final = 1.5  # times the longest part, from which on a predicted time is not explained by any part
 
 
 @dataclass(frozen=True)
 class Work:
-    """The tiles of a config: how many, what share of each lies in the problem, and of how much work.
+    """The tiles of a config, how many work units they are, and what share of them is needed.
 
-    `units` are tiles, or parts of tiles where programs share K. `filled` is the share of the tiles' elements
-    (over M, N and K) that is not masked off.
+    `units` are tiles, or parts of tiles where programs share K. `filled` is the share of a product's tiles
+    (over M, N and K) that is not masked off; of what a permutation's move, that is not moved twice.
     """
 
     tiles: int
@@ -34,12 +37,15 @@ class Work:
 
 def work_of(problem: MatmulProblem | PermuteProblem, config: Config) -> Work:
     """How the config cuts the problem up."""
+    if isinstance(problem, PermuteProblem):
+        of = traffic.covers(problem, config)
+        tiles = of.tiles_m * of.tiles_n * problem.batch
+        needed = math.prod(problem.shape) / (tiles * of.m * of.n)
+        return Work(tiles, tiles, min(1.0, needed))
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     rows, columns = -(-problem.m // m), -(-problem.n // n)
     tiles = rows * columns * problem.batch
     filled = problem.m / (rows * m) * problem.n / (columns * n)
-    if isinstance(problem, PermuteProblem):
-        return Work(tiles, tiles, filled)
     split = config["SPLIT_K"] if config.family == descriptor.NAME else 1
     turns = -(-problem.k // config["BLOCK_K"])
     return Work(tiles, tiles * split, filled * problem.k / (turns * config["BLOCK_K"]))
@@ -48,10 +54,10 @@ def work_of(problem: MatmulProblem | PermuteProblem, config: Config) -> Work:
 def parts(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> dict[str, float]:
     """Microseconds of each part by itself, the longest first.
 
-    Of a product: device memory moves every operand once at its peak rate; the L2 cache moves what tiles ask
-    for, at the rate that was fitted for an H200; multiplying is that of the busiest multiprocessor, whole
-    tiles, at the rate that `tl.dot` reaches and peak clock; shared memory is written and read once for each
-    tile of a and b. Of a permutation: as its formula has them (`model.permute`).
+    Of a product, none takes less: device memory moves every operand once, and multiplying is that of the
+    busiest multiprocessor, whole tiles, both at their peak; shared memory is written and read once for each
+    tile of a and b. An estimate is the L2 cache, which moves what tiles ask for at the rate fitted for an
+    H200, and so is all of a permutation, as its formula has it (`model.permute`).
     """
     if isinstance(problem, PermuteProblem):
         found = parts_us(config, problem, device)
@@ -75,11 +81,13 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config).total
-    units = "tensor cores" if uses_tensor_cores(problem) else "multiply-adds"
+    known = peak_tflops(problem, device)
+    peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(problem, device)
+    units = TENSOR_CORES if uses_tensor_cores(problem) else FMA
     return {
         MEMORY: traffic.least(problem).total / (device.memory_gbps * 1e3),
         L2: asked / (TMA_FITTED.l2_bytes * device.processors * clocks_us),
-        units: multiplied / rate(problem, device) / clocks_us,
+        units: multiplied / peak / clocks_us,
         "shared memory": passed / SHARED_BYTES / clocks_us,
     }
 
@@ -93,18 +101,17 @@ def bound(times: dict[str, float], predicted_us: float) -> str:
 def why_slower(problem: MatmulProblem | PermuteProblem, config: Config, best: Config, device: Device) -> str:
     """Why a config is predicted to lose to another, in a few words."""
     mine, theirs = (parts(problem, one, device) for one in (config, best))
-    worse = {name: mine[name] - theirs.get(name, 0.0) for name in mine}
+    worse = {name: mine[name] - theirs[name] for name in mine}
     name = max(worse, key=lambda part: worse[part])
     gap = model.predict_us(config, problem, device) - model.predict_us(best, problem, device)
     own, other = work_of(problem, config), work_of(problem, best)
-    if gap <= 0:
-        return "predicted to be no slower: measuring tells"
-    if worse[name] > 0.25 * gap and worse[name] > 0.01 * mine[name]:
-        text = f"{name}: {mine[name]:.1f} us for {theirs.get(name, 0.0):.1f}"
+    if worse[name] > 0.25 * max(gap, 0.0) and worse[name] > 0.01 * mine[name]:
+        text = f"{name}: {mine[name]:.1f} us for {theirs[name]:.1f}"
         waves = -(-own.units // device.processors), -(-other.units // device.processors)
         if own.filled < 0.97 * other.filled:
-            return f"{text}; {1 - own.filled:.0%} of its tiles lies beyond the edge"
-        if name in ("tensor cores", "multiply-adds") and own.units / waves[0] < 0.97 * other.units / waves[1]:
+            lost = "lies beyond the edge" if isinstance(problem, MatmulProblem) else "is moved twice"
+            return f"{text}; {1 - own.filled:.0%} of its tiles {lost}"
+        if name in (TENSOR_CORES, FMA) and own.units / waves[0] < 0.97 * other.units / waves[1]:
             idle = 1 - own.units / (waves[0] * device.processors)
             return f"{text}; {idle:.0%} of the multiprocessors' time is idle at the end"
         return text
@@ -114,4 +121,23 @@ def why_slower(problem: MatmulProblem | PermuteProblem, config: Config, best: Co
         return f"family {config.family} takes longer to start a tile, or to feed it"
     if config.num_stages < best.num_stages:
         return f"{config.num_stages} stages for {best.num_stages}: less is under way while it waits"
-    return "starts and ends of programs take longer"
+    return "starts and ends of programs, which no part explains"
+
+
+def beside(
+    problem: MatmulProblem | PermuteProblem,
+    config: Config,
+    best: Config,
+    device: Device,
+    times: tuple[float | None, float | None],
+) -> str:
+    """How a config stands beside another: by measured times where both are known, else by predicted ones."""
+    mine, theirs = times
+    if mine is not None and theirs is not None:
+        if mine <= theirs:
+            return f"faster: {theirs / mine:.2f} times the speed"
+        return why_slower(problem, config, best, device)
+    gap = model.predict_us(config, problem, device) - model.predict_us(best, problem, device)
+    if gap <= 0:
+        return "predicted to be as fast; only measuring tells"
+    return why_slower(problem, config, best, device)

@@ -2,7 +2,7 @@
 
 import functools
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tritile import model, traffic
@@ -16,20 +16,20 @@ from tritile.explain.telling import rows
 from tritile.launch import KERNELS
 from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
-from tritile.offline import Resources, resources
+from tritile.offline import Resources, check_fits, resources
 from tritile.plans import Plan, trials
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import illegal
 from tritile.traffic import Traffic
 
 Tiled = MatmulProblem | PermuteProblem
-Measure = Callable[[Config], float]  # microseconds of a launch on the GPU that is here
+Measure = Callable[[Sequence[Config]], dict[Config, float]]  # microseconds, of those that run here
 _OTHERS = 4  # configs that are told of besides the one explained
 
 
 @dataclass(frozen=True)
 class Other:
-    """Another config: predicted microseconds, measured ones if there are any, and why it loses."""
+    """Another config: predicted microseconds, measured ones if there are any, and how it stands beside."""
 
     config: Config
     predicted_us: float
@@ -110,7 +110,7 @@ class Explanation:
             (str(other.config), f"{other.predicted_us:.1f}", _us(other.measured_us), other.why)
             for other in self.others
         ]
-        head = ("other configs", "predicted us", "measured us", "why they lose")
+        head = ("other configs", "predicted us", "measured us", "beside it")
         return table_html(title, ("", "", ""), rows(self)) + table_html("", head, others)
 
 
@@ -126,33 +126,23 @@ def _told(other: Other) -> str:
 @functools.lru_cache(maxsize=256)
 def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Resources, int]:
     kernel = compiled_for(problem, config, device)
+    check_fits(kernel, device)
     try:
         return resources(kernel), warps_of(kernel)
     except (OSError, subprocess.SubprocessError) as error:
         raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
 
 
-def _others(
-    problem: Tiled, config: Config, device: Device, known: dict[Config, float], measure: Measure | None
-) -> tuple[Other, ...]:
-    """The next best: of those measured, else of those predicted, no two with the same tile."""
-    ranked = model.ranked(problem, device)
-    if known:
-        ranked = sorted(known, key=lambda c: (known[c], c.key)) + [c for c in ranked if c not in known]
-    shapes, found = {_shape(config)}, list[Other]()
+def _rivals(problem: Tiled, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
+    """The next best: of those measured, then of those predicted, no two with the same tile."""
+    ranked = sorted(known, key=lambda c: (known[c], c.key))
+    ranked += [other for other in model.ranked(problem, device) if other not in known]
+    shapes, found = {_shape(config)}, list[Config]()
     for one in ranked:
         if _shape(one) not in shapes and len(found) < _OTHERS:
             shapes.add(_shape(one))
-            us = known.get(one)
-            if measure is not None:
-                try:
-                    us = measure(one)
-                except TuningError:
-                    us = None
-            predicted = model.predict_us(one, problem, device)
-            why = bounds.why_slower(problem, one, config, device)
-            found.append(Other(one, predicted, us, why))
-    return tuple(found)
+            found.append(one)
+    return found
 
 
 def _shape(config: Config) -> tuple[str, int, int]:
@@ -168,8 +158,8 @@ def _at_once(config: Config, work: bounds.Work, held: Occupancy | None, device: 
 def explained(plan: Plan, config: Config | None = None, measure: Measure | None = None) -> Explanation:
     """Explain a plan, or its problem with another config. Compiles, and launches nothing.
 
-    `measure` gives microseconds of a config of the problem on the GPU of the plan. Without it, times are
-    those remembered of that GPU, if any.
+    `measure` gives microseconds of configs on the GPU of the plan, side by side, of those that run. Without
+    it, and where the config does not run, times are those remembered of that GPU, if any.
     Raises InvalidValueError for a config that is not legal for the problem on the device.
     """
     problem, device = plan.problem, plan.device
@@ -188,15 +178,27 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     known = {one: us for one, us in known.items() if one.family in KERNELS[problem.op]}
     if plan.us is not None and plan.source in ("exact", "table"):
         known.setdefault(plan.config, plan.us)
+    rivals = _rivals(problem, config, device, known)
+    timed = measure([config, *rivals]) if measure is not None and taken is not None else {}
+    live = config in timed
+    if live:
+        known = timed
+    us = known.get(config)
+    others = [
+        Other(
+            one,
+            model.predict_us(one, problem, device),
+            known.get(one),
+            bounds.beside(problem, one, config, device, (known.get(one), us)),
+        )
+        for one in rivals
+    ]
     work = bounds.work_of(problem, config)
     predicted = model.predict_us(config, problem, device)
     times = bounds.parts(problem, config, device)
-    live = measure is not None and taken is not None
-    measured = measure(config) if measure is not None and live else known.get(config)
     return Explanation(
         problem, config, source, device,
         traffic.untiled(problem), traffic.tiled(problem, config), traffic.least(problem),
         work, _at_once(config, work, held, device), taken, held, refusal,
-        predicted, measured, live, times, bounds.bound(times, predicted),
-        _others(problem, config, device, known, measure),
+        predicted, us, live, times, bounds.bound(times, predicted), tuple(others),
     )  # fmt: skip

@@ -8,10 +8,15 @@ from tritile.offline import Resources
 
 # Warps and blocks of one multiprocessor, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
 # Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.
-_WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
-_BLOCKS = {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
+_MOST = {
+    70: (64, 32), 72: (64, 32), 75: (32, 16), 80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24),
+    90: (64, 32), 100: (64, 32), 101: (64, 32), 103: (64, 32), 120: (48, 32), 121: (48, 32),
+}  # fmt: skip
+_OTHERS = (48, 16)  # of a capability that is not in the list: no GPU of the last years has less, but for 7.5
 _AMD_WAVES = 32
-_REGISTERS = 65536  # of a multiprocessor; warps take them in units of 256
+_REGISTERS = (
+    65536  # of a multiprocessor; a warp takes them in units of 256, and four warps at a time have room
+)
 _RESERVED = 1024  # bytes of shared memory that the system takes of each block
 SHARED_BYTES = 128  # of shared memory in a clock of one multiprocessor: 32 banks of 4 bytes
 
@@ -37,9 +42,9 @@ class Occupancy:
 def occupancy(taken: Resources, warps: int, device: Device) -> Occupancy:
     """The occupancy of a kernel that takes so much, with so many warps a program."""
     if device.backend == "cuda":
-        most, blocks = _WARPS.get(device.nvidia, 48), _BLOCKS.get(device.nvidia, 16)
-        of_warp = -(-taken.registers * device.warp_size // 256) * 256
-        by_registers = _REGISTERS // max(1, of_warp * warps)
+        most, blocks = _MOST.get(device.nvidia, _OTHERS)
+        of_warp = max(256, -(-taken.registers * device.warp_size // 256) * 256)
+        by_registers = _REGISTERS // of_warp // 4 * 4 // warps  # a quarter of them in each of four partitions
         by_shared = (device.shared_memory + _RESERVED) // (taken.shared + _RESERVED)
     else:
         most, blocks = _AMD_WAVES, _AMD_WAVES
@@ -51,8 +56,10 @@ def occupancy(taken: Resources, warps: int, device: Device) -> Occupancy:
         "warps": most // warps,
         "programs": blocks,
     }
-    programs = max(1, min(limits.values()))
-    return Occupancy(programs, programs * warps, most, min(limits, key=lambda name: limits[name]))
+    least = min(limits.values())
+    limit = " and ".join(name for name, count in limits.items() if count == least)
+    programs = max(1, least)
+    return Occupancy(programs, programs * warps, most, limit)
 
 
 @dataclass(frozen=True)

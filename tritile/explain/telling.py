@@ -1,5 +1,6 @@
 """An explanation in words and figures."""
 
+import math
 from typing import TYPE_CHECKING
 
 from tritile.problem import MatmulProblem
@@ -33,15 +34,27 @@ def _traffic(of: "Explanation") -> list[tuple[str, str, str]]:
     )
     return [
         ("bytes, untiled", bytes_text(of.untiled.total), how),
-        ("bytes, this tiling", bytes_text(of.tiled.total), f"tiling cut them by a factor of {of.reuse:.3g}"),
+        ("bytes, this tiling", bytes_text(of.tiled.total), _cut(of)),
         ("bytes, least", bytes_text(of.least.total), "inputs once, output once"),
     ]
+
+
+def _cut(of: "Explanation") -> str:
+    if of.reuse >= 1.005:
+        return f"tiling cut them by a factor of {of.reuse:.3g}"
+    return "tiling saves none here" if of.reuse > 0.995 else f"{1 / of.reuse:.3g} times as many"
+
+
+def _down(share: float) -> str:
+    """Percent, rounded down: 100% is all of it."""
+    return f"{math.floor(100 * share)}%"
 
 
 def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
     if not isinstance(of.problem, MatmulProblem):
         gbps = of.device.memory_gbps
         return [("roof", f"{of.roof_us:.1f} us", f"device memory at its peak of {gbps:.0f} GB/s")]
+    shared = ", unless the batch shares an operand" if of.problem.batch > 1 else ""
     if of.ridge is None or of.peak_tflops is None:
         told = "the peak rate of this GPU is not known: memory is the only roof"
     else:
@@ -49,19 +62,20 @@ def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
         told = f"{side}: the ridge of this GPU is at {of.ridge:.0f} ({of.peak_tflops:.0f} TFLOP/s)"
     return [
         ("intensity", f"{of.intensity:.1f} op/byte", told),
-        ("roof", f"{of.roof_us:.1f} us", "no kernel gets below on this GPU"),
+        ("roof", f"{of.roof_us:.1f} us", "no kernel gets below on this GPU" + shared),
     ]
 
 
 def _tiles(of: "Explanation") -> list[tuple[str, str, str]]:
     work, waves = of.work, of.waves
+    lost = "lies beyond the edge" if isinstance(of.problem, MatmulProblem) else "is moved twice"
     parts = f", each shared by {work.units // work.tiles} programs" if work.units > work.tiles else ""
     return [
-        ("tiles", f"{work.tiles}{parts}", f"{1 - work.filled:.1%} of what they cover lies beyond the edge"),
+        ("tiles", f"{work.tiles}{parts}", f"{1 - work.filled:.1%} of what they cover {lost}"),
         (
             "waves",
             str(waves.count),
-            f"of {waves.at_once} tiles at once; {waves.idle:.0%} of the last one is idle",
+            f"of {waves.at_once} tiles at once; {_down(waves.idle)} of the last one is idle",
         ),
     ]
 

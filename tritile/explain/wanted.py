@@ -42,13 +42,13 @@ def config_like(text: str, problem: MatmulProblem | PermuteProblem, device: Devi
     """
     found = model.ranked(problem, device)
     for name, value in _named(text).items():
+        names = sorted({known for config in found for known in _parameters(config)})
         values = {_parameters(config).get(name) for config in found} - {None}
         found = [config for config in found if _parameters(config).get(name) == value]
         if not values:
-            names = sorted({name for config in model.ranked(problem, device) for name in _parameters(config)})
             families = ", ".join(FAMILIES[problem.op])
             raise InvalidValueError(
-                f"config {text!r}: no {name} among {', '.join(names)}; families are {families}"
+                f"config {text!r}: there is no {name}, but {', '.join(names)}; families are {families}"
             )
         if not found:
             among = ", ".join(map(str, sorted(values, key=lambda value: (str(type(value)), value))))

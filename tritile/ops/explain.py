@@ -1,6 +1,8 @@
 """`tritile.explain`: what a call costs, what bounds it, and why other configs lose."""
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,24 +11,33 @@ from tritile import device as devices
 from tritile import launch
 from tritile.config import Config
 from tritile.device import Device
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, TuningError
 from tritile.explain import Explanation, config_like, explained
-from tritile.measure.timing import graph_of, screen_us
+from tritile.explain.explanation import Measure
+from tritile.measure.timing import Timed, graph_of, interleaved, timing_of
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
-from tritile.ops.plan import plan
+from tritile.ops.plan import IN_PLACE, plan
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.subject.operands import copies_of, run_of
 
 
-def _measure(problem: MatmulProblem | PermuteProblem, device: Device) -> Callable[[Config], float]:
-    """What times a config of the problem on the current GPU: in a graph, over operands that leave L2 cold."""
-    calls = copies_of(problem, device)
+def _measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Measure:
+    """What times configs of the problem on the current GPU, in turns, over operands that leave L2 cold."""
 
-    def measured_us(config: Config) -> float:
-        return screen_us(graph_of(run_of(launch.prepare(calls[0], config)), calls)).us
+    def times_us(configs: Sequence[Config]) -> dict[Config, float]:
+        graphs: dict[Config, Timed] = {}
+        try:
+            calls = copies_of(problem, device)
+            for config in configs:
+                with contextlib.suppress(TuningError):  # does not run here: nothing is told of its time
+                    graphs[config] = graph_of(run_of(launch.prepare(calls[0], config)), calls)
+        except torch.cuda.OutOfMemoryError:
+            warnings.warn("explain: no GPU memory to measure on; measure=False does not try", stacklevel=4)
+        samples = interleaved(list(graphs.values())) if graphs else []
+        return {config: timing_of(own).us for config, own in zip(graphs, samples, strict=True)}
 
-    return measured_us
+    return times_us
 
 
 def explain(
@@ -48,7 +59,8 @@ def explain(
         config: explain this config, or the likeliest that has the parameters this text names
             ("tile BLOCK_M=64"). Default: that of the plan.
         measure: time the config, and those beside it, on random operands where the GPU is the current one.
-            It takes memory for copies of the operands, of three times the L2 cache together.
+            It takes memory for as many copies of the operands as exceed the L2 cache three times, and at
+            least one; where there is none left, it warns and tells no time.
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises, and InvalidValueError for a config that is not legal for the problem,
@@ -60,12 +72,9 @@ def explain(
         raise InvalidValueError(
             f"explain: config={config!r}: wanted a Config, or the names of some parameters"
         )
-    out = kwargs.get("out")
-    if isinstance(out, torch.Tensor) and any(out is value for value in args):
-        raise InvalidValueError("explain: in place there is one kernel and one config: leave out= away")
     here = devices.current_gpu()
     if device is None and not isinstance(what, MatmulProblem | PermuteProblem):
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         if all(tensor.device.type == "cpu" for tensor in tensors):
             device = here
             if device is None:
@@ -73,7 +82,9 @@ def explain(
                     "explain: there is no GPU here: name one with device=tritile.target_device('nvidia-h200')"
                 )
     chosen = plan(what, *args, device=device, **kwargs)
+    if chosen.why == IN_PLACE:
+        raise InvalidValueError("explain: in place there is one kernel and one config: leave out= away")
     if isinstance(config, str):
         config = config_like(config, chosen.problem, chosen.device)
     timed = measure and chosen.device == here and torch.cuda.is_available()
-    return explained(chosen, config, _measure(chosen.problem, chosen.device) if timed else None)
+    return explained(chosen, config, _measured(chosen.problem, chosen.device) if timed else None)

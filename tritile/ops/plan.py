@@ -47,6 +47,7 @@ def _permuted(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None 
     return _permute_call("permute", x, dims, out)
 
 
+IN_PLACE: Final = "in place: one config for all, never measured"
 _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
     permute_op.permute: _permuted,
@@ -88,7 +89,7 @@ def plan(
     if device is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
     if only is not None:
-        return Plan(problem, only, "model", device, None, "in place: one config for all, never measured")
+        return Plan(problem, only, "model", device, None, IN_PLACE)
     chosen = plans.plan_for(problem, device) or plans.plan_for(problem, device, "cached")
     assert chosen is not None  # only mode "tune" gives none
     return chosen

@@ -1,16 +1,15 @@
 """What a turn of a permutation reads and writes, and in how many sectors of 32 bytes."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tritile.counting import SECTOR
 from tritile.problem import PermuteProblem
 from tritile.report.tiling.blocks import Block
 from tritile.report.tiling.order import Tiling
 from tritile.space import packed
-
-SECTOR: Final = 32  # bytes that a GPU moves at the least
 
 
 class Move(NamedTuple):
