@@ -309,7 +309,7 @@ def test_the_command_takes_sizes_apart_or_joined():
     for words in ("1001x1003x1007 NT bfloat16", "untiled", "ridge", "waves", "registers", "bound by"):
         assert words in told[0].output
     turned = CliRunner().invoke(cli.app, ["explain", "511", "513", "--op", "transpose", "--target", "sm_80"])
-    assert "sectors" in turned.output
+    assert "in sectors" in turned.output
 
 
 @pytest.mark.parametrize(

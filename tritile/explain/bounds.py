@@ -92,10 +92,10 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     }
 
 
-def bound(times: dict[str, float], predicted_us: float) -> str:
-    """What takes longest: one of the parts, or none, where starting and waiting for data is most of it."""
+def bound(times: dict[str, float], us: float) -> str:
+    """What takes longest of so many microseconds: a part, or none, where it is starting and waiting for data."""
     name = max(times, key=lambda part: times[part])
-    return name if predicted_us < _ALONE * times[name] else START
+    return name if us < _ALONE * times[name] else START
 
 
 def why_slower(problem: MatmulProblem | PermuteProblem, config: Config, best: Config, device: Device) -> str:

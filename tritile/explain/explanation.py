@@ -200,5 +200,5 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
         problem, config, source, device,
         traffic.untiled(problem), traffic.tiled(problem, config), traffic.least(problem),
         work, _at_once(config, work, held, device), taken, held, refusal,
-        predicted, us, live, times, bounds.bound(times, predicted), tuple(others),
+        predicted, us, live, times, bounds.bound(times, us or predicted), tuple(others),
     )  # fmt: skip

@@ -30,7 +30,7 @@ def _traffic(of: "Explanation") -> list[tuple[str, str, str]]:
     how = (
         "every element of out reads a row and a column"
         if product
-        else "in order in, scattered out, by sectors"
+        else "in sectors, element by element along x"
     )
     return [
         ("bytes, untiled", bytes_text(of.untiled.total), how),
