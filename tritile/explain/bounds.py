@@ -93,7 +93,7 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
 
 
 def bound(times: dict[str, float], us: float) -> str:
-    """What takes longest of so many microseconds: a part, or none, where it is starting and waiting for data."""
+    """What most of the microseconds go to: the longest part, or starting and waiting."""
     name = max(times, key=lambda part: times[part])
     return name if us < _ALONE * times[name] else START
 
