@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import tritile
 from tritile import cli
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import InvalidValueError, TuningError
@@ -329,6 +330,24 @@ def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
     race.check_size(largest, H200)
     with pytest.raises(InvalidValueError, match="GiB are free"):
         race.check_size(largest + 1, H200)
+
+
+def test_writes_of_small_transposes_share_sectors():
+    """Those of "element by element", where a program has several rows; those of "row by row" never do."""
+    for n, fewer in ((64, True), (128, False)):
+        rows, elements = counts.counted_climb(LADDERS["transpose"][:2], n, H200, str)
+        assert rows.touched == n * n * (4 + counts.SECTOR)
+        assert (elements.touched < rows.touched) == fewer
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1001])
+@pytest.mark.parametrize("op", LADDERS)
+def test_the_librarys_rung_tells_of_the_kernel_that_runs(op, n):
+    (rung,) = (rung for rung in LADDERS[op] if rung.name == f"tritile.{op}")
+    *given, _ = matrices(op, n, rung.dtype, "cpu")
+    plan = tritile.plan(getattr(tritile, op), *given, device=H200)
+    assert plan.problem == rung.runs.problem(n)
+    assert plan.config == planned(rung, n, H200)
 
 
 def test_described_rungs_keep_the_compilers_reason():
