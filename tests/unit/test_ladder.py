@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from tritile.report import climbing
 from tritile.report.climbing import Climb
 from tritile.rungs import counts, race
 from tritile.rungs.climb import LADDERS, Library
-from tritile.rungs.launching import described, planned, run_interpreted
+from tritile.rungs.launching import described, planned, run_compiled, run_interpreted
 from tritile.rungs.matrices import allowed_error, error_of, matrices
 from tritile.rungs.reading import Reading
+from tritile.settings import current_mode, mode
 
 H200 = target_device("nvidia-h200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -290,6 +292,85 @@ def test_a_rung_that_fails_costs_itself_alone(acted):
     assert (right.us, right.failed) == (500.0, False)
     assert (bad.us, bad.failed, "wrong answer" in bad.note) == (None, True, True)
     assert (raised.us, raised.failed, "no_such_method" in raised.note) == (None, True, True)
+
+
+def test_matrices_that_memory_does_not_hold_cost_their_rungs_alone(acted):
+    def short(op, n, dtype, where, seed):
+        if dtype == "bfloat16":
+            raise torch.OutOfMemoryError("CUDA out of memory: 4 GiB")
+        return matrices(op, n, dtype, "cpu")
+
+    acted.setattr(race, "matrices", short)
+    done = []
+    rungs = [rung for op in LADDERS for rung in LADDERS[op] if runs_here(rung)]
+    found = race.timed_climb(rungs, 16, H200, done.append)
+    assert done == [reading.name for reading in found] == [rung.name for rung in rungs]
+    for reading in found:
+        assert reading.failed == (reading.us is None) == (reading.dtype == "bfloat16")
+        assert reading.failed == ("out of memory: 4 GiB" in (reading.note or ""))
+
+
+def raising(*_):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
+    """Every call raises since the third rung: the first, slow, has its time; the second has none."""
+
+    def fatal(x, out):
+        acted.setattr(race.torch.cuda, "synchronize", raising)
+        for name in ("matrices", "graph_of", "_once_us", "run_compiled", "interleaved", "planned"):
+            acted.setattr(race, name, lambda *_: pytest.fail("measured"))
+        acted.setattr(race.torch.cuda, "empty_cache", raising)
+        raising()
+
+    times = iter([3e6, 500.0])
+    acted.setattr(race, "_once_us", lambda run, given: next(times))
+    first, second, *_, last = LADDERS["transpose"]
+    rungs = [first, second, replace(last, name="fatal", runs=Library(fatal)), last, LADDERS["matmul"][0]]
+    slow, quick, guilty, *rest = race.timed_climb(rungs, 16, H200, str)
+    assert (slow.us, slow.failed, slow.note) == (3e6, False, None)
+    assert guilty.failed
+    assert "illegal memory access" in guilty.note
+    assert quick.registers is not None
+    for reading in (quick, *rest):
+        assert (reading.us, reading.failed) == (None, True)
+        assert reading.note == "the GPU no longer answers since rung fatal"
+    assert len(rest) == 2
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
+    def fatal(graphs, budget):
+        acted.setattr(race, "interleaved", interleaved)
+        if lasts:
+            acted.setattr(race.torch.cuda, "synchronize", raising)
+        raising()
+
+    interleaved = race.interleaved
+    acted.setattr(race, "interleaved", fatal)
+    rungs = [*LADDERS["transpose"][:2], LADDERS["matmul"][0]]
+    *lost, other = race.timed_climb(rungs, 16, H200, str)
+    for reading in lost:
+        assert (reading.us, reading.failed, reading.error) == (None, True, 0.0)
+        assert "illegal memory access" in reading.note
+    assert (other.us, other.failed) == ((None, True) if lasts else (500.0, False))
+    assert other.note == (
+        "the GPU no longer answers since rungs row by row and element by element were timed side by side"
+        if lasts else None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "run_rung", [run_interpreted, lambda rung, given: run_compiled(rung, given, None, 1)]
+)
+def test_the_librarys_rungs_run_in_the_mode_that_is_shown(run_rung):
+    modes = []
+    rung = replace(LADDERS["matmul"][-1], runs=Library(lambda *_: modes.append(current_mode())))
+    with mode("strict"):
+        run_rung(rung, ())
+        assert current_mode() == "strict"
+    assert modes == ["cached"]
 
 
 def test_a_rung_that_does_not_run_there_is_no_failure(acted):
