@@ -14,7 +14,6 @@ from tritile import cli
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import InvalidValueError, TuningError
 from tritile.report import climbing
-from tritile.report.climbing import Climb
 from tritile.rungs import counts, race
 from tritile.rungs.climb import LADDERS, Library
 from tritile.rungs.launching import described, planned, run_compiled, run_interpreted
@@ -48,7 +47,7 @@ def timed(climb):
     for op in climb.ops:
         rungs = [*climb.of(op), Reading(op, "torch", "torch's own", "float32", True)]
         readings += [replace(reading, us=1e5 / 2**i, spread=0.01) for i, reading in enumerate(rungs)]
-    return replace(climb, readings=tuple(readings))
+    return replace(climb, timed=True, readings=tuple(readings))
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +174,8 @@ def damaged(data, name):
         "a list": [],
         "no n": {k: v for k, v in data.items() if k != "n"},
         "n of 0": data | {"n": 0},
+        "n of 400 digits": data | {"n": 10**400},
+        "timed by 1": data | {"timed": 1},
         "no rungs": data | {"rungs": []},
         "a number in env": data | {"env": {"gpu": 1}},
         "a field too few": data | {"rungs": [{k: v for k, v in first.items() if k != "us"}]},
@@ -186,7 +187,8 @@ def damaged(data, name):
     }[name]
 
 
-@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "no rungs", "a number in env",
+@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "n of 400 digits",
+                                  "timed by 1", "no rungs", "a number in env",
                                   "a field too few", "a negative time", "a text for a time", "no name",
                                   "an unknown op", "an unknown dtype"])  # fmt: skip
 def test_damaged_results_are_refused(kept, tmp_path, name):
@@ -194,6 +196,41 @@ def test_damaged_results_are_refused(kept, tmp_path, name):
     path.write_text(broken if isinstance(broken, str) else json.dumps(broken))
     with pytest.raises(InvalidValueError):
         climbing.read(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("us", 1e-300), ("us", 0.0), ("us", 1e300), ("asked", 10**400), ("touched", 10**30), ("error", 1e300)],
+)
+def test_absurd_numbers_are_refused_by_name(kept, tmp_path, field, value):
+    data, path = json.loads(kept[0].read_text()), tmp_path / "x.json"
+    path.write_text(json.dumps(data | {"rungs": [data["rungs"][0] | {field: value}]}))
+    with pytest.raises(InvalidValueError, match=f"a rung's {field} is"):
+        climbing.read(path)
+
+
+@pytest.mark.parametrize("times", [(1e-3, 1e13), (1e13, 1e-3)])
+def test_numbers_at_their_bounds_are_drawn(kept, tmp_path, times):
+    climb = timed(climbing.read(kept[0])).only(["matmul"])
+    pairs = zip(climb.readings, times, strict=False)
+    climb = replace(climb, readings=tuple(replace(r, us=us, asked=10**17) for r, us in pairs))
+    climbing.save(climb, tmp_path / "x.json")
+    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.svg")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_climb_of_failures_on_a_gpu_is_shown_as_one(kept, tmp_path):
+    climb = timed(climbing.read(kept[0]))
+    readings = tuple(replace(r, us=None, failed=True, note="no memory") for r in climb.readings)
+    climbing.save(replace(climb, readings=readings), tmp_path / "x.json")
+    assert climbing.read(tmp_path / "x.json").timed
+    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.html")
+    assert result.exit_code == 1
+    assert f"on {climb.device}" in result.output
+    page = (tmp_path / "x.html").read_text()
+    assert "timed on" in page
+    for shown in (result.output, page):
+        assert "interpret" not in shown.replace("no interpreter", "")
 
 
 def test_figures():
@@ -207,7 +244,7 @@ def test_figures():
     assert climbing.gains([untimed, product, faster]) == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
     assert climbing.gains([untimed]) == {}
     assert [climbing.size_text(v) for v in (None, 0, 999, 7114752, 999_999, 3 * 10**15)] == [
-        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3,000 TB"]  # fmt: skip
+        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3 PB"]  # fmt: skip
     assert [climbing.time_text(v) for v in (None, 0.9, 12.34, 4560.0, 2e6)] == [
         "-", "0.9 us", "12.3 us", "4.56 ms", "2 s"]  # fmt: skip
 
@@ -361,9 +398,7 @@ def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "run_rung", [run_interpreted, lambda rung, given: run_compiled(rung, given, None, 1)]
-)
+@pytest.mark.parametrize("run_rung", [run_interpreted, partial(run_compiled, config=None, processors=1)])
 def test_the_librarys_rungs_run_in_the_mode_that_is_shown(run_rung):
     modes = []
     rung = replace(LADDERS["matmul"][-1], runs=Library(lambda *_: modes.append(current_mode())))
@@ -391,9 +426,7 @@ def test_failures_end_with_status_1(kept, tmp_path):
     climb = timed(climbing.read(kept[0]))
     first, *rest = climb.readings
     saved = tmp_path / "failed.json"
-    climbing.save(
-        Climb(16, climb.device, climb.env, (replace(first, us=None, failed=True, note="no"), *rest)), saved
-    )
+    climbing.save(replace(climb, readings=(replace(first, us=None, failed=True, note="no"), *rest)), saved)
     result = run("--from", saved, "--plot", tmp_path / "x.svg")
     assert result.exit_code == 1
     assert "failed" in (tmp_path / "x.svg").read_text()
