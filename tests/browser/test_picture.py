@@ -1,5 +1,7 @@
 """The page of a tiling in a browser: what it shows at each step is what the tiling tells."""
 
+import time
+
 import pytest
 
 from tritile.config import Config
@@ -338,3 +340,30 @@ def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, co
         assert page.evaluate("document.querySelectorAll('#picture *').length") < 200
         step = "(() => { const t = performance.now(); for (let i = 0; i < 50; i++) tiling.go(i * 50, i);"
         assert page.evaluate(f"{step} return (performance.now() - t) / 50 }})()") < 50  # milliseconds
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (parse_shape("1000000000000x4096", "permute", "float64").problem, mover()),
+        (parse_shape("20000000000x64x64").problem, tile()),
+    ],
+    ids=["transpose", "product"],
+)
+def test_the_longest_sides_are_drawn_without_a_line_for_each_tile(opened, problem, config):
+    start = time.perf_counter()
+    page, tiling = opened(problem, config)
+    assert fact(page, "Tile (row, column)") == "(0, 0)"
+    assert time.perf_counter() - start < 5
+    assert tiling.rows > 10**8
+    grids = "[...document.querySelectorAll('#picture path[stroke=\"var(--grid)\"]')].map(e => e.getAttribute('d'))"
+    assert sum(d.count("M") for d in page.evaluate(grids)) < 500
+
+
+def test_lines_lie_between_tiles(opened):
+    page, tiling = opened(*RAGGED)
+    grid = "[...document.querySelectorAll('#picture path[stroke=\"var(--grid)\"]')].map(e => e.getAttribute('d'))"
+    of_c = page.evaluate(grid)[2]
+    assert (of_c.count("h"), of_c.count("v")) == (tiling.rows - 1, tiling.columns - 1)
+    top = rectangle(page, "#tile", "c", 300, 200)[2]
+    assert top == pytest.approx(64, abs=0.01)
