@@ -18,7 +18,7 @@ def page(tmp_path_factory):
         for i, rung in enumerate(ladder)
     ]
     path = tmp_path_factory.mktemp("page") / "ladder.html"
-    draw(Climb(1024, "a GPU", ENV, tuple(readings)), path)
+    draw(Climb(1024, "a GPU", True, ENV, tuple(readings)), path)
     return path
 
 

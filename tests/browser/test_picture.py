@@ -1,5 +1,7 @@
 """The page of a tiling in a browser: what it shows at each step is what the tiling tells."""
 
+import time
+
 import pytest
 
 from tritile.config import Config
@@ -338,3 +340,50 @@ def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, co
         assert page.evaluate("document.querySelectorAll('#picture *').length") < 200
         step = "(() => { const t = performance.now(); for (let i = 0; i < 50; i++) tiling.go(i * 50, i);"
         assert page.evaluate(f"{step} return (performance.now() - t) / 50 }})()") < 50  # milliseconds
+
+
+def grids(page):
+    """The lines of each matrix, as paths."""
+    read = "every => every.map(each => each.getAttribute('d'))"
+    return page.locator('#picture path[stroke="var(--grid)"]').evaluate_all(read)
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (parse_shape("1000000000000x4096", "permute", "float64").problem, mover()),
+        (parse_shape("20000000000x64x64").problem, tile()),
+    ],
+    ids=["transpose", "product"],
+)
+def test_the_longest_sides_are_drawn_without_a_line_for_each_tile(opened, problem, config):
+    start = time.perf_counter()
+    page, tiling = opened(problem, config)
+    assert fact(page, "Tile (row, column)") == "(0, 0)"
+    assert time.perf_counter() - start < 5
+    assert tiling.rows > 10**8
+    assert sum(d.count("M") for d in grids(page)) < 500
+
+
+def test_lines_lie_between_tiles(opened):
+    page, tiling = opened(*RAGGED)
+    of_c = grids(page)[2]
+    assert (of_c.count("h"), of_c.count("v")) == (tiling.rows - 1, tiling.columns - 1)
+    top = rectangle(page, "#tile", "c", 300, 200)[2]
+    assert top == pytest.approx(64, abs=0.01)
+
+
+def test_one_is_told_in_the_singular(opened):
+    page, _ = opened(product("8x8x8"), tile(m=16, n=16, k=16))
+    page.click("#all")
+    assert "1 program runs at a time. At this step it loads 2 blocks" in page.text_content("#saying")
+    page, _ = opened(PermuteProblem.turned(1, 2, 2, 4), mover(), start=(0, 2))
+    assert page.evaluate("[counted(1, 'sector'), counted(1234, 'sector')]") == ["1 sector", "1,234 sectors"]
+    page.click("#all")
+    assert "1 program runs at a time, with a tile" in page.text_content("#saying")
+
+
+def test_less_than_all_is_never_told_as_all(opened):
+    page, _ = opened(*RAGGED)
+    shares = [1, 0.99999, 0.9995, 0.29, 0.125, 0]
+    assert page.evaluate(f"{shares}.map(percent)") == ["100%", "99.9%", "99.9%", "29%", "12.5%", "0%"]

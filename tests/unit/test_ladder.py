@@ -3,21 +3,23 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import tritile
 from tritile import cli
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import InvalidValueError, TuningError
 from tritile.report import climbing
-from tritile.report.climbing import Climb
 from tritile.rungs import counts, race
 from tritile.rungs.climb import LADDERS, Library
-from tritile.rungs.launching import described, planned, run_interpreted
+from tritile.rungs.launching import described, planned, run_compiled, run_interpreted
 from tritile.rungs.matrices import allowed_error, error_of, matrices
 from tritile.rungs.reading import Reading
+from tritile.settings import current_mode, mode
 
 H200 = target_device("nvidia-h200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -45,7 +47,7 @@ def timed(climb):
     for op in climb.ops:
         rungs = [*climb.of(op), Reading(op, "torch", "torch's own", "float32", True)]
         readings += [replace(reading, us=1e5 / 2**i, spread=0.01) for i, reading in enumerate(rungs)]
-    return replace(climb, readings=tuple(readings))
+    return replace(climb, timed=True, readings=tuple(readings))
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,8 @@ def damaged(data, name):
         "a list": [],
         "no n": {k: v for k, v in data.items() if k != "n"},
         "n of 0": data | {"n": 0},
+        "n of 400 digits": data | {"n": 10**400},
+        "timed by 1": data | {"timed": 1},
         "no rungs": data | {"rungs": []},
         "a number in env": data | {"env": {"gpu": 1}},
         "a field too few": data | {"rungs": [{k: v for k, v in first.items() if k != "us"}]},
@@ -183,7 +187,8 @@ def damaged(data, name):
     }[name]
 
 
-@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "no rungs", "a number in env",
+@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "n of 400 digits",
+                                  "timed by 1", "no rungs", "a number in env",
                                   "a field too few", "a negative time", "a text for a time", "no name",
                                   "an unknown op", "an unknown dtype"])  # fmt: skip
 def test_damaged_results_are_refused(kept, tmp_path, name):
@@ -191,6 +196,41 @@ def test_damaged_results_are_refused(kept, tmp_path, name):
     path.write_text(broken if isinstance(broken, str) else json.dumps(broken))
     with pytest.raises(InvalidValueError):
         climbing.read(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("us", 1e-300), ("us", 0.0), ("us", 1e300), ("asked", 10**400), ("touched", 10**30), ("error", 1e300)],
+)
+def test_absurd_numbers_are_refused_by_name(kept, tmp_path, field, value):
+    data, path = json.loads(kept[0].read_text()), tmp_path / "x.json"
+    path.write_text(json.dumps(data | {"rungs": [data["rungs"][0] | {field: value}]}))
+    with pytest.raises(InvalidValueError, match=f"a rung's {field} is"):
+        climbing.read(path)
+
+
+@pytest.mark.parametrize("times", [(1e-3, 1e13), (1e13, 1e-3)])
+def test_numbers_at_their_bounds_are_drawn(kept, tmp_path, times):
+    climb = timed(climbing.read(kept[0])).only(["matmul"])
+    pairs = zip(climb.readings, times, strict=False)
+    climb = replace(climb, readings=tuple(replace(r, us=us, asked=10**17) for r, us in pairs))
+    climbing.save(climb, tmp_path / "x.json")
+    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.svg")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_climb_of_failures_on_a_gpu_is_shown_as_one(kept, tmp_path):
+    climb = timed(climbing.read(kept[0]))
+    readings = tuple(replace(r, us=None, failed=True, note="no memory") for r in climb.readings)
+    climbing.save(replace(climb, readings=readings), tmp_path / "x.json")
+    assert climbing.read(tmp_path / "x.json").timed
+    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.html")
+    assert result.exit_code == 1
+    assert f"on {climb.device}" in result.output
+    page = (tmp_path / "x.html").read_text()
+    assert "timed on" in page
+    for shown in (result.output, page):
+        assert "interpret" not in shown.replace("no interpreter", "")
 
 
 def test_figures():
@@ -204,7 +244,7 @@ def test_figures():
     assert climbing.gains([untimed, product, faster]) == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
     assert climbing.gains([untimed]) == {}
     assert [climbing.size_text(v) for v in (None, 0, 999, 7114752, 999_999, 3 * 10**15)] == [
-        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3,000 TB"]  # fmt: skip
+        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3 PB"]  # fmt: skip
     assert [climbing.time_text(v) for v in (None, 0.9, 12.34, 4560.0, 2e6)] == [
         "-", "0.9 us", "12.3 us", "4.56 ms", "2 s"]  # fmt: skip
 
@@ -291,6 +331,83 @@ def test_a_rung_that_fails_costs_itself_alone(acted):
     assert (raised.us, raised.failed, "no_such_method" in raised.note) == (None, True, True)
 
 
+def test_matrices_that_memory_does_not_hold_cost_their_rungs_alone(acted):
+    def short(op, n, dtype, where, seed):
+        if dtype == "bfloat16":
+            raise torch.OutOfMemoryError("CUDA out of memory: 4 GiB")
+        return matrices(op, n, dtype, "cpu")
+
+    acted.setattr(race, "matrices", short)
+    done = []
+    rungs = [rung for op in LADDERS for rung in LADDERS[op] if runs_here(rung)]
+    found = race.timed_climb(rungs, 16, H200, done.append)
+    assert done == [reading.name for reading in found] == [rung.name for rung in rungs]
+    for reading in found:
+        assert reading.failed == (reading.us is None) == (reading.dtype == "bfloat16")
+        assert reading.failed == ("out of memory: 4 GiB" in (reading.note or ""))
+
+
+def raising(*_):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
+    """Every call raises since the third rung: the first, slow, has its time; the second has none."""
+
+    def fatal(x, out):
+        acted.setattr(race.torch.cuda, "synchronize", raising)
+        for name in ("matrices", "graph_of", "_once_us", "run_compiled", "interleaved", "planned"):
+            acted.setattr(race, name, lambda *_: pytest.fail("measured"))
+        acted.setattr(race.torch.cuda, "empty_cache", raising)
+        raising()
+
+    times = iter([3e6, 500.0])
+    acted.setattr(race, "_once_us", lambda run, given: next(times))
+    first, second, *_, last = LADDERS["transpose"]
+    rungs = [first, second, replace(last, name="fatal", runs=Library(fatal)), last, LADDERS["matmul"][0]]
+    slow, quick, guilty, *rest = race.timed_climb(rungs, 16, H200, str)
+    assert (slow.us, slow.failed, slow.note) == (3e6, False, None)
+    assert guilty.failed
+    assert "illegal memory access" in guilty.note
+    assert quick.registers is not None
+    for reading in (quick, *rest):
+        assert (reading.us, reading.failed) == (None, True)
+        assert reading.note == "the GPU no longer answers since rung fatal"
+    assert len(rest) == 2
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
+    def fatal(graphs, budget):
+        acted.setattr(race, "interleaved", interleaved)
+        if lasts:
+            acted.setattr(race.torch.cuda, "synchronize", raising)
+        raising()
+
+    interleaved = race.interleaved
+    acted.setattr(race, "interleaved", fatal)
+    rungs = [*LADDERS["transpose"][:2], LADDERS["matmul"][0]]
+    *lost, other = race.timed_climb(rungs, 16, H200, str)
+    for reading in lost:
+        assert (reading.us, reading.failed, reading.error) == (None, True, 0.0)
+        assert "illegal memory access" in reading.note
+    assert (other.us, other.failed) == ((None, True) if lasts else (500.0, False))
+    assert other.note == (
+        "the GPU no longer answers since rungs row by row and element by element were timed side by side"
+        if lasts else None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("run_rung", [run_interpreted, partial(run_compiled, config=None, processors=1)])
+def test_the_librarys_rungs_run_in_the_mode_that_is_shown(run_rung):
+    modes = []
+    rung = replace(LADDERS["matmul"][-1], runs=Library(lambda *_: modes.append(current_mode())))
+    with mode("strict"):
+        run_rung(rung, ())
+        assert current_mode() == "strict"
+    assert modes == ["cached"]
+
+
 def test_a_rung_that_does_not_run_there_is_no_failure(acted):
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "persistent, TMA")
     (reading,) = race.timed_climb([rung], 12, H200, str)
@@ -309,9 +426,7 @@ def test_failures_end_with_status_1(kept, tmp_path):
     climb = timed(climbing.read(kept[0]))
     first, *rest = climb.readings
     saved = tmp_path / "failed.json"
-    climbing.save(
-        Climb(16, climb.device, climb.env, (replace(first, us=None, failed=True, note="no"), *rest)), saved
-    )
+    climbing.save(replace(climb, readings=(replace(first, us=None, failed=True, note="no"), *rest)), saved)
     result = run("--from", saved, "--plot", tmp_path / "x.svg")
     assert result.exit_code == 1
     assert "failed" in (tmp_path / "x.svg").read_text()
@@ -329,6 +444,24 @@ def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
     race.check_size(largest, H200)
     with pytest.raises(InvalidValueError, match="GiB are free"):
         race.check_size(largest + 1, H200)
+
+
+def test_writes_of_small_transposes_share_sectors():
+    """Those of "element by element", where a program has several rows; those of "row by row" never do."""
+    for n, fewer in ((64, True), (128, False)):
+        rows, elements = counts.counted_climb(LADDERS["transpose"][:2], n, H200, str)
+        assert rows.touched == n * n * (4 + counts.SECTOR)
+        assert (elements.touched < rows.touched) == fewer
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1001])
+@pytest.mark.parametrize("op", LADDERS)
+def test_the_librarys_rung_tells_of_the_kernel_that_runs(op, n):
+    (rung,) = (rung for rung in LADDERS[op] if rung.name == f"tritile.{op}")
+    *given, _ = matrices(op, n, rung.dtype, "cpu")
+    plan = tritile.plan(getattr(tritile, op), *given, device=H200)
+    assert plan.problem == rung.runs.problem(n)
+    assert plan.config == planned(rung, n, H200)
 
 
 def test_described_rungs_keep_the_compilers_reason():

@@ -313,3 +313,11 @@ def test_a_page_of_any_problem_is_small_and_asks_for_nothing():
     assert len(text) < 100_000
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert sorted(tilings.__all__) == list(tilings.__all__)
+
+
+def test_a_still_counts_one_and_all_rightly():
+    assert "reads 1 sector<" in svg(PermuteProblem.turned(1, 2, 2, 4), mover(), H200)
+    assert "reads 1 sectors" not in svg(PermuteProblem.turned(1, 2, 2, 4), mover(), H200)
+    nearly = svg(product(1, 1, 1), tile(m=64, n=64, k=32), H200)  # of 4,096 elements 4,094 are filled up
+    assert "99% zero-filled" in nearly
+    assert "100% zero-filled" not in nearly

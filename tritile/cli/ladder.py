@@ -50,7 +50,7 @@ def _climbed(n: int | None, ops: list[str], target: str | None) -> Climb:
     with progress() as bar:
         task = bar.add_task("climbing", total=len(rungs))
         readings = climb(rungs, n, device, lambda name: bar.update(task, advance=1, description=name))
-    return Climb(n, device.name, environment(here), tuple(readings))
+    return Climb(n, device.name, here is not None, environment(here), tuple(readings))
 
 
 def _what(reading: Reading) -> str:

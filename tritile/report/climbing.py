@@ -7,30 +7,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
+from tritile.explain.telling import bytes_text
 from tritile.rungs.climb import ITEMSIZE, LADDERS
+from tritile.rungs.race import LARGEST
 from tritile.rungs.reading import Reading
 
 PICTURES: Final = (".svg", ".png", ".html")
-_FIELDS: Final = ("n", "device", "env", "rungs")
+_FIELDS: Final = ("n", "device", "timed", "env", "rungs")
 
 
 @dataclass(frozen=True)
 class Climb:
     """Readings of the rungs on n x n matrices.
 
-    `device` names the GPU that they were timed on, or compiled for where nothing was timed. `env` is as
-    `tritile.report.environment` gives it.
+    `device` names the GPU that they ran on, to be timed; or, where not `timed`, that they were compiled for,
+    and ran in the interpreter. `env` is as `tritile.report.environment` gives it.
     """
 
     n: int
     device: str
+    timed: bool
     env: Mapping[str, str]
     readings: tuple[Reading, ...]
-
-    @property
-    def timed(self) -> bool:
-        """Whether it was on a GPU."""
-        return any(reading.us is not None for reading in self.readings)
 
     def only(self, ops: Iterable[str]) -> "Climb":
         """The same of some ladders. Raises InvalidValueError where none of them was climbed."""
@@ -76,7 +74,9 @@ def gains(readings: Iterable[Reading]) -> dict[str, tuple[float, float]]:
 def save(climb: Climb, path: Path) -> None:
     """Write a climb as JSON. Raises OSError where the file cannot be written."""
     rungs = [reading.to_dict() for reading in climb.readings]
-    data = {"n": climb.n, "device": climb.device, "env": dict(climb.env), "rungs": rungs}
+    data = {
+        "n": climb.n, "device": climb.device, "timed": climb.timed, "env": dict(climb.env), "rungs": rungs
+    }  # fmt: skip
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -90,15 +90,19 @@ def read(path: Path) -> Climb:
         raise InvalidValueError(
             f"{path} is of no climb: wanted {', '.join(_FIELDS)}, as tritile ladder writes"
         )
-    n, env, rungs = data["n"], data["env"], data["rungs"]
-    good = type(n) is int and n > 0 and isinstance(data["device"], str) and isinstance(rungs, list)
-    if not (good and rungs and isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
-        raise InvalidValueError(f"{path}: wanted n above 0, a device's name, texts in env, and rungs")
+    n, device, timed, env, rungs = (data[name] for name in _FIELDS)
+    if not (type(n) is int and 1 <= n <= LARGEST):
+        raise InvalidValueError(f"{path}: wanted n of 1 to {LARGEST:,}")
+    good = isinstance(device, str) and isinstance(timed, bool) and isinstance(rungs, list) and rungs
+    if not (good and isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
+        raise InvalidValueError(
+            f"{path}: wanted a device's name, true or false in timed, texts in env, and rungs"
+        )
     readings = tuple(Reading.from_dict(rung) for rung in rungs)
     for reading in readings:
         if reading.op not in LADDERS or reading.dtype not in ITEMSIZE:
             raise InvalidValueError(f"{path}: {reading.name!r} is of op {reading.op!r} and {reading.dtype!r}")
-    return Climb(n, data["device"], env, readings)
+    return Climb(n, device, timed, env, readings)
 
 
 def rate_text(value: float | None) -> str:
@@ -111,20 +115,17 @@ def share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}" if share < 0.095 else f"{share:.0%}"
 
 
-def _text(value: float, names: tuple[str, ...]) -> str:
-    """A value in the largest of these units, each a thousand of the one before, that leaves it above 1."""
-    for name in names[:-1]:
-        if value < 999.5:
-            return f"{value:.3g} {name}"
-        value /= 1000
-    return f"{value:.3g} {names[-1]}" if value < 999.5 else f"{value:,.0f} {names[-1]}"
-
-
 def size_text(count: int | None) -> str:
     """Bytes in few letters: 7.11 MB; "-" for None."""
-    return "-" if count is None else _text(count, ("B", "kB", "MB", "GB", "TB"))
+    return "-" if count is None else bytes_text(count)
 
 
 def time_text(us: float | None) -> str:
     """A time in few letters: 12.3 us, 4.56 ms; "-" for None."""
-    return "-" if us is None else _text(us, ("us", "ms", "s"))
+    if us is None:
+        return "-"
+    for unit in ("us", "ms"):
+        if us < 999.5:
+            return f"{us:.3g} {unit}"
+        us /= 1000
+    return f"{us:.3g} s" if us < 999.5 else f"{us:,.0f} s"

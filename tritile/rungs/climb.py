@@ -12,7 +12,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import MatmulProblem, PermuteProblem, alignment
 from tritile.rungs import matmul as products
 from tritile.rungs import transpose as transposes
 
@@ -162,7 +162,8 @@ def _shared(swizzle: bool) -> Kernel:
 
 
 def _square_product(n: int) -> MatmulProblem:
-    return MatmulProblem(1, n, n, n, "bfloat16", "bfloat16")
+    rows = alignment(n * ITEMSIZE["bfloat16"]) if n > 1 else 16  # nothing steps over the only row
+    return MatmulProblem(1, n, n, n, "bfloat16", "bfloat16", a_align=rows, b_align=rows, out_align=rows)
 
 
 def _square_turn(n: int) -> PermuteProblem:

@@ -8,7 +8,7 @@ from typing import Final
 from tritile import device as devices
 from tritile.counting import SECTOR, counted
 from tritile.device import Device
-from tritile.errors import InterpreterWarning, InvalidValueError
+from tritile.errors import InterpreterWarning, InvalidValueError, brief
 from tritile.rungs.climb import Library, Rung
 from tritile.rungs.launching import described, failed, noted, planned, run_interpreted
 from tritile.rungs.matrices import error_of, matrices
@@ -57,7 +57,7 @@ def _counted(reading: Reading, rung: Rung, n: int) -> Reading:
             run_interpreted(rung, given)
         error = error_of(rung.op, given)
     except Exception as failure:  # what one rung raises is not the others'
-        return failed(reading, failure)
+        return failed(reading, brief(failure))
     if isinstance(rung.runs, Library):
         reading = noted(reading, "counted with the config that matrices in host memory get")
     touched = SECTOR * (counts.read_sectors + counts.written_sectors)

@@ -16,6 +16,7 @@ from tritile.offline import Pointer, Resources, check_fits, compiling_for, resou
 from tritile.rungs.climb import ITEMSIZE, Kernel, Library, Rung, Values
 from tritile.rungs.matrices import Matrices
 from tritile.rungs.reading import Reading
+from tritile.settings import mode
 
 _INTERPRETED_PROCESSORS: Final = 3  # few, so that one makes several tiles
 
@@ -42,9 +43,9 @@ def noted(reading: Reading, note: str) -> Reading:
     return replace(reading, note="; ".join(filter(None, notes)))
 
 
-def failed(reading: Reading, error: Exception) -> Reading:
-    """The reading of a rung that should have run, and raised this."""
-    return replace(noted(reading, brief(error)), failed=True)
+def failed(reading: Reading, why: str) -> Reading:
+    """The reading of a rung that should have run and did not, or answered wrongly."""
+    return replace(noted(reading, why), failed=True)
 
 
 def described(rung: Rung, n: int, config: Config | None, device: Device) -> Reading:
@@ -82,10 +83,16 @@ def taken(rung: Rung, n: int, config: Config, device: Device) -> Resources:
     return resources(kernel)
 
 
+def _called(library: Library, given: Matrices) -> None:
+    """Make a call in the mode whose config is shown, whatever mode is in force."""
+    with mode("cached"):
+        library.call(*given)
+
+
 def run_interpreted(rung: Rung, given: Matrices) -> None:
     """Run a rung on matrices in host memory, in Triton's interpreter."""
     if isinstance(rung.runs, Library):
-        rung.runs.call(*given)
+        _called(rung.runs, given)
         return
     kernel, n, config = rung.runs, given[0].shape[0], rung.runs.configs[0]
     grid = kernel.grid(n, config, _INTERPRETED_PROCESSORS)
@@ -95,7 +102,7 @@ def run_interpreted(rung: Rung, given: Matrices) -> None:
 def run_compiled(rung: Rung, given: Matrices, config: Config | None, processors: int) -> None:
     """Run a rung on the current GPU, a kernel of ours with this config."""
     if isinstance(rung.runs, Library):
-        rung.runs.call(*given)
+        _called(rung.runs, given)
         return
     assert config is not None
     kernel, n = rung.runs, given[0].shape[0]

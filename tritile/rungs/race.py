@@ -11,7 +11,7 @@ import torch
 from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, brief
 from tritile.measure.timing import Run, Timed, Timing, copies_wanted, graph_of, interleaved, timing_of
 from tritile.rungs.climb import Kernel, Rung
 from tritile.rungs.launching import described, failed, planned, run_compiled
@@ -24,6 +24,7 @@ LARGEST: Final = 46340  # of which n * n, an offset, has 31 bits
 _SLOW_US: Final = 2e5  # from which on launches are timed alone, a few times
 _SLOWEST_US: Final = 2e6  # from which on one is enough
 _BUDGET_MS: Final = 60.0  # of timing, for each rung that is not slow
+_Found = tuple[Reading, Timing | Timed | None]  # of a rung: and its time, or what can be timed
 
 
 def _copies(n: int, device: Device) -> int:
@@ -67,7 +68,7 @@ def _once_us(run: Run, given: Matrices) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
-def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Timing | Timed]:
+def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> _Found:
     """What is known of a rung, its answer checked; and its time where it is slow, else what can be timed.
 
     Raises whatever it raises.
@@ -90,38 +91,67 @@ def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Rea
     return reading, timing_of([us, *(_once_us(run, calls[0]) for _ in range(more))])
 
 
-def _timed(found: Sequence[tuple[Reading, Timing | Timed | None]]) -> list[Reading]:
-    """The readings with times: those that can be timed again take turns."""
+def _lost(since: str) -> str | None:
+    """What to say where the GPU is lost: some errors make every later call of this process raise."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return f"the GPU no longer answers since {since}"
+    return None
+
+
+def _timed(found: Sequence[_Found], lost: str | None) -> tuple[list[Reading], str | None]:
+    """The readings with times: those that can be timed again take turns. And `lost`, where the GPU is."""
     graphs = {i: timed for i, (_, timed) in enumerate(found) if timed and not isinstance(timed, Timing)}
-    samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
     timings = {i: timing for i, (_, timing) in enumerate(found) if isinstance(timing, Timing)}
-    timings |= {i: timing_of(times) for i, times in zip(graphs, samples, strict=True)}
-    return [
-        replace(reading, us=timings[i].us, spread=timings[i].spread) if i in timings else reading
-        for i, (reading, _) in enumerate(found)
-    ]
+    why = lost
+    if graphs and not lost:
+        try:
+            samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs))
+            timings |= {i: timing_of(times) for i, times in zip(graphs, samples, strict=True)}
+        except Exception as error:
+            names = " and ".join(found[i][0].name for i in graphs)
+            why, lost = brief(error), _lost(f"rungs {names} were timed side by side")
+    readings = [reading for reading, _ in found]
+    for i, timing in timings.items():
+        readings[i] = replace(readings[i], us=timing.us, spread=timing.spread)
+    for i in graphs.keys() - timings.keys():
+        readings[i] = failed(readings[i], why or "not timed")
+    return readings, lost
 
 
 def timed_climb(rungs: Iterable[Rung], n: int, device: Device, done: Callable[[str], None]) -> list[Reading]:
     """Check and time every rung on the current GPU, those of one dtype side by side; `done` hears of each.
 
-    A rung that fails has its reason in its note. Raises InvalidValueError for an n that is too large.
+    A rung that fails has its reason in its note; from one that leaves the GPU unusable on, all do.
+    Raises InvalidValueError for an n that is too large.
     """
     check_size(n, device)
     readings: list[Reading] = []
-    for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
-        calls = [matrices(op, n, dtype, "cuda", seed) for seed in range(_copies(n, device))]
-        found: list[tuple[Reading, Timing | Timed | None]] = []
+    lost: str | None = None
+    for (op, dtype), together in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
+        group, calls, found, why = list(together), list[Matrices](), list[_Found](), lost
+        if not lost:
+            try:
+                calls += (matrices(op, n, dtype, "cuda", seed) for seed in range(_copies(n, device)))
+            except Exception as error:  # memory may be short, by what others take
+                why, lost = brief(error), _lost(f"rung {group[0].name}")
         for rung in group:
             try:
                 if rung.unfit(device, n):
                     found.append((described(rung, n, planned(rung, n, device), device), None))
+                elif why:
+                    found.append((failed(described(rung, n, None, device), why), None))
                 else:
                     found.append(_checked(rung, calls, device))
             except Exception as error:  # what one rung raises is not the others'
-                found.append((failed(described(rung, n, None, device), error), None))
+                found.append((failed(described(rung, n, None, device), brief(error)), None))
+                lost = _lost(f"rung {rung.name}")
+                why = why or lost
             done(rung.name)
-        readings += _timed(found)
+        timed, lost = _timed(found, lost)
+        readings += timed
         del calls, found
-        torch.cuda.empty_cache()
+        if not lost:
+            torch.cuda.empty_cache()
     return readings

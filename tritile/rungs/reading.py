@@ -1,6 +1,5 @@
 """What was read off each rung of a climb, as a frozen value that JSON holds."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -56,19 +55,31 @@ class Reading:
             raise InvalidValueError(f"{str(data)[:200]!r} is not of a rung: wanted {wanted}")
         for name, kind in _KINDS.items():
             if not _good(data[name], kind):
-                raise InvalidValueError(f"a rung's {name} is {str(data[name])[:80]!r}: wanted {kind}")
+                raise InvalidValueError(f"a rung's {name} is {_shown(data[name])}: wanted {kind}")
+            low, high = _BOUNDS.get(name, _ANY)
+            if type(data[name]) in (int, float) and not low <= data[name] <= high:
+                raise InvalidValueError(
+                    f"a rung's {name} is {_shown(data[name])}: wanted {low:g} to {high:g}"
+                )
         return cls(**data)
 
 
 _KINDS: Final = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(Reading)}
 
 
+_ANY: Final = (0, 1e17)
+_BOUNDS: Final = {"us": (1e-3, 1e13)}  # a nanosecond, four months
+
+
+def _shown(value: Any) -> str:
+    return repr(str(value)[:80])
+
+
 def _good(value: Any, kind: str) -> bool:
-    """Whether a value is of a kind as the fields above name them; numbers from 0 on, and finite."""
+    """Whether a value is of a kind as the fields above name them."""
     if value is None:
         return kind.endswith("None")
     kind = kind.partition(" ")[0]
     if kind in ("str", "bool"):
         return type(value).__name__ == kind
-    whole = type(value) is int
-    return (whole or (kind == "float" and type(value) is float)) and 0 <= value < math.inf
+    return type(value) is int or (kind == "float" and type(value) is float)

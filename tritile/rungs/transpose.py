@@ -28,7 +28,8 @@ def transpose_rows(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 def transpose_elements(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """An element a thread, in the order of x: as many under way as the GPU holds threads.
 
-    Touches memory as `transpose_rows` does: writes are scattered still.
+    From n = BLOCK on writes are scattered as those of `transpose_rows` are: a sector for each element. Below,
+    a program has parts of several rows, whose elements lie side by side in out, and touches fewer sectors.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], of the n * n elements of x
     inside = index < n * n

@@ -32,18 +32,18 @@ class Frame {
     return rectangles.map(([top, left, height, width]) =>
       `M${x + left * across} ${y + top * down}h${width * across}v${height * down}h${-width * across}z`).join("");
   }
-  // Lines between tiles, where they are far enough apart to be told from each other.
-  grid(tops, lefts) {
+  // Lines between tiles, where they are far enough apart to be told from each other: others are not even listed.
+  grid(down_, across_) {
     const { x, y, across, down, rows, columns } = this;
-    const apart = (list, scale) => list.length > 1 && (list[1] - list[0]) * scale >= 4;
-    let d = "";
-    if (apart(tops, down)) for (const top of tops.slice(1)) d += `M${x} ${y + top * down}h${columns * across}`;
-    if (apart(lefts, across)) for (const left of lefts.slice(1)) d += `M${x + left * across} ${y}v${rows * down}`;
+    const lines = ({ size, count, most }, scale) =>
+      Math.min(size, most) * scale < 4 ? [] : Array.from({ length: count - 1 }, (_, i) => Math.min((i + 1) * size, most) * scale);
+    const d = lines(down_, down).map((top) => `M${x} ${y + top}h${columns * across}`).join("")
+      + lines(across_, across).map((left) => `M${x + left} ${y}v${rows * down}`).join("");
     return el("path", { d, stroke: "var(--grid)", fill: "none" });
   }
 }
 
-const every = (size, count, most = Infinity) => Array.from({ length: count }, (_, i) => Math.min(i * size, most));
+const every = (size, count, most = Infinity) => ({ size, count, most });  // where tiles start
 const least = (lengths) => lengths.map((length) => Math.max(length, Math.max(...lengths) / 7));
 const number = (value) => value.toLocaleString("en-US");
 const picture = document.getElementById("picture"), close_ = document.getElementById("close");

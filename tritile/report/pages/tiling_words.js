@@ -6,7 +6,9 @@ function bytes(count) {
   return `${number(Math.floor(count * 10 + 0.5) / 10)} ${UNITS[unit]}`;
 }
 const times = (ratio) => number(ratio < 10 ? Math.round(ratio * 10) / 10 : Math.round(ratio));
-const percent = (share) => `${Math.round(share * 1000) / 10}%`;
+// Rounded down, so that only all is 100%; what floating point lacks of a tenth does not count.
+const percent = (share) => `${Math.floor(share * 1000 + 1e-9) / 10}%`;
+const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const span = (first, count) => (count === 1 ? number(first) : `${number(first)} to ${number(first + count - 1)}`);
 const by = (block) => `${block.height} × ${block.width}`;
 const matrixWords = (matrix) => (F.matrices > 1 ? `, matrix ${number(matrix)}` : "");
@@ -71,7 +73,7 @@ function tellTurn({ turn, step, group }) {
 function tellWave({ turn, step, group }) {
   const wave = Math.floor(turn / F.at_once), shared = sharing(wave, step, group), plain = sharing(wave, step, group === 1 ? F.group : 1);
   const different = shared.a + shared.b, hits = shared.loads - different, other = group === 1 ? F.orders : "Row by row";
-  say(`${number(shared.turns)} programs run at the same time. At this step they load ${number(shared.loads)} blocks, yet only `,
+  say(`${shared.turns === 1 ? "1 program runs at a time. At this step it loads" : `${number(shared.turns)} programs run at the same time. At this step they load`} ${counted(shared.loads, "block")}, yet only `,
     ["a", `${number(shared.a)} different ones of A`], " and ", ["b", `${number(shared.b)} of B`],
     `: programs of one row of tiles want the same block of A, those of one column the same of B. The first to ask brings it from memory; the others find it in the L2 cache.`);
   list([
@@ -90,10 +92,11 @@ function tellWave({ turn, step, group }) {
 function tellMove({ turn, step, wave: all, group }) {
   const at = place(turn, group), move = moveOf(turn), { block, again } = move, program = programOf(turn), wave = Math.floor(turn / F.at_once);
   const size = `${block.rows} × ${block.columns}`, spare = block.rows < block.height || block.columns < block.width;
-  const twice = [again[0] && `its first ${again[0]} rows`, again[1] && `its first ${again[1]} columns`].filter(Boolean).join(" and ");
-  if (all) say(`${number(Math.min(turns, (wave + 1) * F.at_once) - wave * F.at_once)} programs run at the same time, each with a tile of its own: `, ["a", "read along rows of x"], ", ", ["c", F.turned ? "written along rows of out" : "written in the order of out"], ". Tiles that lie side by side share the sectors at their edges, which L2 then puts together.");
+  const twice = [again[0] && `its first ${again[0] === 1 ? "row" : counted(again[0], "row")}`, again[1] && `its first ${again[1] === 1 ? "column" : counted(again[1], "column")}`].filter(Boolean).join(" and ");
+  const together = Math.min(turns, (wave + 1) * F.at_once) - wave * F.at_once;
+  if (all) say(`${together === 1 ? "1 program runs at a time, with a tile of its own" : `${number(together)} programs run at the same time, each with a tile of its own`}: `, ["a", "read along rows of x"], ", ", ["c", F.turned ? "written along rows of out" : "written in the order of out"], ". Tiles that lie side by side share the sectors at their edges, which L2 then puts together.");
   else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` The tile before it moves ${twice} too, alike${spare ? "" : ": so no tile needs masks"}.` : "");
-  else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the processor and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${number(move.untiled)} sectors in place of ${number(move.written)}.`);
+  else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the processor and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${counted(move.untiled, "sector")} in place of ${number(move.written)}.`);
   list([
     [all ? "First program" : "Program", number(program), all ? `wave ${number(wave + 1)} of ${number(waves)}` : `of 0 to ${number(F.programs - 1)}`],
     ["Tile (row, column)", `(${number(at.row)}, ${number(at.column)})`, F.matrices > 1 ? `of matrix ${number(at.matrix)}` : ""],

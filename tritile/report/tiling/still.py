@@ -1,5 +1,6 @@
 """One step of a tiling as a picture that stands still: SVG, 800 wide, on a light ground."""
 
+import math
 import textwrap
 from typing import Any, NamedTuple
 
@@ -78,6 +79,15 @@ def first_tiles(tiling: Tiling, count: int) -> list[tuple[int, int, int, int]]:
     whole, rest = divmod(within, high) if high else (0, 0)
     parts = [(0, 0, first, tiling.columns), (first, 0, high, whole), (first, whole, rest, 1)]
     return [part for part in parts if part[2] and part[3]]
+
+
+def _sectors(count: int) -> str:
+    return "1 sector" if count == 1 else f"{count:,} sectors"
+
+
+def _percent(share: float) -> str:
+    """A share rounded down, so that only all is 100%."""
+    return f"{math.floor(100 * share + 1e-9)}%"
 
 
 def _scaled(lengths: tuple[int, ...]) -> list[float]:
@@ -167,7 +177,12 @@ def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
         ("a", f"{by(now.a.height, now.a.width)} of A"),
         ("b", f"{by(now.b.height, now.b.width)} of B"),
         ("small", f"k = {span(now.a.left, now.a.columns)}"),
-        ("small", f"{size(now.bytes)}; {now.masked:.0%} zero-filled" if masked else size(now.bytes)),
+        (
+            "small",
+            f"{size(now.bytes)}; {math.floor(100 * now.masked + 1e-9)}% zero-filled"
+            if masked
+            else size(now.bytes),
+        ),
     ]
     bars = [
         ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
@@ -226,9 +241,9 @@ def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
         ),
         ("small", f"rows {span(block.top, block.rows)}"),
         ("small", f"columns {span(block.left, block.columns)}"),
-        ("gap a", f"reads {move.read_sectors:,} sectors"),
+        ("gap a", f"reads {_sectors(move.read_sectors)}"),
         ("small", "of 32 bytes, along rows of x"),
-        ("c", f"writes {move.written_sectors:,} sectors"),
+        ("c", f"writes {_sectors(move.written_sectors)}"),
         ("small", "along rows of out"),
         ("small", f"{size(move.bytes)} of elements"),
     ]
