@@ -113,7 +113,7 @@ def why_slower(problem: MatmulProblem | PermuteProblem, config: Config, best: Co
             return f"{text}; {1 - own.filled:.0%} of its tiles {lost}"
         if name in (TENSOR_CORES, FMA) and own.units / waves[0] < 0.97 * other.units / waves[1]:
             idle = 1 - own.units / (waves[0] * device.processors)
-            return f"{text}; {idle:.0%} of the multiprocessors' time is idle at the end"
+            return f"{text}; {math.floor(100 * idle)}% of the multiprocessors' time is idle at the end"
         return text
     if own.units < min(other.units, device.processors):
         return f"{own.units} programs for {other.units}: fewer to hide each other's waiting"
