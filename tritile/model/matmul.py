@@ -180,6 +180,14 @@ def _tma_pieces(config: Config) -> list[tuple[int, int]]:
     return ([(rows, main)] + [(rows, rest)] * (rest > 0)) * config["CONSUMERS"]
 
 
+def tma_resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """How many programs one processor holds at once of a kernel whose tiles travel by tensor descriptor."""
+    specialised = config.family == warpgroups.NAME
+    taken = (warpgroups if specialised else descriptor).shared_bytes(config, problem)
+    threads = 32 * (config.num_warps if not specialised else 4 * config["CONSUMERS"] + 4)
+    return max(1, min(device.shared_memory // (taken + 1024), 512 // threads, 4))
+
+
 def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
     """Predicted microseconds of a config of the descriptor or warpgroups family."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
@@ -199,10 +207,7 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     turn = max(clocks, feed) + fit.turn
     turns = max(1.0, -(-problem.k // k) / split)
     programs = descriptor.tiles(config, problem) * split
-    taken = warpgroups.shared_bytes if specialised else descriptor.shared_bytes
-    threads = 32 * (config.num_warps if not specialised else 4 * config["CONSUMERS"] + 4)
-    together = max(1, min(device.shared_memory // (taken(config, problem) + 1024), 512 // threads, 4))
-    together = min(together, -(-programs // device.processors))
+    together = min(tma_resident(config, problem, device), -(-programs // device.processors))
     alone = max(max(clocks * lone, feed) + fit.turn, (turn + fit.latency) / max(1, config.num_stages - 1))
     start = fit.start_specialised if specialised else fit.start
     store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes

@@ -45,6 +45,20 @@ def _sectors(run: float, align: int, request: float) -> float:
     return max(32.0, at_once + 32 * ahead) / at_once
 
 
+def _family(config: Config) -> Any:
+    return packed if config.family == packed.NAME else tile
+
+
+def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
+    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    threads = config.num_warps * device.warp_size
+    # As compiled: a word, and where it goes.
+    registers = 16 + 2 * _family(config).held_words(config, problem, device)
+    taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
+    by_shared = device.shared_memory // taken if problem.turns else 32
+    return max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
+
+
 class Parts(NamedTuple):
     """Microseconds that each part of a GPU takes by itself."""
 
@@ -60,7 +74,7 @@ def parts_us(
     """Predicted microseconds of each part of the GPU on a permutation."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
     read, written = (run * size for run in problem.runs(m, n))
-    family: Any = packed if config.family == packed.NAME else tile
+    family = _family(config)
     x_vector, out_vector = family.vectors(config, problem)
     tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
     tiles = tiles_m * tiles_n * problem.batch
@@ -70,9 +84,6 @@ def parts_us(
     moved = problem.bytes / 2 * prod(1.0 if part else side for part, side in zip(parts, covered, strict=True))
 
     threads = config.num_warps * device.warp_size
-    registers = 16 + 2 * family.held_words(config, problem, device)  # as compiled: a word, and where it goes
-    by_shared = device.shared_memory // (m * n * size + 1024) if problem.turns else 32
-    resident = max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
     group, walked = config["GROUP_M"], config["GROUP_M"] * m / problem.m
     apart = 1 - min(1.0, walked) if problem.turns else 1 - 1 / min(group, tiles_m)
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
@@ -94,7 +105,7 @@ def parts_us(
     turns = max(1.0, tiles / device.processors)
     issue = turns * (m * n * instructions / 128 + fit.setup * config.num_warps / 4)
     cycle = m * n * (size / fit.alone_bytes + fit.gap * reading / threads)
-    wait = max(1.0, turns / resident) * cycle
+    wait = max(1.0, turns / resident(config, problem, device)) * cycle
     issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
     return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
 
