@@ -7,9 +7,10 @@ from html import escape
 def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table with a caption and a line of headings, each left out where it is empty."""
 
-    def line(cells: Iterable[object], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+    def line(cells: Iterable[object], tag: str, of: str = "") -> str:
+        return "<tr>" + "".join(f"<{tag}{of}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
 
     caption = f"<caption>{escape(title)}</caption>" if title else ""
-    heading = f"<thead>{line(head, 'th')}</thead>" if any(head) else ""
+    names = line(head, "th", ' scope="col"')
+    heading = f"<thead>{names}</thead>" if any(head) else ""
     return f"<table>{caption}{heading}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"

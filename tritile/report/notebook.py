@@ -1,11 +1,11 @@
 """Results in a notebook: a list of them that shows itself as a table."""
 
-import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tritile.config import Config
+from tritile.markup import table_html
 from tritile.report.results import PEERS, Result
 from tritile.report.run import stored
 from tritile.report.summary import dtype_label, of_cases, sizes_label
@@ -30,10 +30,6 @@ def _texts(line: Result, peers: list[str]) -> list[str]:
     ]
 
 
-def _row(texts: Iterable[str], cell: str) -> str:
-    return f"<tr>{''.join(f'<{cell}>{html.escape(text)}</{cell.split()[0]}>' for text in texts)}</tr>"
-
-
 class Results(list[Result]):
     """Results as `tritile.report.results.read` gives them, shown by Jupyter as a table, each case once."""
 
@@ -49,9 +45,7 @@ class Results(list[Result]):
         lines = of_cases(self)
         peers = [peer for peer in PEERS if any(line.get(f"ratio_{peer}") is not None for line in lines)]
         heads = [*_HEADS, *(f"over {peer}" for peer in peers), "spread", "config"]
-        gpus = html.escape(", ".join(dict.fromkeys(line["env"]["gpu"] for line in lines)) or "no GPU")
+        gpus = ", ".join(dict.fromkeys(line["env"]["gpu"] for line in lines)) or "no GPU"
         more = f"; the first {_MOST} are shown" if len(lines) > _MOST else ""
-        caption = f"<caption>{len(lines)} results of {gpus}{more}</caption>"
-        body = "".join(_row(_texts(line, peers), "td") for line in lines[:_MOST])
-        head = _row(heads, 'th scope="col"')
-        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        rows = (_texts(line, peers) for line in lines[:_MOST])
+        return table_html(f"{len(lines)} results of {gpus}{more}", heads, rows)
