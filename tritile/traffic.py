@@ -107,8 +107,8 @@ def copied(problem: MatmulProblem) -> Traffic:
         if align < 16 or layout == "strided":
             outer, inner = (columns, rows) if layout == "column" else (rows, columns)
             size = problem.itemsize * problem.batch * outer
-            unit = _ROW // problem.itemsize
-            found += Traffic(size * inner, size * -(-inner // unit) * unit)
+            whole = _ROW // problem.itemsize
+            found += Traffic(size * inner, size * -(-inner // whole) * whole)
     return found
 
 
@@ -127,11 +127,11 @@ class Covers(NamedTuple):
     n: int
 
 
-def _covered(extent: int, block: int, unit: int) -> tuple[int, int]:
+def _covered(extent: int, block: int, least_step: int) -> tuple[int, int]:
     """How many tiles cover an extent, and how much each covers of it: see `kernels.permute.tile_span`."""
-    tiles, unit = -(-extent // block), min(unit, block)
+    tiles, step = -(-extent // block), min(least_step, block)
     each = -(-extent // tiles)
-    return tiles, -(-each // unit) * unit if tile.uneven(extent, block) else block
+    return tiles, -(-each // step) * step if tile.uneven(extent, block) else block
 
 
 def covers(problem: PermuteProblem, config: Config) -> Covers:

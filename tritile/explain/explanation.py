@@ -13,7 +13,6 @@ from tritile.errors import InvalidValueError, TuningError, brief
 from tritile.explain import bounds
 from tritile.explain.hardware import Occupancy, Waves, occupancy, warps_of
 from tritile.explain.telling import rows
-from tritile.launch import KERNELS
 from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources
@@ -175,7 +174,7 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     except TuningError as error:
         refusal = str(error)
     known = {t.config: t.us for t in trials(problem, device) if t.us is not None and t.failure is None}
-    known = {one: us for one, us in known.items() if one.family in KERNELS[problem.op]}
+    known = {one: us for one, us in known.items() if illegal(one, problem, device) is None}
     if plan.us is not None and plan.source in ("exact", "table"):
         known.setdefault(plan.config, plan.us)
     rivals = _rivals(problem, config, device, known)
