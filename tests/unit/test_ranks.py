@@ -58,6 +58,4 @@ def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(tmp_p
     plans.forget()
     assert all(is_tuned(case.problem, H200) for case in CASES)
     assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]  # no other rank wrote anything
-    done = [told[rank].count("us, ") for rank in (0, 1)]
-    assert min(done) >= 1
-    assert sum(done) >= len(CASES) - told[2].count("us, ")
+    assert all("us, " in told[rank] for rank in (0, 1))  # both had a share; what the third told died with it
