@@ -92,7 +92,14 @@ def _bound(value: Any, buffers: Sequence[Any]) -> Any:
         if value.layout is not None:
             return GluonDescriptor(base, list(value.shape), list(value.strides), block, value.layout)
         return TensorDescriptor(base, list(value.shape), list(value.strides), block)
-    return value
+    return tuple(_bound(item, buffers) for item in value) if type(value) is tuple else value
+
+
+def _addressed(arg: Any) -> Any:
+    """A bound argument with addresses for what stands for tensors."""
+    if type(arg) is tuple:
+        return tuple(map(_addressed, arg))
+    return arg.address if isinstance(arg, _At) else arg
 
 
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
@@ -134,8 +141,7 @@ class _TritonLaunch:
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]
-        args = [_bound(value, buffers) for value in self._step.args]
-        args = [arg.address if isinstance(arg, _At) else arg for arg in args]
+        args = [_addressed(_bound(value, buffers)) for value in self._step.args]
         kernel, grid, hooks = self._kernel, self._step.grid, triton.knobs.runtime
         metadata = kernel.launch_metadata(grid, stream, *args)
         kernel.run(
@@ -244,7 +250,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
 def _pieces(call: Call, config: Config) -> list[Call]:
     """The call, in as many parts of its batch as keep each within what one launch can count."""
-    if prod(work_of(call, config, 1, False).steps[-1].grid) <= _MAX_PROGRAMS:
+    if max(prod(step.grid) for step in work_of(call, config, 1, False).steps) <= _MAX_PROGRAMS:
         return [call]
     if max(call.batch_shape, default=1) == 1:
         raise TuningError(f"{call.problem.label} takes more programs than a launch counts")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tritile.problem import ITEMSIZE, MatmulProblem, Operand, PermuteProblem, alignment
 
@@ -53,6 +53,17 @@ class View:
     def span(self) -> int:
         """The offset of the last element of one matrix, in elements."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+
+
+class Placed(NamedTuple):
+    """Stands for a tensor in a workspace, by the number of its buffer; workspaces start on 16 bytes."""
+
+    buffer: int
+    dtype: str
+
+    def data_ptr(self) -> int:
+        """An address as aligned as the workspace's."""
+        return 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: 
     """Predicted microseconds of a legal config on a problem."""
     if isinstance(problem, PermuteProblem):
         return permute_us(config, problem, device)
+    problem = problem.core
     if config.family in (descriptor.NAME, warpgroups.NAME):
         return tma_us(config, problem, device)
     return matmul_us(config, problem, device)

@@ -121,6 +121,11 @@ class MatmulProblem:
         )
 
     @property
+    def core(self) -> "MatmulProblem":
+        """The product that kernels really make: another one where operands are made over for it first."""
+        return self
+
+    @property
     def label(self) -> str:
         """A short name for a table of results."""
         batch = f"{self.batch}x" if self.batch > 1 else ""

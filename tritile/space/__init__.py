@@ -31,6 +31,7 @@ def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Dev
     if config.family not in FAMILIES[problem.op]:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem):
+        problem = problem.core
         if config.family == descriptor.NAME:
             return descriptor.illegal(config, problem, device)
         if config.family == warpgroups.NAME:
@@ -42,6 +43,7 @@ def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Dev
 
 def _pointless(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> bool:
     if isinstance(problem, MatmulProblem):
+        problem = problem.core
         if config.family == descriptor.NAME:
             return descriptor.pointless(config, problem, device)
         if config.family == warpgroups.NAME:

@@ -4,6 +4,7 @@ from tritile.config import Config
 from tritile.space import descriptor, warpgroups
 from tritile.views import Call, MatmulCall
 from tritile.work import permute, tile, tma
+from tritile.work.lower import joined, lowered
 from tritile.work.values import Work
 
 
@@ -14,6 +15,9 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
     for what they read (programmatic dependent launch). Raises TuningError where the family cannot.
     """
     if isinstance(call, MatmulCall):
+        parts = lowered(call, early)
+        if parts is not None:
+            return joined(call, parts, work_of(parts.core, config, processors, early))
         if config.family == descriptor.NAME:
             return tma.descriptor_work(call, config, processors, early)
         if config.family == warpgroups.NAME:

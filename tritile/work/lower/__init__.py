@@ -1,0 +1,57 @@
+"""Lowering: products made through another product, whose operands are made over for it first.
+
+A product of complex numbers, or of more digits than tensor cores hold, is one of simpler operands between
+two small kernels: one lays the operands out, one puts the result together. The families of kernels make the
+product in the midst, the core, as they make any other; `MatmulProblem.core` tells it to those who choose.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tritile.views import MatmulCall, Placed
+from tritile.work.values import Buffer, Descriptor, Section, Step, Work
+
+
+class Lowered(NamedTuple):
+    """What a product becomes: launches before the core, the core, launches after it.
+
+    Steps name buffers by number: those of the call's tensors, in their order, and then those of `scratch`.
+    Views of the core have as their tensor what the call's have, or a `Placed` that names a buffer.
+    """
+
+    before: tuple[Step, ...]
+    core: MatmulCall
+    after: tuple[Step, ...] = ()
+    scratch: tuple[Section, ...] = ()
+
+
+def lowered(call: MatmulCall, early: bool) -> Lowered | None:
+    """What a product becomes, None where kernels make it as it is.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    """
+    return None
+
+
+def _renumbered(value: Any, numbers: Callable[[int], int]) -> Any:
+    if isinstance(value, Buffer | Descriptor):
+        return value._replace(buffer=numbers(value.buffer))
+    if type(value) is tuple:
+        return tuple(_renumbered(item, numbers) for item in value)
+    return value
+
+
+def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
+    """All launches of a call: the work of its core between those before and after it."""
+    tensors = call.tensors
+    places = [
+        tensor.buffer if isinstance(tensor, Placed) else next(i for i, t in enumerate(tensors) if t is tensor)
+        for tensor in parts.core.tensors
+    ]
+    beyond = len(tensors) + len(parts.scratch) - len(places)
+
+    def number(buffer: int) -> int:
+        return places[buffer] if buffer < len(places) else buffer + beyond
+
+    steps = [step._replace(args=_renumbered(step.args, number)) for step in core.steps]
+    return Work((*parts.before, *steps, *parts.after), (*parts.scratch, *core.scratch), core.counters)
