@@ -15,6 +15,7 @@ from tritile.device import Device, target_device
 from tritile.errors import TritileError
 from tritile.explain import Explanation
 from tritile.ops.explain import explain
+from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
@@ -36,12 +37,15 @@ __all__ = [
     "Plan",
     "Space",
     "TritileError",
+    "addmm",
     "autotune",
+    "baddbmm",
     "contiguous",
     "current_mode",
     "errors",
     "explain",
     "forget",
+    "linear",
     "matmul",
     "mode",
     "permute",

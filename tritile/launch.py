@@ -245,7 +245,8 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
         return replace(view, tensor=_shifted(view.tensor, start * step))
 
     batch_shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
-    return replace(call, a=part(call.a), b=part(call.b), out=part(call.out), batch_shape=batch_shape)
+    whole = replace(call, fused=call.fused.mapped(part), batch_shape=batch_shape)
+    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out))
 
 
 def _pieces(call: Call, config: Config) -> list[Call]:

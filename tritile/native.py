@@ -21,10 +21,10 @@ _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
 _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
-_INTEGERS: Final = {
+_NUMBERS: Final = {
     "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
     "i64": ctypes.c_int64, "u1": ctypes.c_bool, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
-    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
+    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
 }  # fmt: skip
 
 
@@ -161,8 +161,8 @@ class NativeLaunch:
                 sizes.append(8)
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
-            elif kind in _INTEGERS:
-                put(_INTEGERS[kind](value))
+            elif kind in _NUMBERS:
+                put(_NUMBERS[kind](value))
             else:
                 raise ValueError(f"an argument of type {kind}")
         put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none

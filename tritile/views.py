@@ -3,9 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from tritile.problem import ITEMSIZE, MatmulProblem, Operand, PermuteProblem, alignment
+from tritile.problem import (
+    ITEMSIZE,
+    SIDES,
+    Epilogue,
+    MatmulProblem,
+    Operand,
+    PermuteProblem,
+    alignment,
+    epilogue_of,
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +75,59 @@ class Placed(NamedTuple):
         return 0
 
 
+def spread(view: View | None) -> str:
+    """By what an operand that is stretched over a result differs: see `tritile.problem.SPREADS`."""
+    if view is None:
+        return ""
+    by_row, by_column = (step != 0 for step in view.strides)
+    return "full" if by_row and by_column else "column" if by_row else "row" if by_column else "one"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What is done to a call's sums before they are stored: see `tritile.problem.Epilogue`.
+
+    Operands are stretched to the size of the result, with strides of 0.
+    """
+
+    scale_a: View | None = None
+    scale_b: View | None = None
+    bias: View | None = None
+    residual: View | None = None
+    activation: str = ""
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @property
+    def views(self) -> tuple[View | None, ...]:
+        """The operands, None where there is none."""
+        return (self.scale_a, self.scale_b, self.bias, self.residual)
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What of it decides how it is done."""
+        weighted = (self.alpha, self.beta) != (1.0, 1.0)
+        scale_a, scale_b, bias, residual = map(spread, self.views)
+        return Epilogue(scale_a, scale_b, bias, residual, self.activation, weighted)
+
+    def mapped(self, change: Callable[[View], View]) -> "Fused":
+        """The same with every operand changed."""
+        scale_a, scale_b, bias, residual = (view and change(view) for view in self.views)
+        return replace(self, scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual)
+
+    @property
+    def transposed(self) -> "Fused":
+        """The same of the product out^T = b^T a^T."""
+        turned = self.mapped(lambda view: view.transposed)
+        return replace(turned, scale_a=turned.scale_b, scale_b=turned.scale_a)
+
+
+UNFUSED: Final = Fused()
+
+
 @dataclass(frozen=True)
 class MatmulCall:
-    """out[i] = a[i] @ b[i] for every i of `batch_shape`.
+    """out[i] = a[i] @ b[i] for every i of `batch_shape`, what `fused` says done to it.
 
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
     """
@@ -80,6 +139,7 @@ class MatmulCall:
     dtype: str
     out_dtype: str
     precision: str
+    fused: Fused = UNFUSED
     swapped: bool = False
 
     @property
@@ -99,18 +159,20 @@ class MatmulCall:
             self.b.align,
             self.out.align,
             self.precision,
+            str(self.fused.epilogue),
         )
 
     @property
     def transposed(self) -> "MatmulCall":
         """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
         a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
-        return replace(self, a=a, b=b, out=out, swapped=not self.swapped)
+        return replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to."""
-        return (self.a.tensor, self.b.tensor, self.out.tensor)
+        """What the kernel's pointers point to: a, b, out, and what is fused."""
+        fused = (view.tensor for view in self.fused.views if view is not None)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused)
 
 
 @dataclass(frozen=True)
@@ -160,6 +222,27 @@ def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     )
 
 
+def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
+    """An operand of an epilogue: scales in float32, others in the result's type; full ones, a matrix each."""
+    if not how:
+        return None
+    dtype = "float32" if name.startswith("scale") else problem.out_dtype
+    strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
+    elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
+    each = elements if how == "full" else 0
+    batch = (each,) if problem.batch > 1 else ()
+    tensor = make(dtype, elements * (problem.batch if each else 1))
+    return View(tensor, (problem.m, problem.n), strides, batch, ITEMSIZE[dtype])
+
+
+def _fused(problem: MatmulProblem, make: Make) -> Fused:
+    """An epilogue's operands, on memory of their own; alpha and beta are halves where they are given."""
+    epilogue = epilogue_of(problem.epilogue)
+    a, b, bias, residual = (_side(problem, name, getattr(epilogue, name), make) for name in SIDES)
+    weight = 0.5 if epilogue.weighted else 1.0
+    return Fused(a, b, bias, residual, epilogue.activation, weight, weight)
+
+
 def posed(problem: MatmulProblem | PermuteProblem, make: Make) -> Call:
     """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
@@ -175,7 +258,8 @@ def posed(problem: MatmulProblem | PermuteProblem, make: Make) -> Call:
                 strict=True,
             )
         )
-        return MatmulCall(a, b, out, batch, problem.dtype, problem.out_dtype, problem.precision)
+        dtypes = (problem.dtype, problem.out_dtype)
+        return MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
     kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
     x, out = (make(kind, lanes * span) for span in problem.spans)
     return PermuteCall(problem, x, out)

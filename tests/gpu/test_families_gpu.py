@@ -13,7 +13,7 @@ from tests.reference import assert_product, bytes_of, frame, guard_intact, name,
 from tritile import device as devices
 from tritile import launch, model
 from tritile.config import Config
-from tritile.ops.matmul import described
+from tritile.ops.described import described
 from tritile.space import illegal
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ from tests.reference import assert_product, frame, guard_intact, placed, poison_
 from tritile import launch
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.ops.matmul import described
+from tritile.ops.described import described
 from tritile.work import work_of
 
 

@@ -16,7 +16,7 @@ from tritile.config import Config
 from tritile.counting import counted
 from tritile.device import target_device
 from tritile.interpreter import library_lock
-from tritile.ops.matmul import described
+from tritile.ops.described import described
 from tritile.problem import PermuteProblem
 from tritile.report.tiling import move_of, step_of, tiling_of
 from tritile.report.tiling.moves import covered, whole_rows

@@ -11,7 +11,7 @@ from tritile.counting import SECTOR, counted
 from tritile.device import target_device
 from tritile.interpreter import interpret
 from tritile.ops import permute as permute_op
-from tritile.ops.matmul import described
+from tritile.ops.described import described
 from tritile.rungs.matmul import matmul_naive
 from tritile.rungs.transpose import transpose_rows
 

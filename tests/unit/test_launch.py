@@ -9,7 +9,7 @@ import triton
 
 from tritile import launch, loading
 from tritile.config import Config
-from tritile.ops.matmul import described
+from tritile.ops.described import described
 from tritile.work import tile, work_of
 
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)

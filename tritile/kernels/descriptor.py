@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.kernels.epilogue import finished
 from tritile.kernels.tiles import grouped_tile
 
 
@@ -44,12 +45,16 @@ def multiply(
 
 @triton.jit
 def store_part(
-    out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, part,
-    BY_DESCRIPTOR: tl.constexpr,
+    out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, part, extra,
+    BY_DESCRIPTOR: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of the result: by descriptor, or by pointers and masked where no descriptor can see it."""
     BLOCK_M: tl.constexpr = part.shape[0]
     BLOCK_N: tl.constexpr = part.shape[1]
+    if EPILOGUE is not None:
+        rows = m + tl.arange(0, BLOCK_M)
+        columns = n + tl.arange(0, BLOCK_N)
+        part = finished(part, rows, columns, M, N, (outer, inner), (1, 1), extra, EPILOGUE)
     part = part.to(out_ptr.dtype.element_ty)
     if BY_DESCRIPTOR:
         out_desc.store([outer, inner, m, n], part.reshape(1, 1, BLOCK_M, BLOCK_N))
@@ -63,8 +68,8 @@ def store_part(
 
 @triton.jit
 def store_tile(
-    out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
-    BY_DESCRIPTOR: tl.constexpr, SUBTILES: tl.constexpr,
+    out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc, extra,
+    BY_DESCRIPTOR: tl.constexpr, SUBTILES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Store a tile, in SUBTILES parts of its columns: shared memory then holds one part at a time."""
     if SUBTILES == 2:
@@ -72,23 +77,23 @@ def store_tile(
         left, right = acc.reshape(acc.shape[0], 2, HALF).permute(0, 2, 1).split()
         store_part(
             out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, left,
-            BY_DESCRIPTOR,
+            extra, BY_DESCRIPTOR, EPILOGUE,
         )  # fmt: skip
         store_part(
             out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n + HALF, M, N,
-            right, BY_DESCRIPTOR,
+            right, extra, BY_DESCRIPTOR, EPILOGUE,
         )  # fmt: skip
     else:
         store_part(
             out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
-            BY_DESCRIPTOR,
+            extra, BY_DESCRIPTOR, EPILOGUE,
         )  # fmt: skip
 
 
 @triton.jit
 def share_parts(
     parts_ptr, counters_ptr, acc, index, part, out_ptr, stride_oo, stride_oi, stride_om, stride_on,
-    outer, inner, m, n, M, N, SPLIT_K: tl.constexpr, POLLS: tl.constexpr,
+    outer, inner, m, n, M, N, extra, SPLIT_K: tl.constexpr, POLLS: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Leave `acc`, one of SPLIT_K parts of tile `index`; once all are there, sum the tile's rows and store.
 
@@ -145,7 +150,7 @@ def share_parts(
                 total += tl.load(rows + of_share, cache_modifier=".cg")
         store_part(
             None, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m + first, n, M, N,
-            total, False,
+            total, extra, False, EPILOGUE,
         )  # fmt: skip
         share += 1
 
@@ -153,9 +158,10 @@ def share_parts(
 @triton.jit
 def matmul_descriptor(
     a_desc, b_desc, out_desc, out_ptr, parts_ptr, counters_ptr,
-    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on,
+    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
     WAIT: tl.constexpr, POLLS: tl.constexpr, FLAT: tl.constexpr, BATCHED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SPLIT_K: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
@@ -167,8 +173,9 @@ def matmul_descriptor(
     FLAT: the grid has an axis each for rows and columns of tiles, and one for matrices or parts of K.
     BATCHED: there are several matrices.
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
+    EPILOGUE, `extra`: what is done to the sums, and with what (see `finished`).
     """
-    if out_ptr.dtype.element_ty == tl.int32:
+    if a_desc.dtype == tl.int8:
         DTYPE: tl.constexpr = tl.int32
     else:
         DTYPE: tl.constexpr = tl.float32
@@ -192,7 +199,7 @@ def matmul_descriptor(
             )
             store_tile(
                 out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
-                BY_DESCRIPTOR, SUBTILES,
+                extra, BY_DESCRIPTOR, SUBTILES, EPILOGUE,
             )  # fmt: skip
     else:
         if FLAT:
@@ -220,10 +227,11 @@ def matmul_descriptor(
         if SPLIT_K > 1:
             share_parts(
                 parts_ptr, counters_ptr, acc, index, part,
-                out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, SPLIT_K, POLLS,
+                out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, extra, SPLIT_K,
+                POLLS, EPILOGUE,
             )  # fmt: skip
         else:
             store_tile(
                 out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
-                BY_DESCRIPTOR, SUBTILES,
+                extra, BY_DESCRIPTOR, SUBTILES, EPILOGUE,
             )  # fmt: skip

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tritile.kernels.epilogue import finished
 from tritile.kernels.tiles import batch_index, batch_offset, grouped_tile, multiple
 
 
@@ -34,11 +35,12 @@ def matmul_tile(
     a_ptr, b_ptr, out_ptr,
     M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_om, stride_on,
-    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides,
+    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, extra,
     ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
@@ -47,7 +49,8 @@ def matmul_tile(
     which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
     batch strides of an operand (see `multiple`).
     WIDE: offsets or sizes need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
-    method, so that the rounding error does not grow with K.
+    method, so that the rounding error does not grow with K. EPILOGUE, `extra`: what is done to the sums, and
+    with what (see `finished`).
     """
     matrix = batch_index(WIDE)
     if matrix >= batch:
@@ -83,7 +86,7 @@ def matmul_tile(
 
     if out_ptr.dtype.element_ty == tl.float64:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
-    elif out_ptr.dtype.element_ty == tl.int32:
+    elif a_ptr.dtype.element_ty == tl.int8:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -102,4 +105,6 @@ def matmul_tile(
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
+    if EPILOGUE is not None:
+        acc = finished(acc, rows, columns, M, N, (matrix,), batch_shape, extra, EPILOGUE)
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & column_mask)

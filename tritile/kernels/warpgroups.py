@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.kernels.epilogue import finished
+
 
 class Operands(NamedTuple):
     """Descriptors of the operands; `b_rest` sees tiles of the columns beyond MAIN_N."""
@@ -37,7 +39,10 @@ class Shared(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where the result goes: by descriptor, or by pointer and strides; and the shared memory on its way."""
+    """Where the result goes: by descriptor, or by pointer and strides; and the shared memory on its way.
+
+    `extra`: operands of the epilogue.
+    """
 
     desc: Any
     rest_desc: Any
@@ -50,6 +55,7 @@ class Result(NamedTuple):
     stride_i: Any
     stride_m: Any
     stride_n: Any
+    extra: Any
 
 
 class Walk(NamedTuple):
@@ -79,6 +85,7 @@ class How(NamedTuple):
     SUBTILES: Any
     FLAT: Any
     BATCHED: Any
+    EPILOGUE: Any
 
 
 @gluon.jit
@@ -187,6 +194,15 @@ def operand(tile, ROW: gl.constexpr):
 @gluon.jit
 def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
     """Store through shared memory, once the store before has let go of it; masked where no descriptor can."""
+    if how.EPILOGUE is not None:
+        by_row: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+        by_column: gl.constexpr = gl.SliceLayout(0, part.type.layout)
+        rows_of_part = m + gl.arange(0, part.shape[0], by_row)
+        columns_of_part = n + gl.arange(0, part.shape[1], by_column)
+        part = finished(
+            part, rows_of_part, columns_of_part, result.M, result.N, (outer, inner), (1, 1),
+            result.extra, how.EPILOGUE,
+        )  # fmt: skip
     part = part.to(result.ptr.dtype.element_ty)
     if how.BY_DESCRIPTOR:
         tma.store_wait(0)
@@ -274,10 +290,11 @@ def tiles_in_shared_memory(dtype, COUNT: gl.constexpr, ROWS: gl.constexpr, COLUM
 @gluon.jit
 def matmul_warpgroups(
     a_desc, b_desc, b_rest_desc, out_desc, out_rest_desc, out_ptr,
-    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on,
+    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, WAIT: gl.constexpr,
     MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
-    BATCHED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr, SUBTILES: gl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
@@ -289,6 +306,7 @@ def matmul_warpgroups(
     columns pass through shared memory to be stored. WAIT: launched before the kernel ahead of it is done,
     so wait for that one before touching memory. FLAT: the grid has an axis each for rows and columns of
     tiles, and one for matrices. BATCHED: there are several of these.
+    EPILOGUE, `extra`: what is done to the sums, and with what (see `finished`).
     """
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
@@ -320,14 +338,14 @@ def matmul_warpgroups(
     shared = Shared(a_tiles, b_tiles, b_rest_tiles, full, empty)
     result = Result(
         out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-        M, N, stride_oo, stride_oi, stride_om, stride_on,
+        M, N, stride_oo, stride_oi, stride_om, stride_on, extra,
     )  # fmt: skip
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K))
     how: gl.constexpr = How(
         A_ROW, B_ROW, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M,
-        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED,
+        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED, EPILOGUE,
     )  # fmt: skip
     if CONSUMERS == 1:
         gl.warp_specialize([

@@ -15,6 +15,7 @@ from tritile.ops.checks import (
     name_of,
     reach,
 )
+from tritile.ops.described import described
 from tritile.ops.run import (
     PLAIN,
     differentiating_forward,
@@ -27,9 +28,8 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS, merged
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
 from tritile.settings import current_mode
-from tritile.views import MatmulCall, View
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES: Final = {
@@ -62,31 +62,31 @@ def default_precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _check_dtypes(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+def _check_dtypes(op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     if a.dtype != b.dtype:
-        raise DtypeError(f"matmul: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+        raise DtypeError(f"{op}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
     if a.dtype not in _OUT_DTYPES:
-        raise DtypeError(f"matmul: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
+        raise DtypeError(f"{op}: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
     allowed = _OUT_DTYPES[a.dtype]
     if out_dtype is None:
         return a.dtype if a.dtype in allowed else allowed[0]
     if out_dtype not in allowed:
         wanted = ", ".join(map(name_of, allowed))
-        raise DtypeError(f"matmul: out_dtype of {name_of(a.dtype)} is {out_dtype}: wanted {wanted}")
+        raise DtypeError(f"{op}: out_dtype of {name_of(a.dtype)} is {out_dtype}: wanted {wanted}")
     return out_dtype
 
 
-def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
+def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
     if precision is not None and precision not in PRECISIONS:
-        raise InvalidValueError(f"matmul: precision is {precision!r}: wanted one of {', '.join(PRECISIONS)}")
+        raise InvalidValueError(f"{op}: precision is {precision!r}: wanted one of {', '.join(PRECISIONS)}")
     if dtype != torch.float32:
         if precision is not None:
-            raise InvalidValueError(f"matmul: precision is for float32 operands, not {name_of(dtype)}")
+            raise InvalidValueError(f"{op}: precision is for float32 operands, not {name_of(dtype)}")
         return "ieee"
     return precision or default_precision()
 
 
-def _check_gpu(a: torch.Tensor) -> None:
+def _check_gpu(op: str, a: torch.Tensor) -> None:
     if a.device.type != "cuda" or torch.version.hip is not None:
         return
     major, minor = torch.cuda.get_device_capability(a.device)
@@ -94,103 +94,43 @@ def _check_gpu(a: torch.Tensor) -> None:
     needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
     if (major, minor) < needed:
         raise UnsupportedError(
-            f"matmul: {name} needs compute capability {needed[0]}.{needed[1]}, and "
+            f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, and "
             f"{torch.cuda.get_device_name(a.device)} has {major}.{minor}"
         )
 
 
-def _result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The shape torch.matmul gives. Raises ShapeError where it gives none."""
     shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
     if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"matmul: {shapes}: wanted at least one dimension each")
+        raise ShapeError(f"{op}: {shapes}: wanted at least one dimension each")
     inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
     if a.shape[-1] != inner:
-        raise ShapeError(f"matmul: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {inner}")
+        raise ShapeError(f"{op}: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {inner}")
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError as error:
-        raise ShapeError(f"matmul: {shapes}: batch dimensions do not broadcast") from error
+        raise ShapeError(f"{op}: {shapes}: batch dimensions do not broadcast") from error
     rows = a.shape[-2:-1] if a.ndim > 1 else ()
     columns = b.shape[-1:] if b.ndim > 1 else ()
     return (*batch, *rows, *columns)
 
 
-def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor's batch dimensions, broadcast to `batch`: 0 where it is stretched."""
-    missing = len(batch) - (tensor.ndim - 2)
-    own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
-    return (*[0] * missing, *own)
-
-
-def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
-    rows, columns = tensor.shape[-2:]
-    row_stride, column_stride = tensor.stride()[-2:]
-    strides = (row_stride, column_stride)
-    return View(tensor, (rows, columns), strides, batch_strides, tensor.element_size())
-
-
-def _folded(call: MatmulCall) -> MatmulCall:
-    """The same call with a batch dimension folded into M where b is one matrix for all of it.
-
-    Holds where stepping that dimension is stepping M through its whole size, in a and in out.
-    """
-    while call.batch_shape:
-        size, m = call.batch_shape[-1], call.a.shape[0]
-        a, b, out = call.a, call.b, call.out
-        fits = all(view.batch_strides[-1] == m * view.strides[0] for view in (a, out))
-        if b.batch_strides[-1] != 0 or not (fits or m == 1):
-            break
-        step_a = a.strides[0] if m > 1 else a.batch_strides[-1]
-        step_out = out.strides[0] if m > 1 else out.batch_strides[-1]
-        call = MatmulCall(
-            View(a.tensor, (m * size, a.shape[1]), (step_a, a.strides[1]), a.batch_strides[:-1], a.itemsize),
-            View(b.tensor, b.shape, b.strides, b.batch_strides[:-1], b.itemsize),
-            View(
-                out.tensor,
-                (m * size, out.shape[1]),
-                (step_out, out.strides[1]),
-                out.batch_strides[:-1],
-                out.itemsize,
-            ),
-            call.batch_shape[:-1],
-            call.dtype,
-            call.out_dtype,
-            call.precision,
-        )
-    return call
-
-
-def described(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> MatmulCall:
-    """The call of a product whose arguments were checked, out having the shape of the result."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    rows = out.unsqueeze(-1) if b.ndim == 1 else out
-    rows = rows.unsqueeze(-2) if a.ndim == 1 else rows
-    a = a.unsqueeze(0) if a.ndim == 1 else a
-    b = b.unsqueeze(1) if b.ndim == 1 else b
-    strides = (_strides(a, batch), _strides(b, batch), tuple(rows.stride()[:-2]))
-    sizes, (a_batch, b_batch, out_batch) = merged(batch, *strides)
-    dtypes = (name_of(a.dtype), name_of(out.dtype))
-    call = MatmulCall(_view(a, a_batch), _view(b, b_batch), _view(rows, out_batch), sizes, *dtypes, precision)
-    call = _folded(call)
-    return call.transposed if call.out.layout == "column" else call
-
-
 def check(
-    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul"
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
     """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
     for name, tensor in (("a", a), ("b", b)):
-        check_tensor("matmul", name, tensor)
-    check_same_device("matmul", a, "b", b)
-    dtype = _check_dtypes(a, b, out_dtype)
+        check_tensor(op, name, tensor)
+    check_same_device(op, a, "b", b)
+    dtype = _check_dtypes(op, a, b, out_dtype)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
         dtype = out.dtype
-    precision = _check_precision(a.dtype, precision)
-    _check_gpu(a)
-    shape = _result_shape(a, b)
+    precision = _check_precision(op, a.dtype, precision)
+    _check_gpu(op, a)
+    shape = _result_shape(op, a, b)
     if out is not None:
-        check_out("matmul", out, shape, dtype, a, b)
+        check_out(op, out, shape, dtype, a, b)
     return shape, dtype, precision
 
 

@@ -12,6 +12,7 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
+from tritile.ops.described import described
 from tritile.ops.run import fixed
 from tritile.plans import Plan
 from tritile.problem import MatmulProblem, PermuteProblem
@@ -29,7 +30,7 @@ def _matmul_call(
     dense_a, dense_b, out, precision = matmul_op.checked(a, b, out, out_dtype, precision)
     if out.numel() == 0 or a.shape[-1] == 0:
         raise ShapeError(f"plan: a product of {tuple(a.shape)} and {tuple(b.shape)} launches no kernel")
-    return matmul_op.described(dense_a, dense_b, out, precision)
+    return described(dense_a, dense_b, out, precision)
 
 
 def _permute_call(op: str, x: torch.Tensor, which: Any, out: torch.Tensor | None) -> Call:

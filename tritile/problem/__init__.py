@@ -8,7 +8,7 @@ strides of tensors that pose the problem.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import astuple, fields
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
@@ -22,17 +22,20 @@ from tritile.problem.checks import (
     PRECISIONS,
     alignment,
 )
+from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
-    "ALIGNMENTS", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS",
-    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "alignment",
-    "doublings", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
+    "ACTIVATIONS", "ALIGNMENTS", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT",
+    "PRECISIONS", "SIDES", "SPREADS", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
+    "PermuteProblem", "Plane", "Problem", "alignment", "doublings", "epilogue_of", "merged",
+    "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Problem = MatmulProblem | PermuteProblem | KernelProblem
+_ADDED: Final = ("epilogue",)  # fields that came later: what was written before has them at their defaults
 _KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, PermuteProblem, KernelProblem)}
 
 
@@ -43,7 +46,11 @@ def doublings(a: Problem, b: Problem) -> float:
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """A dictionary that JSON holds and `problem_from_dict` reads back."""
-    return {"op": problem.op} | asdict(problem)
+    return {"op": problem.op} | {
+        field.name: value
+        for field, value in zip(fields(problem), astuple(problem), strict=True)
+        if field.name not in _ADDED or value != field.default
+    }
 
 
 def problem_key(problem: Problem) -> str:
@@ -58,7 +65,8 @@ def _tuples(value: Any) -> Any:
 def problem_from_dict(data: Any) -> Problem:
     """The problem that `problem_to_dict` wrote. Raises InvalidValueError for anything else."""
     kind = _KINDS.get(str(data.get("op"))) if isinstance(data, Mapping) else None
-    if kind is None or set(data) - {"op"} != {field.name for field in fields(kind)}:
+    names = {field.name for field in fields(kind)} if kind is not None else set()
+    if kind is None or not names - set(_ADDED) <= set(data) - {"op"} <= names:
         raise InvalidValueError(f"{str(data)[:200]!r} is no problem of {', '.join(_KINDS)}")
     try:
         problem: Problem = kind(**{name: _tuples(value) for name, value in data.items() if name != "op"})

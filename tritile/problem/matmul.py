@@ -1,5 +1,6 @@
 """Matrix products."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from tritile.problem.checks import (
     check,
     extent_fits,
 )
+from tritile.problem.epilogue import epilogue_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class MatmulProblem:
 
     Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
     Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
-    stride but the contiguous one. Raises InvalidValueError where a field is out of its range.
+    stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    Raises InvalidValueError where a field is out of its range.
     """
 
     op: ClassVar[str] = "matmul"
@@ -71,6 +74,7 @@ class MatmulProblem:
     b_align: int = 16
     out_align: int = 16
     precision: str = "ieee"
+    epilogue: str = ""
 
     def __post_init__(self) -> None:
         check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
@@ -81,6 +85,7 @@ class MatmulProblem:
         aligns = (self.a_align, self.b_align, self.out_align)
         check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
         check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+        epilogue_of(self.epilogue)
 
     @property
     def itemsize(self) -> int:
@@ -96,7 +101,9 @@ class MatmulProblem:
     def bytes(self) -> int:
         """Bytes moved if every input is read once and the output written once."""
         inputs = self.k * (self.m + self.n) * self.itemsize
-        return self.batch * (inputs + self.m * self.n * ITEMSIZE[self.out_dtype])
+        outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
+        fused = epilogue_of(self.epilogue)
+        return self.batch * (inputs + outputs * (1 + [fused.bias, fused.residual].count("full")))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -108,7 +115,7 @@ class MatmulProblem:
         """All but the sizes: neighbours have the same."""
         layouts = (self.a_layout, self.b_layout, self.out_layout)
         aligns = (self.a_align, self.b_align, self.out_align)
-        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision)
+        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision, self.epilogue)
 
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
@@ -120,7 +127,7 @@ class MatmulProblem:
             _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
         )
 
-    @property
+    @functools.cached_property
     def core(self) -> "MatmulProblem":
         """The product that kernels really make: another one where operands are made over for it first."""
         return self
@@ -132,4 +139,5 @@ class MatmulProblem:
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]
         precision = f" {self.precision}" if self.dtype == "float32" else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}"
+        epilogue = f" {self.epilogue}" if self.epilogue else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}{epilogue}"

@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import ITEMSIZE, MatmulProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, epilogue_of
 from tritile.space.tile import accumulator_words, uses_tensor_cores
 from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
 
@@ -34,7 +34,10 @@ def reachable(problem: MatmulProblem) -> str | None:
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
-    part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
+    fused = epilogue_of(problem.epilogue)
+    # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
+    size = 4 if "full" in (fused.bias, fused.residual) else ITEMSIZE[problem.out_dtype]
+    part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
     stored = part if config["PERSISTENT"] and problem.out_align == 16 else 0
     return tile * config.num_stages + stored
 

@@ -101,8 +101,11 @@ def inputs(call: MatmulCall, early: bool) -> Inputs:
     seen = [seen_of(call, call.a, 0), seen_of(call, call.b, 1)]
     copies: list[_Copy | None] = []
     scratch: list[Section] = []
+    ahead = len(call.tensors)
     for i, view in enumerate((call.a, call.b)):
-        copies.append(None if readable(seen[i], view) else _copy(seen[i], view, call.dtype, 3 + len(scratch)))
+        copies.append(
+            None if readable(seen[i], view) else _copy(seen[i], view, call.dtype, ahead + len(scratch))
+        )
         copy = copies[-1]
         if copy is not None:
             scratch.append(copy.section)

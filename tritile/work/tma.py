@@ -14,6 +14,7 @@ from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.space import warpgroups
 from tritile.views import MatmulCall
+from tritile.work.fused import extra
 from tritile.work.operands import Seen, batch_of, described, inputs, readable
 from tritile.work.values import Buffer, Section, Step, Work
 
@@ -82,17 +83,18 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
     parts = counters = None
     if split > 1:
-        parts, counters = Buffer(3 + len(scratch)), Buffer(4 + len(scratch))
-        kind = "int32" if call.out_dtype == "int32" else "float32"
+        first = len(call.tensors) + len(scratch)
+        parts, counters = Buffer(first), Buffer(first + 1)
+        kind = "int32" if call.dtype == "int8" else "float32"
         scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
     grid, flat = _grid(call, config, split, processors)
     args = (
         read.a.descriptor(block_m, block_k),
         read.b.descriptor(block_k, block_n),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
-        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides,
+        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, extra(call, 2),
         not read.a.transposed, not read.b.transposed, by_descriptor, call.precision, early,
-        _POLLS if tiles * split <= processors else 0, flat, batch > 1,
+        _POLLS if tiles * split <= processors else 0, flat, batch > 1, call.fused.epilogue.constants,
         block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
     )  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
@@ -126,9 +128,10 @@ def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bo
         read.b.descriptor(block_k, rest, inward) if rest else None,
         out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
         out.seen.descriptor(rows, rest, outward) if by and rest else None,
-        Buffer(2), m, n, k, batch, inner, *out.strides,
+        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
         not read.a.transposed, not read.b.transposed, by, early,
         main, warpgroups.REGISTERS[consumers], config.num_stages, flat, batch > 1,
+        call.fused.epilogue.constants,
         block_m, block_n, block_k, config["GROUP_M"], consumers, config["PERSISTENT"], config["SUBTILES"],
     )  # fmt: skip
     step = Step(matmul_warpgroups, grid, args, {"num_warps": config.num_warps, "launch_pdl": early})

@@ -1,0 +1,88 @@
+"""What is done to the sums of a product before they are stored, the same in every family of kernels."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def side_tile(
+    extra, WHICH: tl.constexpr, SPREAD: tl.constexpr, rows, columns, M, N, index, shape
+):  # fmt: skip
+    """The part of operand WHICH that goes with a tile, in fp32 (fp64 stays), zero past the result's edges.
+
+    SPREAD says whether it differs by row and column. `index` is the matrix of the batch, as one number or as
+    many as `shape` has.
+    """
+    FIRST: tl.constexpr = WHICH * (3 + len(shape))
+    ptr = extra[FIRST]
+    matrix = index[0]
+    for i in tl.static_range(len(shape)):
+        step = extra[FIRST + 2 + len(shape) - i]
+        if len(index) == len(shape):
+            ptr += index[len(shape) - 1 - i].to(tl.int64) * step
+        else:
+            ptr += (matrix % shape[len(shape) - 1 - i]).to(tl.int64) * step
+            matrix = matrix // shape[len(shape) - 1 - i]
+    by_row = rows[:, None].to(tl.int64) * extra[FIRST + 1]
+    by_column = columns[None, :].to(tl.int64) * extra[FIRST + 2]
+    if SPREAD == "one":
+        part = tl.load(ptr)
+    elif SPREAD == "row":
+        part = tl.load(ptr + by_column, mask=columns[None, :] < N, other=0.0)
+    elif SPREAD == "column":
+        part = tl.load(ptr + by_row, mask=rows[:, None] < M, other=0.0)
+    else:
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        part = tl.load(ptr + by_row + by_column, mask=inside, other=0.0)
+    if part.dtype != tl.float64:
+        part = part.to(tl.float32)
+    return part
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """The activation of torch.nn.functional of this name; "gelu_tanh" is gelu's approximation by tanh."""
+    if ACTIVATION == "relu":
+        x = tl.where(x <= 0, 0.0, x)  # NaN stays, as in torch
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(u)) / 2 is the logistic function of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif ACTIVATION == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    return x
+
+
+@triton.jit
+def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr):
+    """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile of a product.
+
+    `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
+    pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of
+    tuples within tuples Triton 3.6 loses strides of 1.) EPILOGUE: `tritile.problem.Epilogue.constants`.
+    """
+    WEIGHTS: tl.constexpr = 4 * (3 + len(shape))
+    SCALE_A: tl.constexpr = EPILOGUE[0]
+    SCALE_B: tl.constexpr = EPILOGUE[1]
+    BIAS: tl.constexpr = EPILOGUE[2]
+    RESIDUAL: tl.constexpr = EPILOGUE[3]
+    ACTIVATION: tl.constexpr = EPILOGUE[4]
+    WEIGHTED: tl.constexpr = EPILOGUE[5]
+    if acc.dtype != tl.float64:
+        acc = acc.to(tl.float32)
+    if SCALE_A != "":
+        acc = acc * side_tile(extra, 0, SCALE_A, rows, columns, M, N, index, shape)
+    if SCALE_B != "":
+        acc = acc * side_tile(extra, 1, SCALE_B, rows, columns, M, N, index, shape)
+    if WEIGHTED:
+        acc = acc * extra[WEIGHTS]
+    if BIAS != "":
+        bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
+        if WEIGHTED:
+            bias = bias * extra[WEIGHTS + 1]
+        acc = acc + bias
+    acc = activated(acc, ACTIVATION)
+    if RESIDUAL != "":
+        acc = acc + side_tile(extra, 3, RESIDUAL, rows, columns, M, N, index, shape)
+    return acc

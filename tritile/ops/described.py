@@ -1,0 +1,112 @@
+"""Products described: tensors reduced to what kernels take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from tritile.ops.checks import name_of
+from tritile.problem import merged
+from tritile.views import Fused, MatmulCall, View
+
+
+class Extras(NamedTuple):
+    """Tensors of a `tritile.problem.Epilogue`, each of a shape that broadcasts to that of the result."""
+
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    activation: str = ""
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that are read, None where there is none: not what is added zero times."""
+        return (self.scale_a, self.scale_b, None if self.beta == 0 else self.bias, self.residual)
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Extras":
+        """The same with every tensor changed that is read."""
+        scale_a, scale_b, bias, residual = (None if t is None else change(t) for t in self.tensors)
+        return self._replace(scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual)
+
+
+NOTHING = Extras()
+
+
+def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor's batch dimensions, broadcast to `batch`: 0 where it is stretched."""
+    missing = len(batch) - (tensor.ndim - 2)
+    own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
+    return (*[0] * missing, *own)
+
+
+def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
+    rows, columns = tensor.shape[-2:]
+    row_stride, column_stride = tensor.stride()[-2:]
+    strides = (row_stride, column_stride)
+    return View(tensor, (rows, columns), strides, batch_strides, tensor.element_size())
+
+
+def _folded(call: MatmulCall) -> MatmulCall:
+    """The same call with a batch dimension folded into M where b is one matrix for all of it.
+
+    Holds where stepping that dimension is stepping M through its whole size, in all that has rows.
+    """
+    while call.batch_shape:
+        size, m = call.batch_shape[-1], call.a.shape[0]
+        with_rows = [call.a, call.out, *(view for view in call.fused.views if view is not None)]
+        fits = m == 1 or all(view.batch_strides[-1] == m * view.strides[0] for view in with_rows)
+        if call.b.batch_strides[-1] != 0 or not fits:
+            break
+
+        def fold(view: View, size: int = size, m: int = m) -> View:
+            step = view.strides[0] if m > 1 else view.batch_strides[-1]
+            shape, strides = (m * size, view.shape[1]), (step, view.strides[1])
+            return View(view.tensor, shape, strides, view.batch_strides[:-1], view.itemsize)
+
+        b = replace(call.b, batch_strides=call.b.batch_strides[:-1])
+        whole = replace(call, b=b, fused=call.fused.mapped(fold), batch_shape=call.batch_shape[:-1])
+        call = replace(whole, a=fold(call.a), out=fold(call.out))
+    return call
+
+
+def _fused(extras: Extras, like: torch.Tensor, batch: tuple[tuple[int, ...], ...]) -> Fused:
+    """Views of an epilogue's tensors, stretched as `like` is shaped, with these strides over the batch."""
+    views: list[View | None] = []
+    steps = iter(batch)
+    for tensor in extras.tensors:
+        if tensor is None:
+            views.append(None)
+            continue
+        pairs = zip(like.shape[-2:], tensor.stride()[-2:], strict=True)
+        rows, columns = (0 if size == 1 else step for size, step in pairs)
+        shape = (like.shape[-2], like.shape[-1])
+        views.append(View(tensor, shape, (rows, columns), next(steps), tensor.element_size()))
+    return Fused(views[0], views[1], views[2], views[3], extras.activation, extras.alpha, extras.beta)
+
+
+def described(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras = NOTHING
+) -> MatmulCall:
+    """The call of a product whose arguments were checked, out having the shape of the result."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+
+    def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor.unsqueeze(-1) if b.ndim == 1 else tensor
+        return rows.unsqueeze(-2) if a.ndim == 1 else rows
+
+    rows = as_rows(out)
+    wide = extras.mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
+    a_rows = a.unsqueeze(0) if a.ndim == 1 else a
+    b_rows = b.unsqueeze(1) if b.ndim == 1 else b
+    sides = [_strides(tensor, batch) for tensor in wide.tensors if tensor is not None]
+    strides = (_strides(a_rows, batch), _strides(b_rows, batch), tuple(rows.stride()[:-2]))
+    sizes, (a_batch, b_batch, out_batch, *side_batches) = merged(batch, *strides, *sides)
+    fused = _fused(wide, rows, tuple(side_batches))
+    dtypes = (name_of(a.dtype), name_of(out.dtype))
+    views = (_view(a_rows, a_batch), _view(b_rows, b_batch), _view(rows, out_batch))
+    call = _folded(MatmulCall(*views, sizes, *dtypes, precision, fused))
+    return call.transposed if call.out.layout == "column" else call
