@@ -11,13 +11,11 @@ from tritile.device import Device
 from tritile.errors import TuningError, brief
 from tritile.launch import compiles_of
 from tritile.offline import Pointer, Resources, compiling_for, resources
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.views import posed
 
 
-def compiles_for(
-    problem: MatmulProblem | PermuteProblem, config: Config, device: Device
-) -> Iterator[Callable[[], Any]]:
+def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
     """For each kernel that a call of `problem` launches with `config`, a function that compiles it.
 
     To be called inside `compiling_for(device)`; returned is Triton's kernel. Any error, on the way or of a
@@ -30,7 +28,7 @@ def compiles_for(
     return compiles_of(posed(problem, make), config, device, make)
 
 
-def compiled_for(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Any:
+def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
     """Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
 
     Of several that a call launches, the last. Not for use while another thread launches kernels: Triton's
@@ -43,7 +41,7 @@ def compiled_for(problem: MatmulProblem | PermuteProblem, config: Config, device
             raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
 
 
-def compile_resources(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Resources:
+def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
     """Compile and say what the result takes. Raises TuningError where the compiler refuses."""
     kernel = compiled_for(problem, config, device)
     try:

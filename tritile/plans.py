@@ -8,15 +8,13 @@ from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
 from tritile.markup import table_html
-from tritile.problem import MatmulProblem, PermuteProblem, doublings
+from tritile.problem import KernelProblem, Tiled, doublings
 from tritile.settings import current_mode
 from tritile.space import illegal, tile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
-
-Tiled = MatmulProblem | PermuteProblem
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def near(problem: Tiled, device: Device) -> Plan | None:
         known_pairs += [(entry.problem, entry.config) for entry in shipped.entries]
     found, wanted = [], problem.kind
     for other, config in known_pairs:
-        if isinstance(other, MatmulProblem | PermuteProblem) and other.kind == wanted:
+        if not isinstance(other, KernelProblem) and other.kind == wanted:
             distance = doublings(problem, other)
             if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
                 found.append((distance, config.key, other, config))
@@ -133,10 +131,9 @@ def interpreted(problem: Tiled) -> Plan:
     def block(size: int, most: int) -> int:
         return max(16, min(most, 1 << (size - 1).bit_length()))
 
-    blocks = {"BLOCK_M": block(problem.m, 128), "BLOCK_N": block(problem.n, 128), "GROUP_M": 8}
-    if isinstance(problem, MatmulProblem):
-        blocks["BLOCK_K"] = block(problem.k, 128)
-    config = Config.of(family=tile.NAME, **blocks)
+    sides = [name for name in tile.PARAMETERS[problem.op] if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
+    blocks = {side: block(getattr(problem, side[-1].lower()), 128) for side in sides}
+    config = Config.of(family=tile.NAME, **blocks, GROUP_M=8)
     return Plan(problem, config, "interpreter", INTERPRETER, None, "tensors in host memory are interpreted")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.problem import (
     ITEMSIZE,
@@ -12,6 +12,7 @@ from tritile.problem import (
     MatmulProblem,
     Operand,
     PermuteProblem,
+    Tiled,
     alignment,
     epilogue_of,
 )
@@ -132,6 +133,7 @@ class MatmulCall:
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
     """
 
+    op: ClassVar[str] = "matmul"
     a: View
     b: View
     out: View
@@ -184,6 +186,7 @@ class PermuteCall:
     exchanged.
     """
 
+    op: ClassVar[str] = "permute"
     problem: PermuteProblem
     x: Any
     out: Any
@@ -243,23 +246,32 @@ def _fused(problem: MatmulProblem, make: Make) -> Fused:
     return Fused(a, b, bias, residual, epilogue.activation, weight, weight)
 
 
-def posed(problem: MatmulProblem | PermuteProblem, make: Make) -> Call:
-    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
-
-    An element of 16 bytes is asked for as two of int64.
-    """
+def _posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
     batch = (problem.batch,) if problem.batch > 1 else ()
-    if isinstance(problem, MatmulProblem):
-        a, b, out = (
-            _view(operand, size, problem.batch, make)
-            for operand, size in zip(
-                problem.operands,
-                (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype]),
-                strict=True,
-            )
-        )
-        dtypes = (problem.dtype, problem.out_dtype)
-        return MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
+    a, b, out = (
+        _view(operand, size, problem.batch, make)
+        for operand, size in zip(problem.operands, sizes, strict=True)
+    )
+    dtypes = (problem.dtype, problem.out_dtype)
+    return MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+
+
+def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
     kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
     x, out = (make(kind, lanes * span) for span in problem.spans)
     return PermuteCall(problem, x, out)
+
+
+_POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
+    "matmul": _posed_product,
+    "permute": _posed_permute,
+}
+
+
+def posed(problem: Tiled, make: Make) -> Call:
+    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
+
+    The output is asked for last. An element of 16 bytes is asked for as two of int64.
+    """
+    return _POSERS[problem.op](problem, make)

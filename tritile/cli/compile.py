@@ -23,7 +23,7 @@ from tritile.cli.app import (
 from tritile.deploy import fill as deployment
 from tritile.device import Device
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 
 _HELP: Final = (
     "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing.",
@@ -113,7 +113,7 @@ def compile_(
         given = _shipped(device)
     entries: list[deployment.Entry] = []
     for entry in given.entries if given else ():
-        if isinstance(entry.problem, MatmulProblem | PermuteProblem):
+        if isinstance(entry.problem, Tiled):
             entries.append((entry.problem, entry.config))
     for case in cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else ():
         plan = plans.plan_for(case.problem, device, "cached")

@@ -37,6 +37,7 @@ from tritile.measure.log import keeper, logged
 from tritile.measure.pool import CompilePool
 from tritile.measure.tasks import Keep, Rules, Tuned, whole
 from tritile.measure.workshop import Workshop
+from tritile.problem import Tiled
 from tritile.report.environment import environment
 from tritile.search import STRATEGIES
 from tritile.store import store_of
@@ -101,7 +102,7 @@ class _Wish:
     nursery: Nursery
 
 
-def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[tuner.Tiled]:
+def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[Tiled]:
     problems = list(dict.fromkeys(case.problem for case in cases))
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
@@ -138,12 +139,12 @@ def _tune_here(cases: list[suites.Case], device: Device, wish: _Wish) -> int:
     return left
 
 
-def _seconds(problem: tuner.Tiled) -> float:
+def _seconds(problem: Tiled) -> float:
     """About how long a launch takes on a large GPU: what problems are put in order by."""
     return getattr(problem, "flops", 0) / 5e14 + problem.bytes / 3e12
 
 
-def _largest_first(problems: list[tuner.Tiled], ranks: int) -> list[tuner.Tiled]:
+def _largest_first(problems: list[Tiled], ranks: int) -> list[Tiled]:
     """Each rank's part in this order: small ones even out the end."""
     parts = (part(len(problems), rank, ranks) for rank in range(ranks))
     return [p for one in parts for p in sorted((problems[i] for i in one), key=_seconds, reverse=True)]
@@ -165,7 +166,7 @@ def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: P
         def going() -> bool:
             return keep_on() and not shards.stopping and time.monotonic() < deadline
 
-        claims = cast(Iterator[tuner.Tiled | None], shards.claims())  # of those that were given
+        claims = cast(Iterator[Tiled | None], shards.claims())  # of those that were given
         for done in tuner.tune(claims, device, shop, keep, wish.rules, None, wish.force, going):
             shards.finished(done.problem)
             failed += done.best is None

@@ -18,10 +18,9 @@ from tritile.device import Device
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.measure.pool import CompilePool
 from tritile.offline import compiling_for
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.space import illegal
 
-Tiled = MatmulProblem | PermuteProblem
 Entry = tuple[Tiled, Config]
 
 

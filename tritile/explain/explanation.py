@@ -17,11 +17,10 @@ from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources
 from tritile.plans import Plan, trials
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import MatmulProblem, Tiled
 from tritile.space import illegal
 from tritile.traffic import Traffic
 
-Tiled = MatmulProblem | PermuteProblem
 Measure = Callable[[Sequence[Config]], dict[Config, float]]  # microseconds, of those that run here
 _OTHERS = 4  # configs that are told of besides the one explained
 

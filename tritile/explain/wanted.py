@@ -4,7 +4,7 @@ from tritile import model
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.space import FAMILIES
 
 _COUNTS = ("num_warps", "num_stages")
@@ -34,7 +34,7 @@ def _named(text: str) -> dict[str, int | bool | str]:
     return found
 
 
-def config_like(text: str, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+def config_like(text: str, problem: Tiled, device: Device) -> Config:
     """The config predicted to be fastest of those that have every parameter that `text` names.
 
     Raises InvalidValueError where none has, saying which values there are, and UnsupportedError where no

@@ -4,37 +4,44 @@ Each operation has its own, in microseconds; only the order of the answers matte
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Final
 
 from tritile.config import Config
 from tritile.device import Device
 from tritile.model.matmul import matmul_us, tma_us
 from tritile.model.permute import permute_us
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import MatmulProblem, Tiled
 from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
 
 _SHAPES = 4  # of tiles, at the least, among configs to try first
 
 
-def predict_us(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> float:
-    """Predicted microseconds of a legal config on a problem."""
-    if isinstance(problem, PermuteProblem):
-        return permute_us(config, problem, device)
+def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     problem = problem.core
-    if config.family in (descriptor.NAME, warpgroups.NAME):
-        return tma_us(config, problem, device)
-    return matmul_us(config, problem, device)
+    by_tma = config.family in (descriptor.NAME, warpgroups.NAME)
+    return (tma_us if by_tma else matmul_us)(config, problem, device)
 
 
-def ranked(
-    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
-) -> list[Config]:
+_FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
+    "matmul": _product_us,
+    "permute": permute_us,
+}
+
+
+def predict_us(config: Config, problem: Tiled, device: Device) -> float:
+    """Predicted microseconds of a legal config on a problem."""
+    return _FORMULAS[problem.op](config, problem, device)
+
+
+def ranked(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
     configs = legal_configs(problem, device, family)
     return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
-def pick(problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+def pick(problem: Tiled, device: Device) -> Config:
     """The config predicted to be fastest."""
     return ranked(problem, device)[0]
 
@@ -62,13 +69,13 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
     return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
 
 
-def families(problem: MatmulProblem | PermuteProblem, device: Device) -> list[str]:
+def families(problem: Tiled, device: Device) -> list[str]:
     """The families that have a legal config for the problem."""
     configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 
-def screened(problem: MatmulProblem | PermuteProblem, device: Device, count: int) -> list[Config]:
+def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
     """The `count` configs to try first: each family's likeliest in turn, over varied tiles.
 
     Where families agree on fewer than four tile shapes, the last place goes to the next shape.

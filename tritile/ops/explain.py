@@ -18,11 +18,11 @@ from tritile.measure.timing import Timed, graph_of, interleaved, timing_of
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.ops.plan import IN_PLACE, plan
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.subject.operands import copies_of, run_of
 
 
-def _measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Measure:
+def _measured(problem: Tiled, device: Device) -> Measure:
     """What times configs of the problem on the current GPU, in turns, over operands that leave L2 cold."""
 
     def times_us(configs: Sequence[Config]) -> dict[Config, float]:
@@ -41,7 +41,7 @@ def _measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Measur
 
 
 def explain(
-    what: Callable[..., Any] | MatmulProblem | PermuteProblem | torch.Tensor,
+    what: Callable[..., Any] | Tiled | torch.Tensor,
     *args: Any,
     device: Device | None = None,
     config: Config | str | None = None,
@@ -73,7 +73,7 @@ def explain(
             f"explain: config={config!r}: wanted a Config, or the names of some parameters"
         )
     here = devices.current_gpu()
-    if device is None and not isinstance(what, MatmulProblem | PermuteProblem):
+    if device is None and not isinstance(what, Tiled):
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         if all(tensor.device.type == "cpu" for tensor in tensors):
             device = here

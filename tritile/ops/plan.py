@@ -15,7 +15,7 @@ from tritile.ops import permute as permute_op
 from tritile.ops.described import described
 from tritile.ops.run import fixed
 from tritile.plans import Plan
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.views import Call
 
 
@@ -57,7 +57,7 @@ _CALLS: Final[dict[Any, Callable[..., Call]]] = {
 
 
 def plan(
-    what: Callable[..., Any] | MatmulProblem | PermuteProblem,
+    what: Callable[..., Any] | Tiled,
     *args: Any,
     device: Device | None = None,
     **kwargs: Any,
@@ -75,7 +75,7 @@ def plan(
     Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
     `what` or where no GPU is known, and NotTunedError in mode "strict".
     """
-    if isinstance(what, MatmulProblem | PermuteProblem):
+    if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
     elif isinstance(what, Hashable) and what in _CALLS:
         call = _CALLS[what](*args, **kwargs)

@@ -18,7 +18,7 @@ from tritile.report import peers
 from tritile.report.results import Measurement
 from tritile.subject import answers, operands
 from tritile.tune.suites import Case
-from tritile.views import Call, MatmulCall
+from tritile.views import Call
 
 
 @contextlib.contextmanager
@@ -36,10 +36,7 @@ def _torch_error(call: Call, run: timing.Run) -> float:
     operands.poison(call)
     run(call)
     torch.cuda.synchronize()
-    if isinstance(call, MatmulCall):
-        return answers.matmul_error(call)
-    answers.check_permuted(call)
-    return 0.0
+    return answers.error_of(call)
 
 
 def _peer_graphs(
@@ -74,21 +71,20 @@ def measured(
     assert chosen is not None
     calls = operands.copies_of(problem, device)
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
-    is_matmul = isinstance(calls[0], MatmulCall)
-    theirs = peers.torch_matmul if is_matmul else peers.torch_permute(case.dtype, case.shape, case.dims)
+    is_copy, theirs = case.op == "permute", peers.torch_side(case)
     error = answers.check(ours, calls[0])
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):
         torch_error = _torch_error(calls[0], theirs)
         sides |= {"torch": timing.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
-    if not is_matmul:
+    if is_copy:
         # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
         copy = peers.device_copy
         sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
     samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
     timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
     us = {side: timing.us for side, timing in timings.items()}
-    copy_gbps = None if is_matmul else problem.bytes / min(us["copy"], us["eager copy"]) / 1e3
+    copy_gbps = problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if is_copy else None
     return Measurement(
         tritile_us=us["tritile"],
         torch_us=us["torch"],

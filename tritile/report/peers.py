@@ -12,6 +12,7 @@ from tritile.measure import timing
 from tritile.problem import FP8_DTYPES
 from tritile.report import tutorial
 from tritile.subject import answers, operands
+from tritile.tune.suites import Case
 from tritile.views import Call, MatmulCall, PermuteCall
 
 Peer = Callable[[MatmulCall], torch.Tensor]
@@ -60,6 +61,17 @@ def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Call
         out.view(moved).copy_(x.view(list(shape)).permute(*dims))
 
     return run
+
+
+_SIDES: Final[dict[str, Callable[[Case], Callable[[Call], None]]]] = {
+    "matmul": lambda case: torch_matmul,
+    "permute": lambda case: torch_permute(case.dtype, case.shape, case.dims),
+}
+
+
+def torch_side(case: Case) -> Callable[[Call], None]:
+    """What a torch user would call for this case, into the same output."""
+    return _SIDES[case.op](case)
 
 
 def device_copy(call: Call) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.space import illegal
 from tritile.store import Store
 from tritile.trial import Trial
 
-Tiled = MatmulProblem | PermuteProblem
 Times = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and number of the store
 
 

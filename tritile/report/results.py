@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from tritile.config import Config
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import MatmulProblem
+from tritile.problem import PermuteProblem
 from tritile.report.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
@@ -98,10 +98,10 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
     problem = case.problem
     rates: dict[str, float | None]
-    if isinstance(problem, MatmulProblem):
-        rates = {"tflops": problem.flops / ours / 1e6}
-    else:
+    if isinstance(problem, PermuteProblem):
         rates = {"gbps": problem.bytes / ours / 1e3, "copy_gbps": measured.copy_gbps}
+    else:
+        rates = {"tflops": problem.flops / ours / 1e6}
     numbers = {
         "tritile_us": ours,
         **{f"{peer}_us": us for peer, us in times.items()},

@@ -57,7 +57,7 @@ def summary(results: Iterable[Result]) -> list[Summary]:
     groups: dict[tuple[str, ...], list[Result]] = {}
     for line in of_cases(results):
         case = case_of(line)
-        words = (case.precision, case.layout) if case.op == "matmul" else ("", "")
+        words = ("", "") if case.op == "permute" else (case.precision, case.layout)
         groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
     return [_summary_of(words, lines) for words, lines in groups.items()]
 

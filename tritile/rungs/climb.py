@@ -18,7 +18,7 @@ from tritile.rungs import transpose as transposes
 
 Values = Mapping[str, Any] | Config  # of a kernel's parameters, by name
 Grid = tuple[int, ...]
-Problem = MatmulProblem | PermuteProblem
+Problem = MatmulProblem | PermuteProblem  # that have ladders
 ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 

@@ -4,70 +4,65 @@ Each family of kernels has a module of its own here: its configs, what makes one
 one pointless.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import MatmulProblem, Tiled
 from tritile.space import descriptor, packed, tile, warpgroups
 
-FAMILIES: Final = {
-    "matmul": (tile.NAME, descriptor.NAME, warpgroups.NAME),
-    "permute": (tile.NAME, packed.NAME),
+# Families of each operation. A module has CONFIGS, `illegal` and `pointless`.
+_MODULES: Final[dict[str, tuple[Any, ...]]] = {
+    "matmul": (tile, descriptor, warpgroups),
+    "permute": (tile, packed),
 }
+FAMILIES: Final = {op: tuple(module.NAME for module in own) for op, own in _MODULES.items()}
 ALL_CONFIGS: Final[dict[str, dict[str, tuple[Config, ...]]]] = {
-    "matmul": {module.NAME: module.CONFIGS["matmul"] for module in (tile, descriptor, warpgroups)},
-    "permute": {module.NAME: module.CONFIGS["permute"] for module in (tile, packed)},
+    op: {module.NAME: module.CONFIGS[op] for module in own} for op, own in _MODULES.items()
 }
 
 
-def illegal(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> str | None:
+def _module(op: str, family: str) -> Any:
+    """The module of a family of an operation, or None where there is no such."""
+    return next((module for module in _MODULES[op] if family == module.NAME), None)
+
+
+def _core(problem: Tiled) -> Tiled:
+    """What kernels make for a problem: another product, where they make it through that."""
+    return problem.core if isinstance(problem, MatmulProblem) else problem
+
+
+def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may.
 
     This is a statement about values before compiling. What the compiled kernel really takes is
     checked where it is compiled.
     """
-    if config.family not in FAMILIES[problem.op]:
+    module = _module(problem.op, config.family)
+    if module is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
-    if isinstance(problem, MatmulProblem):
-        problem = problem.core
-        if config.family == descriptor.NAME:
-            return descriptor.illegal(config, problem, device)
-        if config.family == warpgroups.NAME:
-            return warpgroups.illegal(config, problem, device)
-    elif config.family == packed.NAME:
-        return packed.illegal(config, problem, device)
-    return tile.illegal(config, problem, device)
+    reason: str | None = module.illegal(config, _core(problem), device)
+    return reason
 
 
-def _pointless(config: Config, problem: MatmulProblem | PermuteProblem, device: Device) -> bool:
-    if isinstance(problem, MatmulProblem):
-        problem = problem.core
-        if config.family == descriptor.NAME:
-            return descriptor.pointless(config, problem, device)
-        if config.family == warpgroups.NAME:
-            return warpgroups.pointless(config, problem, device)
-    return tile.pointless(config, problem)
-
-
-def legal_configs(
-    problem: MatmulProblem | PermuteProblem, device: Device, family: str | None = None
-) -> list[Config]:
+def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """Every config of the space, or of one family, worth running for this problem on this device.
 
     Raises UnsupportedError, with the reason, where none is legal.
     """
-    families = [own for name, own in ALL_CONFIGS[problem.op].items() if family in (None, name)]
+    core = _core(problem)
+    families = [module for module in _MODULES[problem.op] if family in (None, module.NAME)]
     found: list[Config] = []
-    for own in families:
-        useful = [config for config in own if not _pointless(config, problem, device)]  # told faster
+    for module in families:
+        own = module.CONFIGS[problem.op]
+        useful = [config for config in own if not module.pointless(config, core, device)]  # told faster
         for configs in (useful, own):
             legal = [config for config in configs if illegal(config, problem, device) is None]
             if legal:
                 break
         found += legal
     if not found:
-        reason = illegal(families[0][0], problem, device)
+        reason = illegal(families[0].CONFIGS[problem.op][0], problem, device)
         raise UnsupportedError(f"no config of {problem.label} is legal on {device.name}: {reason}")
     return found

@@ -53,3 +53,8 @@ def _configs() -> Iterator[Config]:
 
 
 CONFIGS: Final = {"permute": tuple(_configs())}
+
+
+def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
+    """Whether another config of the family does the same or strictly less work."""
+    return tile.pointless(config, problem, device)

@@ -1,6 +1,8 @@
 """Whether an answer is right: float64 products and exact copies to compare with."""
 
 import math
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -50,15 +52,30 @@ def start() -> None:
     (one @ one).sum().item()
 
 
-def answer_error(call: Call) -> float:
-    """The relative error of a call's answer. Raises TuningError for a wrong one."""
-    if isinstance(call, MatmulCall):
-        error, allowed = matmul_error(call), allowed_error(call)
-        if not error <= allowed:
-            raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
-        return error
+def _copy_error(call: PermuteCall) -> float:
     check_permuted(call)
     return 0.0
+
+
+def _nothing(call: Call) -> float:
+    return 0.0
+
+
+_ERRORS: Final[dict[str, Callable[[Any], float]]] = {"matmul": matmul_error, "permute": _copy_error}
+_ALLOWED: Final[dict[str, Callable[[Any], float]]] = {"matmul": allowed_error, "permute": _nothing}
+
+
+def error_of(call: Call) -> float:
+    """The relative error of a call's answer, however large. Raises TuningError where a copy is not exact."""
+    return _ERRORS[call.op](call)
+
+
+def answer_error(call: Call) -> float:
+    """The relative error of a call's answer. Raises TuningError for a wrong one."""
+    error, allowed = error_of(call), _ALLOWED[call.op](call)
+    if not error <= allowed:
+        raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
+    return error
 
 
 def check(run: Run, call: Call) -> float:

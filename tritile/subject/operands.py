@@ -3,17 +3,16 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tritile.device import Device
 from tritile.errors import TuningError
 from tritile.measure.timing import Run, copies_wanted
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
 from tritile.views import Call, View, posed
 
-Tiled = MatmulProblem | PermuteProblem
 _GUARD = 4096  # elements on either side of a guarded output
 _LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
 
@@ -112,22 +111,6 @@ def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(packed)
 
 
-def ragged(problem: Tiled) -> Tiled:
-    """A sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
-    if isinstance(problem, MatmulProblem):
-        batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
-        return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
-    return _resized(problem, [_less(size) for size in problem.shape])
-
-
-def neighbour(problem: Tiled) -> Tiled:
-    """A problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
-    if isinstance(problem, MatmulProblem):
-        return replace(problem, m=_more(problem.m), n=_more(problem.n))
-    largest = max(problem.shape, default=0)
-    return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
-
-
 def _more(size: int) -> int:
     return size + size // 4 // 16 * 16
 
@@ -135,3 +118,36 @@ def _more(size: int) -> int:
 def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
     x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
     return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
+
+
+def _ragged_product(problem: MatmulProblem) -> MatmulProblem:
+    batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
+    return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
+
+
+def _larger_product(problem: MatmulProblem) -> MatmulProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
+def _ragged_permute(problem: PermuteProblem) -> PermuteProblem:
+    return _resized(problem, [_less(size) for size in problem.shape])
+
+
+def _larger_permute(problem: PermuteProblem) -> PermuteProblem:
+    largest = max(problem.shape, default=0)
+    return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
+
+
+Sibling = Callable[[Any], Tiled]
+_RAGGED: Final[dict[str, Sibling]] = {"matmul": _ragged_product, "permute": _ragged_permute}
+_LARGER: Final[dict[str, Sibling]] = {"matmul": _larger_product, "permute": _larger_permute}
+
+
+def ragged(problem: Tiled) -> Tiled:
+    """A sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
+    return _RAGGED[problem.op](problem)
+
+
+def neighbour(problem: Tiled) -> Tiled:
+    """A problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
+    return _LARGER[problem.op](problem)

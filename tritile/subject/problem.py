@@ -17,7 +17,7 @@ from tritile.measure.tasks import Rules, Task
 from tritile.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.measure.workshop import borrowed
 from tritile.offline import check_fits
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.search import screening
 from tritile.settings import tune_budget_s
 from tritile.space import illegal
@@ -27,7 +27,6 @@ from tritile.subject.operands import Guarded, copies_of, ragged, run_of
 from tritile.subject.space import ProblemSpace
 from tritile.views import Call
 
-Tiled = MatmulProblem | PermuteProblem
 DEFAULT = Rules(screening)
 
 

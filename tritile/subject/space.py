@@ -8,7 +8,7 @@ from typing import Any
 from tritile import model
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.space import ALL_CONFIGS, illegal, warpgroups
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # of warp-specialised tiles: no powers of two
@@ -61,9 +61,7 @@ class ProblemSpace:
     `configs` and `opening` raise UnsupportedError, with the reason, where no config is legal.
     """
 
-    def __init__(
-        self, problem: MatmulProblem | PermuteProblem, device: Device, known: Iterable[Config] = ()
-    ) -> None:
+    def __init__(self, problem: Tiled, device: Device, known: Iterable[Config] = ()) -> None:
         self.problem, self.device = problem, device
         self._likely: dict[int, list[Config]] = {}
         self.known = [config for config in dict.fromkeys(known) if config in self]

@@ -24,14 +24,13 @@ from tritile.errors import TuningError
 from tritile.measure import engine
 from tritile.measure.tasks import Rules, Task, Tuned, whole
 from tritile.measure.workshop import Workshop
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.search import exhaustive
 from tritile.space import illegal
 from tritile.subject import DEFAULT, ProblemSpace, ProblemSubject
 from tritile.subject.operands import neighbour
 from tritile.trial import Trial
 
-Tiled = MatmulProblem | PermuteProblem
 Say = Callable[[str], None]
 REPEATS = 5
 FLIP = 0.02  # regret from which on a repeat's winner counts as another one

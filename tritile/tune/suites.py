@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, alignment
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled, alignment
 
 OPS: Final = ("matmul", "permute")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
@@ -94,7 +94,7 @@ class Case:
             raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
 
     @property
-    def problem(self) -> MatmulProblem | PermuteProblem:
+    def problem(self) -> Tiled:
         """The problem that contiguous tensors at aligned addresses pose."""
         return self._matmul() if self.op == "matmul" else self._permute()
 

@@ -13,10 +13,8 @@ from tritile.measure.pool import CompilePool
 from tritile.measure.tasks import Keep, Rules, Tuned
 from tritile.measure.workshop import Workshop
 from tritile.offline import Resources
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.subject import DEFAULT, ProblemSpace, task_of
-
-Tiled = MatmulProblem | PermuteProblem
 
 
 def tune(

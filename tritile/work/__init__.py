@@ -1,11 +1,28 @@
 """What a call with a config launches: products by tiles or by TMA, and permutations."""
 
+from collections.abc import Callable
+from typing import Any, Final
+
 from tritile.config import Config
-from tritile.space import descriptor, warpgroups
+from tritile.errors import TuningError
+from tritile.space import descriptor, packed, warpgroups
+from tritile.space.tile import NAME as TILE
 from tritile.views import Call, MatmulCall
 from tritile.work import permute, tile, tma
 from tritile.work.lower import joined, lowered
 from tritile.work.values import Work
+
+# What makes the work of each operation, by family, of: a call, a config, processors, and `early`.
+_MAKERS: Final[dict[str, dict[str, Callable[[Any, Config, int, bool], Work]]]] = {
+    "matmul": {
+        TILE: lambda call, config, processors, early: tile.work(call, config),
+        descriptor.NAME: tma.descriptor_work,
+        warpgroups.NAME: tma.warpgroups_work,
+    },
+    "permute": dict.fromkeys(
+        (TILE, packed.NAME), lambda call, config, processors, early: permute.work(call, config, early)
+    ),
+}
 
 
 def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
@@ -14,13 +31,9 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
     `early`: kernels may start before the one ahead of them in the stream is done, and wait in themselves
     for what they read (programmatic dependent launch). Raises TuningError where the family cannot.
     """
-    if isinstance(call, MatmulCall):
-        parts = lowered(call, early)
-        if parts is not None:
-            return joined(call, parts, work_of(parts.core, config, processors, early))
-        if config.family == descriptor.NAME:
-            return tma.descriptor_work(call, config, processors, early)
-        if config.family == warpgroups.NAME:
-            return tma.warpgroups_work(call, config, processors, early)
-        return tile.work(call, config)
-    return permute.work(call, config, early)
+    if isinstance(call, MatmulCall) and (parts := lowered(call, early)) is not None:
+        return joined(call, parts, work_of(parts.core, config, processors, early))
+    maker = _MAKERS[call.op].get(config.family)
+    if maker is None:
+        raise TuningError(f"{config} is of no family of {call.op}: {', '.join(_MAKERS[call.op])}")
+    return maker(call, config, processors, early)
