@@ -171,8 +171,13 @@ class MatmulCall:
         return replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
 
     @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, and what is fused."""
+        """What the kernel's pointers point to: a, b, out, and what is fused, each in the order it is made."""
         fused = (view.tensor for view in self.fused.views if view is not None)
         return (self.a.tensor, self.b.tensor, self.out.tensor, *fused)
 
@@ -204,6 +209,11 @@ class PermuteCall:
     def batch_shape(self) -> tuple[int, ...]:
         """Their sizes."""
         return tuple(self.problem.shape[i] for i in self.batch_dims)
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out
 
     @property
     def tensors(self) -> tuple[Any, ...]:

@@ -19,6 +19,8 @@ COUNTS = {
     "permute": 42,
     "quick": 8,
     "study": 12,
+    "epilogue": 35,
+    "scaled": 26,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 

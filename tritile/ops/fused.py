@@ -3,8 +3,8 @@
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from tritile import epilogue
 from tritile.errors import DtypeError, InvalidValueError, OverlapError, ShapeError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops import matmul as product
@@ -47,23 +47,6 @@ class _Prepared(NamedTuple):
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
-
-
-def epilogue_of_torch(sums: torch.Tensor, extras: Extras) -> torch.Tensor:
-    """What an epilogue makes of sums, by torch: in float64 where these are, else in float32."""
-    kind = torch.float64 if sums.dtype == torch.float64 else torch.float32
-    scale_a, scale_b, bias, residual = (None if t is None else t.to(kind) for t in extras.tensors)
-    sums = sums.to(kind)
-    for scale in (scale_a, scale_b):
-        sums = sums if scale is None else sums * scale
-    sums = sums * extras.alpha
-    sums = sums if bias is None else sums + bias * extras.beta
-    if extras.activation:
-        approximate = "tanh" if extras.activation == "gelu_tanh" else "none"
-        name = extras.activation.removesuffix("_tanh")
-        function = getattr(F, name)
-        sums = function(sums, approximate=approximate) if name == "gelu" else function(sums)
-    return sums if residual is None else sums + residual
 
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -187,7 +170,8 @@ def _first(
     plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
-        result.copy_(epilogue_of_torch(torch.zeros(shape, dtype=dtype, device=a.device), plain))
+        sums = torch.zeros(shape, dtype=dtype, device=a.device)
+        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:]))
     elif on_host(a):
         _on_host(plain_a, plain_b, result, precision, plain)
     else:
