@@ -6,6 +6,7 @@ from math import prod
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.problem import (
+    BLOCK_SCALES,
     ITEMSIZE,
     SIDES,
     Epilogue,
@@ -126,10 +127,31 @@ class Fused:
 UNFUSED: Final = Fused()
 
 
+class BlockScales(NamedTuple):
+    """Scales within a sum, for each 128 of K; `shared`: of how many rows and columns, as in BLOCK_SCALES.
+
+    Strides of a's are over blocks of rows and of K, those of b's over blocks of K and of columns.
+    """
+
+    shared: str
+    a: Any
+    a_strides: tuple[int, int]
+    b: Any
+    b_strides: tuple[int, int]
+
+    @property
+    def transposed(self) -> "BlockScales":
+        """The same of the product out^T = b^T a^T."""
+        rows, columns = self.shared.split("x")
+        turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
+        return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
+
+
 @dataclass(frozen=True)
 class MatmulCall:
     """out[i] = a[i] @ b[i] for every i of `batch_shape`, what `fused` says done to it.
 
+    `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
     """
 
@@ -143,6 +165,8 @@ class MatmulCall:
     precision: str
     fused: Fused = UNFUSED
     swapped: bool = False
+    b_dtype: str = ""
+    scales: "BlockScales | None" = None
 
     @property
     def problem(self) -> MatmulProblem:
@@ -162,13 +186,18 @@ class MatmulCall:
             self.out.align,
             self.precision,
             str(self.fused.epilogue),
+            self.b_dtype,
+            self.scales.shared if self.scales else "",
         )
 
     @property
     def transposed(self) -> "MatmulCall":
         """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
         a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
-        return replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
+        turned = replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
+        if self.b_dtype:
+            turned = replace(turned, dtype=self.b_dtype, b_dtype=self.dtype)
+        return replace(turned, scales=self.scales and self.scales.transposed)
 
     @property
     def target(self) -> Any:
@@ -179,7 +208,8 @@ class MatmulCall:
     def tensors(self) -> tuple[Any, ...]:
         """What the kernel's pointers point to: a, b, out, and what is fused, each in the order it is made."""
         fused = (view.tensor for view in self.fused.views if view is not None)
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused)
+        scales = (self.scales.a, self.scales.b) if self.scales else ()
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales)
 
 
 @dataclass(frozen=True)
@@ -264,7 +294,17 @@ def _posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
         for operand, size in zip(problem.operands, sizes, strict=True)
     )
     dtypes = (problem.dtype, problem.out_dtype)
-    return MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    return replace(call, b_dtype=problem.b_dtype, scales=_block_scales(problem, make))
+
+
+def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
+    shared = BLOCK_SCALES[problem.block_scales]
+    if shared is None:
+        return None
+    rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
+    a, b = make("float32", rows * blocks), make("float32", blocks * columns)
+    return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
 
 
 def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:

@@ -31,16 +31,30 @@ def compensated_sum(total, lost, part):
 
 
 @triton.jit
+def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
+    """By what the product of block `block` of K is multiplied: see `tritile.problem.BLOCK_SCALES`.
+
+    `scales` holds for a a pointer and the strides of its blocks of rows and of K, then the same for b, of K
+    and of columns. SCALE_BLOCKS: rows of a, and columns of b, that share a scale.
+    """
+    of_rows = scales[0] + rows // SCALE_BLOCKS[0] * scales[1] + block * scales[2]
+    of_columns = scales[3] + block * scales[4] + columns // SCALE_BLOCKS[1] * scales[5]
+    a = tl.load(of_rows, mask=rows < M, other=0.0)
+    b = tl.load(of_columns, mask=columns < N, other=0.0)
+    return a[:, None] * b[None, :]
+
+
+@triton.jit
 def matmul_tile(
     a_ptr, b_ptr, out_ptr,
     M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_om, stride_on,
-    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, extra,
+    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, scales, extra,
     ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr,
-    EPILOGUE: tl.constexpr,
+    SCALE_BLOCKS: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
@@ -49,7 +63,8 @@ def matmul_tile(
     which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
     batch strides of an operand (see `multiple`).
     WIDE: offsets or sizes need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
-    method, so that the rounding error does not grow with K. EPILOGUE, `extra`: what is done to the sums, and
+    method, so that the rounding error does not grow with K. SCALE_BLOCKS, `scales`: each block of K is
+    multiplied by scales of its own (see `block_scale`). EPILOGUE, `extra`: what is done to the sums, and
     with what (see `finished`).
     """
     matrix = batch_index(WIDE)
@@ -98,9 +113,14 @@ def matmul_tile(
         if COMPENSATED:
             part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
             acc, lost = compensated_sum(acc, lost, part)
-        elif a.dtype.is_fp8():
+        elif SCALE_BLOCKS is not None:
+            part = tl.dot(a, b, out_dtype=tl.float32)
+            acc += part * block_scale(scales, rows, columns, M, N, k // 128, SCALE_BLOCKS)
+        elif a.dtype.is_fp8() and PRECISION != "fast":
             # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
             acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+        elif a.dtype.is_fp8():
+            acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         a_ptrs += BLOCK_K * stride_ak

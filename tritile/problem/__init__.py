@@ -14,6 +14,7 @@ from typing import Any, Final
 from tritile.errors import InvalidValueError
 from tritile.problem.checks import (
     ALIGNMENTS,
+    BLOCK_SCALES,
     FP8_DTYPES,
     ITEMSIZE,
     LAYOUTS,
@@ -28,15 +29,19 @@ from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
-    "ACTIVATIONS", "ALIGNMENTS", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT",
-    "PRECISIONS", "SIDES", "SPREADS", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
+    "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
+    "MAX_EXTENT", "PRECISIONS", "SIDES", "SPREADS", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
     "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings", "epilogue_of", "merged",
     "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Tiled = MatmulProblem | PermuteProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
-_ADDED: Final = ("epilogue",)  # fields that came later: what was written before has them at their defaults
+_ADDED: Final = (
+    "epilogue",
+    "b_dtype",
+    "block_scales",
+)  # fields that came later: what was written before has them at their defaults
 _KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, PermuteProblem, KernelProblem)}
 
 

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from tritile.problem.checks import (
     ALIGNMENTS,
+    BLOCK_SCALES,
+    FP8_DTYPES,
     ITEMSIZE,
     LAYOUTS,
     MATMUL_DTYPES,
@@ -57,6 +59,8 @@ class MatmulProblem:
     Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
     Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
     stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    `b_dtype`: where b is of another dtype than a: fp8 types mix. `block_scales`: "1x128" where each 128 of K
+    have scales of their own, one for each row of a and one for 128 columns of b; see BLOCK_SCALES.
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -75,6 +79,8 @@ class MatmulProblem:
     out_align: int = 16
     precision: str = "ieee"
     epilogue: str = ""
+    b_dtype: str = ""
+    block_scales: str = ""
 
     def __post_init__(self) -> None:
         check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
@@ -85,7 +91,19 @@ class MatmulProblem:
         aligns = (self.a_align, self.b_align, self.out_align)
         check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
         check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+        check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
+        check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
+        check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
         epilogue_of(self.epilogue)
+
+    @property
+    def _mixes(self) -> bool:
+        other = self.b_dtype in FP8_DTYPES and self.dtype in FP8_DTYPES and self.b_dtype != self.dtype
+        return self.b_dtype == "" or other
+
+    @property
+    def _scalable(self) -> bool:
+        return self.dtype in FP8_DTYPES and self.batch == 1
 
     @property
     def itemsize(self) -> int:
@@ -115,7 +133,17 @@ class MatmulProblem:
         """All but the sizes: neighbours have the same."""
         layouts = (self.a_layout, self.b_layout, self.out_layout)
         aligns = (self.a_align, self.b_align, self.out_align)
-        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision, self.epilogue)
+        return (
+            self.op,
+            self.dtype,
+            self.out_dtype,
+            *layouts,
+            *aligns,
+            self.precision,
+            self.epilogue,
+            self.b_dtype,
+            self.block_scales,
+        )
 
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
@@ -123,7 +151,13 @@ class MatmulProblem:
         out_size = ITEMSIZE[self.out_dtype]
         return (
             _operand(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
-            _operand(self.dtype, self.itemsize, self.b_layout, self.b_align, (self.batch, self.k, self.n)),
+            _operand(
+                self.b_dtype or self.dtype,
+                self.itemsize,
+                self.b_layout,
+                self.b_align,
+                (self.batch, self.k, self.n),
+            ),
             _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
         )
 
@@ -140,4 +174,6 @@ class MatmulProblem:
         layout = letters[self.a_layout] + letters[self.b_layout]
         precision = f" {self.precision}" if self.dtype == "float32" else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}{epilogue}"
+        dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
+        scales = f" scales {self.block_scales}" * bool(self.block_scales)
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}"

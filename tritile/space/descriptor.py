@@ -61,6 +61,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     for name, least in least_blocks(problem).items():
         if config[name] < least:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
+    if problem.block_scales and config["BLOCK_K"] > 128:
+        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     for name, extent in (
         ("BLOCK_K", config["BLOCK_K"]),
         ("BLOCK_M", config["BLOCK_M"]),

@@ -56,9 +56,12 @@ def warpgroup_mma(config: Config, problem: MatmulProblem, device: Device) -> boo
 
 
 def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """32-bit registers of each thread that hold the accumulator."""
+    """32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
-    return config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
+    # That of one block of K beside that of all: for its scales, or as fp8 is summed to fp32's precision.
+    precise = problem.dtype in FP8_DTYPES and problem.precision != "fast" and device.nvidia == 90
+    sums = 2 if problem.block_scales or precise else 1
+    return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 
 def loads_per_thread(config: Config, problem: MatmulProblem, device: Device) -> float:
@@ -76,6 +79,8 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
     if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
+    if problem.block_scales and config["BLOCK_K"] > 128:
+        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:

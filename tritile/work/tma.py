@@ -14,7 +14,7 @@ from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.space import warpgroups
 from tritile.views import MatmulCall
-from tritile.work.fused import extra
+from tritile.work.fused import block_scales, extra
 from tritile.work.operands import Seen, batch_of, described, inputs, readable
 from tritile.work.values import Buffer, Section, Step, Work
 
@@ -88,13 +88,15 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
     grid, flat = _grid(call, config, split, processors)
+    scales, shared = block_scales(call)
     args = (
         read.a.descriptor(block_m, block_k),
         read.b.descriptor(block_k, block_n),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
-        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, extra(call, 2),
+        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2),
         not read.a.transposed, not read.b.transposed, by_descriptor, call.precision, early,
-        _POLLS if tiles * split <= processors else 0, flat, batch > 1, call.fused.epilogue.constants,
+        _POLLS if tiles * split <= processors else 0, flat, batch > 1,
+        shared, call.fused.epilogue.constants,
         block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
     )  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
