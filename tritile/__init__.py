@@ -20,6 +20,7 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.run import forget
+from tritile.ops.scaled import scaled_matmul
 from tritile.ops.sync import sync
 from tritile.plans import Plan
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
@@ -50,6 +51,7 @@ __all__ = [
     "mode",
     "permute",
     "plan",
+    "scaled_matmul",
     "sync",
     "target_device",
     "transpose",

@@ -110,12 +110,12 @@ def matmul_tile(
         in_k = ks < K - k
         a = load_tile(a_ptrs, row_mask, in_k[None, :], MASK_M, MASK_K)  # [BLOCK_M, BLOCK_K]
         b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
-        if COMPENSATED:
-            part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
-            acc, lost = compensated_sum(acc, lost, part)
-        elif SCALE_BLOCKS is not None:
+        if SCALE_BLOCKS is not None:
             part = tl.dot(a, b, out_dtype=tl.float32)
             acc += part * block_scale(scales, rows, columns, M, N, k // 128, SCALE_BLOCKS)
+        elif COMPENSATED:
+            part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
+            acc, lost = compensated_sum(acc, lost, part)
         elif a.dtype.is_fp8() and PRECISION != "fast":
             # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
             acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)

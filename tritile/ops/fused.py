@@ -34,6 +34,7 @@ from tritile.ops.run import (
 from tritile.problem import ACTIVATIONS, SIDES
 from tritile.settings import current_mode
 
+_NAMES: Final = (*SIDES, "scale_a", "scale_b")
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
 
 
@@ -70,7 +71,8 @@ def _check_weight(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _check_activation(op: str, activation: Any) -> str:
+def check_activation(op: str, activation: Any) -> str:
+    """The activation's name, "" for None. Raises InvalidValueError for what is none."""
     if activation is not None and activation not in ACTIVATIONS:
         wanted = ", ".join(ACTIVATIONS)
         raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
@@ -80,7 +82,7 @@ def _check_activation(op: str, activation: Any) -> str:
 def _check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, extras: Extras) -> None:
     """An output that shares no memory with any input, or lies just where something that is added does."""
     check_no_overlap(op, out, a, b)
-    for name, tensor in zip(SIDES, extras.tensors, strict=True):
+    for name, tensor in zip(_NAMES, (*extras.tensors, *(extras.blocks or ())), strict=False):
         if tensor is not None and not same_place(out, tensor) and overlap(out, tensor):
             raise OverlapError(f"{op}: out overlaps {name} in part: wanted memory of its own, or all of it")
 
@@ -89,7 +91,7 @@ def _checked(
     op: str, a: Any, b: Any, extras: Extras, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
     out_dtype = out_dtype or getattr(out, "dtype", None)
-    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op)
+    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, scaled=extras.scaled)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: a is {name_of(a.dtype)}: wanted a floating dtype")
     for name, tensor in zip(SIDES, extras[:4], strict=True):
@@ -107,7 +109,10 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
     if out.dtype == torch.float64:
         return interpret(described(a, b, out, precision, extras))
     wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(a.float(), b.float(), wide, precision, extras.mapped(torch.Tensor.float)))
+    if a.dtype != torch.int8:
+        precision = precision if a.dtype == torch.float32 else "ieee"
+        a, b = a.float(), b.float()
+    interpret(described(a, b, wide, precision, extras.mapped(torch.Tensor.float)))
     out.copy_(wide)
     return None
 
@@ -115,9 +120,10 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
 def _ordered(call_swapped: bool, a: Any, b: Any, out: Any, extras: Extras) -> list[torch.Tensor]:
     """The tensors in the order in which a launch takes them."""
     scale_a, scale_b, bias, residual = extras.tensors
+    blocks = extras.blocks or ()
     if call_swapped:
-        a, b, scale_a, scale_b = b, a, scale_b, scale_a
-    return [a, b, out, *(t for t in (scale_a, scale_b, bias, residual) if t is not None)]
+        a, b, scale_a, scale_b, blocks = b, a, scale_b, scale_a, blocks[::-1]
+    return [a, b, out, *(t for t in (scale_a, scale_b, bias, residual, *blocks) if t is not None)]
 
 
 def fused_product(
@@ -131,12 +137,12 @@ def fused_product(
 ) -> torch.Tensor:
     """a @ b with an epilogue. Raises what `matmul` does, and for tensors that do not fit the result."""
     key = None
-    tensors = (a, b, *extras[:4])
+    tensors = (a, b, *extras.all)
     if all(t is None or (type(t) in PLAIN and t.is_cuda) for t in tensors) and not differentiating_forward():
         try:
             setting = product.default_precision() if a.dtype is torch.float32 else None
             wanted = (op, out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
-            key = (*map(place, tensors), place(out), wanted, extras[4:])
+            key = (*map(place, tensors), place(out), wanted, extras[4:7], extras.shared)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
             return _first(op, a, b, extras, out, out_dtype, precision, None)
@@ -171,7 +177,7 @@ def _first(
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
         sums = torch.zeros(shape, dtype=dtype, device=a.device)
-        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:]))
+        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:7]))
     elif on_host(a):
         _on_host(plain_a, plain_b, result, precision, plain)
     else:
@@ -213,7 +219,7 @@ def linear(
 
     Raises as `tritile.matmul` does, before any launch.
     """
-    extras = Extras(bias=bias, residual=residual, activation=_check_activation("linear", activation))
+    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
     if isinstance(weight, torch.Tensor) and weight.ndim not in (1, 2):
         raise ShapeError(f"linear: weight is {tuple(weight.shape)}: wanted (N, K) or (K,)")
     turned = weight.t() if isinstance(weight, torch.Tensor) else weight
@@ -232,7 +238,7 @@ def _weighted(
     weights = _check_weight(op, "alpha", alpha), _check_weight(op, "beta", beta)
     if added is None:
         raise DtypeError(f"{op}: input is None: wanted a torch.Tensor")
-    return Extras(None, None, added, None, _check_activation(op, activation), *weights)
+    return Extras(None, None, added, None, check_activation(op, activation), *weights)
 
 
 def addmm(

@@ -21,6 +21,7 @@ from tritile.problem.checks import (
     MATMUL_DTYPES,
     MAX_EXTENT,
     PRECISIONS,
+    PRECISIONS_OF,
     alignment,
 )
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
@@ -30,8 +31,8 @@ from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
     "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
-    "MAX_EXTENT", "PRECISIONS", "SIDES", "SPREADS", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
-    "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings", "epilogue_of", "merged",
+    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "SIDES", "SPREADS", "Epilogue", "KernelProblem",
+    "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings", "epilogue_of", "merged",
     "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 

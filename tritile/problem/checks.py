@@ -13,7 +13,11 @@ MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
 FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
 LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
-PRECISIONS: Final = ("ieee", "tf32x3", "tf32", "fast")  # "fast": of fp8, summed as tensor cores do alone
+# Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
+PRECISIONS_OF: Final = {
+    "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+}  # fmt: skip
+PRECISIONS: Final = tuple(dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names))
 # Scales within a sum, one for each 128 of K: rows of a, and columns of b, that share one.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 MAX_EXTENT: Final = 2**48
