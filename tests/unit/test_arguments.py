@@ -87,7 +87,6 @@ def typed(dtype):
 
 DTYPES = [
     ("mixed", matmul(typed(torch.float16), typed(torch.float32)), ("float16", "float32", "one dtype")),
-    ("mixed fp8", matmul(typed(torch.float8_e4m3fn), typed(torch.float8_e5m2)), ("e4m3fn", "e5m2")),
     ("complex", matmul(typed(torch.complex64), typed(torch.complex64)), ("complex64", "float16", "int8")),
     ("int32", matmul(typed(torch.int32), typed(torch.int32)), ("int32", "float16")),
     ("int64", matmul(typed(torch.int64), typed(torch.int64)), ("int64", "float16")),

@@ -32,8 +32,8 @@ from tritile.problem.permute import PermuteProblem, Plane, merged
 __all__ = [
     "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
     "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "SIDES", "SPREADS", "Epilogue", "KernelProblem",
-    "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings", "epilogue_of", "merged",
-    "problem_from_dict", "problem_key", "problem_to_dict",
+    "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings",
+    "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Tiled = MatmulProblem | PermuteProblem  # tritile's own: what its kernels make tile by tile
