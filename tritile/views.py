@@ -127,6 +127,17 @@ class Fused:
 UNFUSED: Final = Fused()
 
 
+class Verdict(NamedTuple):
+    """On the GPU an int32 word; the product is to be made where it is from `least` on and below `end`.
+
+    See `tritile.kernels.verdict`.
+    """
+
+    word: Any
+    least: int
+    end: int
+
+
 class BlockScales(NamedTuple):
     """Scales within a sum, for each 128 of K; `shared`: of how many rows and columns, as in BLOCK_SCALES.
 
@@ -153,6 +164,7 @@ class MatmulCall:
 
     `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    `verdict`: None where it is to be made whatever its data are.
     """
 
     op: ClassVar[str] = "matmul"
@@ -167,6 +179,7 @@ class MatmulCall:
     swapped: bool = False
     b_dtype: str = ""
     scales: "BlockScales | None" = None
+    verdict: "Verdict | None" = None
 
     @property
     def problem(self) -> MatmulProblem:
@@ -206,10 +219,11 @@ class MatmulCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, and what is fused, each in the order it is made."""
+        """What the kernel's pointers point to: a, b, out, what is fused, scales, the verdict."""
         fused = (view.tensor for view in self.fused.views if view is not None)
         scales = (self.scales.a, self.scales.b) if self.scales else ()
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales)
+        verdict = () if self.verdict is None else (self.verdict.word,)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.kernels.epilogue import finished
+from tritile.kernels.verdict import wanted
 
 
 class Operands(NamedTuple):
@@ -59,13 +60,14 @@ class Result(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How many tiles there are, and turns of the K loop in each."""
+    """How many tiles there are, and turns of the K loop in each; `verdict` says whether to make any."""
 
     tiles_m: Any
     tiles_n: Any
     inner_batch: Any
     tiles: Any
     turns: Any
+    verdict: Any
 
 
 class How(NamedTuple):
@@ -86,6 +88,8 @@ class How(NamedTuple):
     FLAT: Any
     BATCHED: Any
     EPILOGUE: Any
+    PROMOTE: Any
+    VERDICTS: Any
 
 
 @gluon.jit
@@ -127,6 +131,10 @@ def tiles_of(walk, how: gl.constexpr):
         first = first * 0
         step = first + 1
         tiles = step
+    if walk.verdict is not None:
+        if how.WAIT:
+            gdc_wait()
+        tiles = gl.where(wanted(walk.verdict, how.VERDICTS), tiles, 0)
     return first, tiles, step
 
 
@@ -226,6 +234,35 @@ def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
 
 
 @gluon.jit
+def multiply(WHICH: gl.constexpr, acc, rest, first, end, stage, phase, shared, how: gl.constexpr):
+    """acc and rest plus the products of turns `first` to `end`, at least one; and the stage that is next."""
+    last = 0
+    for turn in range(first, end):
+        mbarrier.wait(shared.full.index(stage), phase)
+        a = operand(shared.a.index(stage * how.CONSUMERS + WHICH), how.A_ROW)
+        acc = warpgroup_mma(a, operand(shared.b.index(stage), how.B_ROW), acc, is_async=True)
+        if how.MAIN_N < how.BLOCK_N:
+            b_rest = operand(shared.b_rest.index(stage), how.B_ROW)
+            rest = warpgroup_mma(a, b_rest, rest, is_async=True)
+            acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
+        else:
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        if turn > first:
+            mbarrier.arrive(shared.empty.index(last), count=1)
+        last = stage
+        stage += 1
+        if stage == how.STAGES:
+            stage = 0
+            phase ^= 1
+    if how.MAIN_N < how.BLOCK_N:
+        acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(shared.empty.index(last), count=1)
+    return acc, rest, stage, phase
+
+
+@gluon.jit
 def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     """Multiply the rows of each tile that are consumer WHICH's, and store them."""
     ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
@@ -241,29 +278,21 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
         outer, inner, row, column = tile_at(index, walk, how)
         acc = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
         rest = gl.zeros((ROWS, REST_N if REST_N else 16), gl.float32, rest_layout)
-        last = 0
-        for turn in range(walk.turns):
-            mbarrier.wait(shared.full.index(stage), phase)
-            a = operand(shared.a.index(stage * how.CONSUMERS + WHICH), how.A_ROW)
-            acc = warpgroup_mma(a, operand(shared.b.index(stage), how.B_ROW), acc, is_async=True)
-            if REST_N:
-                b_rest = operand(shared.b_rest.index(stage), how.B_ROW)
-                rest = warpgroup_mma(a, b_rest, rest, is_async=True)
-                acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
-            else:
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-            if turn > 0:
-                mbarrier.arrive(shared.empty.index(last), count=1)
-            last = stage
-            stage += 1
-            if stage == how.STAGES:
-                stage = 0
-                phase ^= 1
-        if REST_N:
-            acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
+        if how.PROMOTE:
+            small = gl.maximum((walk.turns * 2 - 2) // 3, 1)
+            acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, small, stage, phase, shared, how)
+            for first in range(small, walk.turns, how.PROMOTE):
+                after = gl.minimum(first + how.PROMOTE, walk.turns)
+                none = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
+                no_rest = gl.zeros((ROWS, REST_N if REST_N else 16), gl.float32, rest_layout)
+                sums, rest_sums, stage, phase = multiply(
+                    WHICH, none, no_rest, first, after, stage, phase, shared, how
+                )
+                acc += sums
+                if REST_N:
+                    rest += rest_sums
         else:
-            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(shared.empty.index(last), count=1)
+            acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, walk.turns, stage, phase, shared, how)
         m = row * how.BLOCK_M + WHICH * ROWS
         n = column * how.BLOCK_N
         tile = result.tile.index(WHICH)
@@ -290,10 +319,11 @@ def tiles_in_shared_memory(dtype, COUNT: gl.constexpr, ROWS: gl.constexpr, COLUM
 @gluon.jit
 def matmul_warpgroups(
     a_desc, b_desc, b_rest_desc, out_desc, out_rest_desc, out_ptr,
-    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra,
+    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra, verdict_ptr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, WAIT: gl.constexpr,
     MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
-    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr,
+    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr, PROMOTE: gl.constexpr,
+    VERDICTS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr, SUBTILES: gl.constexpr,
 ):  # fmt: skip
@@ -307,6 +337,8 @@ def matmul_warpgroups(
     so wait for that one before touching memory. FLAT: the grid has an axis each for rows and columns of
     tiles, and one for matrices. BATCHED: there are several of these.
     EPILOGUE, `extra`: what is done to the sums, and with what (see `finished`).
+    PROMOTE: 0, or after how many turns, in the last third of K, sums go from tensor cores to a total in fp32.
+    `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
     """
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
@@ -342,10 +374,10 @@ def matmul_warpgroups(
     )  # fmt: skip
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
-    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K))
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K), verdict_ptr)
     how: gl.constexpr = How(
         A_ROW, B_ROW, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M,
-        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED, EPILOGUE,
+        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED, EPILOGUE, PROMOTE, VERDICTS,
     )  # fmt: skip
     if CONSUMERS == 1:
         gl.warp_specialize([

@@ -96,7 +96,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
         return _RATE_FMA
     half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
     if problem.dtype == "float32":
-        return half / (2 if problem.precision == "tf32" else 6)
+        return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
     return half * 2 / problem.itemsize
 
 

@@ -15,7 +15,7 @@ LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
 # Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
 PRECISIONS_OF: Final = {
-    "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "float32": ("ieee", "fp16x3", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 PRECISIONS: Final = tuple(dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names))
 # Scales within a sum, one for each 128 of K: rows of a, and columns of b, that share one.

@@ -1,7 +1,7 @@
 """Matrix products."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tritile.problem.checks import (
@@ -17,6 +17,7 @@ from tritile.problem.checks import (
     extent_fits,
 )
 from tritile.problem.epilogue import epilogue_of
+from tritile.problem.parts import part_length
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,31 @@ class MatmulProblem:
             _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
         )
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is a float32 product that is made of float16 parts."""
+        return self.dtype == "float32" and self.precision == "fp16x3"
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of parts go from tensor cores to totals in fp32, which take as many registers again."""
+        return self.dtype == "float16" and self.precision == "fp16x3"
+
     @functools.cached_property
     def core(self) -> "MatmulProblem":
         """The product that kernels really make: another one where operands are made over for it first."""
-        return self
+        if not self.in_parts:
+            return self
+        return replace(
+            self,
+            k=3 * part_length(self.k),
+            dtype="float16",
+            a_layout="column" if self.a_layout == "column" else "row",
+            b_layout="row" if self.b_layout == "row" else "column",
+            a_align=16,
+            b_align=16,
+            epilogue=str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row")),
+        )
 
     @property
     def label(self) -> str:

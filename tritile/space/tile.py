@@ -7,7 +7,7 @@ from typing import Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tiled
-from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
+from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
 NAME: Final = "tile"
 PARAMETERS: Final = {
@@ -58,9 +58,9 @@ def warpgroup_mma(config: Config, problem: MatmulProblem, device: Device) -> boo
 def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
     """32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
-    # That of one block of K beside that of all: for its scales, or as fp8 is summed to fp32's precision.
+    # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     precise = problem.dtype in FP8_DTYPES and problem.precision != "fast" and device.nvidia == 90
-    sums = 2 if problem.block_scales or precise else 1
+    sums = 2 if problem.block_scales or precise or problem.promoted else 1
     return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 
@@ -81,6 +81,8 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:

@@ -2,6 +2,7 @@
 
 from tritile.config import Config
 from tritile.problem import MatmulProblem, Tiled
+from tritile.problem.parts import promoted_every
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
@@ -22,6 +23,11 @@ def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | Non
 def least_blocks(problem: MatmulProblem) -> dict[str, int]:
     """The smallest blocks that tl.dot takes."""
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
+
+
+def promotes_late(config: Config, problem: MatmulProblem) -> bool:
+    """Whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
+    return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
 
 
 def order_fault(config: Config, problem: Tiled) -> bool:

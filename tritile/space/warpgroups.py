@@ -8,7 +8,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, MatmulProblem
 from tritile.space.descriptor import reachable, tiles
-from tritile.space.values import order_fault
+from tritile.space.values import order_fault, promotes_late
 
 NAME: Final = "warpgroups"
 PARAMETERS: Final = (
@@ -66,7 +66,12 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if reason is not None:
         return reason
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
-    if words > REGISTERS[config["CONSUMERS"]] - 56:
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+    # A total takes as many again, but is only added to, and wants no room beside it.
+    if words > REGISTERS[config["CONSUMERS"]] - 56 or (
+        problem.promoted and 2 * words > REGISTERS[config["CONSUMERS"]] - 32
+    ):
         return f"{words} accumulator registers a thread, of {REGISTERS[config['CONSUMERS']]}"
     if tiles(config, problem) >= 2**31:
         return "more tiles than a launch counts"

@@ -40,3 +40,10 @@ def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, i
     first = len(call.tensors) - 2
     of_a, of_b = (Buffer(first), *call.scales.a_strides), (Buffer(first + 1), *call.scales.b_strides)
     return (*of_a, *of_b), BLOCK_SCALES[call.scales.shared]
+
+
+def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
+    """The word that says whether there is anything to do, and which of its values do."""
+    if call.verdict is None:
+        return None, None
+    return Buffer(len(call.tensors) - 1), (call.verdict.least, call.verdict.end)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tritile.views import MatmulCall, Placed
+from tritile.work.lower import fp16x3
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
 
@@ -30,6 +31,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """
+    if call.problem.in_parts:
+        return Lowered(*fp16x3.steps_of(call, early))
     return None
 
 
