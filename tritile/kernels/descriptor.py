@@ -53,7 +53,9 @@ def multiply(
                 rows = m + tl.arange(0, BLOCK_M)
                 columns = n + tl.arange(0, BLOCK_N)
                 product = tl.dot(a, b, out_dtype=tl.float32)
-                acc += product * block_scale(scales, rows, columns, M, N, block * BLOCK_K // 128, SCALE_BLOCKS)
+                acc += product * block_scale(
+                    scales, rows, columns, M, N, block * BLOCK_K // 128, SCALE_BLOCKS
+                )
             elif a.dtype.is_fp8() and PRECISION != "fast":
                 # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
                 acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
@@ -212,7 +214,7 @@ def matmul_descriptor(
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
-    if verdict_ptr is not None:
+    if verdict_ptr is not None:  # noqa: SIM102: known when compiled
         if not wanted(verdict_ptr, VERDICTS):
             return
     if PERSISTENT:

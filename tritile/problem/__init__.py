@@ -22,6 +22,7 @@ from tritile.problem.checks import (
     MAX_EXTENT,
     PRECISIONS,
     PRECISIONS_OF,
+    SCALE_K,
     alignment,
 )
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
@@ -31,7 +32,7 @@ from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
     "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
-    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "SIDES", "SPREADS", "Epilogue", "KernelProblem",
+    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "SCALE_K", "SIDES", "SPREADS", "Epilogue", "KernelProblem",
     "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings",
     "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip

@@ -18,7 +18,8 @@ PRECISIONS_OF: Final = {
     "float32": ("ieee", "fp16x3", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 PRECISIONS: Final = tuple(dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names))
-# Scales within a sum, one for each 128 of K: rows of a, and columns of b, that share one.
+SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that fp8 sums in tensor cores
+# Such scales: rows of a, and columns of b, that share one.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 MAX_EXTENT: Final = 2**48
 

@@ -170,8 +170,13 @@ class MatmulProblem:
 
     @property
     def promoted(self) -> bool:
-        """Whether sums of parts go from tensor cores to totals in fp32, which take as many registers again."""
+        """Whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
         return self.dtype == "float16" and self.precision == "fp16x3"
+
+    @property
+    def totals(self) -> bool:
+        """Whether sums leave Hopper's tensor cores for totals in fp32: of parts, and of fp8 unless "fast"."""
+        return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")
 
     @functools.cached_property
     def core(self) -> "MatmulProblem":

@@ -59,8 +59,8 @@ def accumulator_words(config: Config, problem: MatmulProblem, device: Device) ->
     """32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
-    precise = problem.dtype in FP8_DTYPES and problem.precision != "fast" and device.nvidia == 90
-    sums = 2 if problem.block_scales or precise or problem.promoted else 1
+    apart = problem.promoted or (problem.totals and device.nvidia == 90)
+    sums = 2 if problem.block_scales or apart else 1
     return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 

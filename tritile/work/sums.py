@@ -1,6 +1,7 @@
 """How kernels add up a product's terms."""
 
 from tritile.config import Config
+from tritile.problem import FP8_DTYPES, SCALE_K
 from tritile.problem.parts import promoted_every
 from tritile.views import MatmulCall
 
@@ -17,4 +18,8 @@ def input_precision(call: MatmulCall) -> str:
 
 def promoted_turns(call: MatmulCall, config: Config) -> int:
     """After how many blocks of K sums go from tensor cores to a total in fp32; 0 for never."""
-    return max(1, promoted_every(call.a.shape[1] // 3) // config["BLOCK_K"]) if in_parts(call) else 0
+    if in_parts(call):
+        return max(1, promoted_every(call.a.shape[1] // 3) // config["BLOCK_K"])
+    if call.dtype in FP8_DTYPES and call.precision != "fast":
+        return max(1, SCALE_K // int(config["BLOCK_K"]))
+    return 0

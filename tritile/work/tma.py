@@ -106,13 +106,13 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
 
 
-def _gluon_dtype(name: str) -> Any:
-    return getattr(gl, name)
+_GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
 
 
 def _swizzled(dtype: str) -> Any:
     """The layout in shared memory of a block of this dtype."""
-    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), _gluon_dtype(dtype))
+    kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
+    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
 
 
 def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
@@ -126,6 +126,7 @@ def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bo
     grid, flat = _grid(call, config, 1, processors)
     inward, outward = _swizzled(call.dtype), _swizzled(call.out_dtype)
     by = out.by_descriptor
+    scales, shared = block_scales(call)
     word, verdicts = verdict(call)
     args = (
         read.a.descriptor(rows, block_k, inward),
@@ -133,10 +134,10 @@ def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bo
         read.b.descriptor(block_k, rest, inward) if rest else None,
         out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
         out.seen.descriptor(rows, rest, outward) if by and rest else None,
-        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2), word,
+        Buffer(2), m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
         not read.a.transposed, not read.b.transposed, by, early,
         main, warpgroups.REGISTERS[consumers], config.num_stages, flat, batch > 1,
-        call.fused.epilogue.constants, promoted_turns(call, config), verdicts,
+        shared, call.fused.epilogue.constants, promoted_turns(call, config), in_parts(call), verdicts,
         block_m, block_n, block_k, config["GROUP_M"], consumers, config["PERSISTENT"], config["SUBTILES"],
     )  # fmt: skip
     step = Step(matmul_warpgroups, grid, args, {"num_warps": config.num_warps, "launch_pdl": early})

@@ -84,7 +84,9 @@ def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdic
     return step
 
 
-def steps_of(call: MatmulCall, early: bool) -> tuple[tuple[Step, ...], MatmulCall, tuple[Step, ...], tuple[Section, ...]]:
+def steps_of(
+    call: MatmulCall, early: bool
+) -> tuple[tuple[Step, ...], MatmulCall, tuple[Step, ...], tuple[Section, ...]]:
     """The launches before the core, the core, those after it, and their workspaces.
 
     Raises TuningError where the caller has scales of its own: the parts' take their place.
