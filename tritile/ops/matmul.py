@@ -40,8 +40,11 @@ _OUT_DTYPES: Final = {
     torch.int8: (torch.int32,),
     torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
     torch.float8_e5m2: (torch.bfloat16, torch.float16, torch.float32),
+    torch.complex64: (torch.complex64,),
+    torch.complex128: (torch.complex128,),
 }  # the first of each is the default, except that 16-bit types keep their own
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
+_IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
 
@@ -59,7 +62,7 @@ _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def default_precision() -> str:
-    """The precision of fp32 products that torch's own setting asks for: "ieee" or "tf32"."""
+    """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
@@ -89,7 +92,7 @@ def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         raise InvalidValueError(
             f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
         )
-    return precision or (default_precision() if dtype == torch.float32 else "ieee")
+    return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
 def _check_gpu(op: str, a: torch.Tensor) -> None:
@@ -190,7 +193,7 @@ def matmul(
     key = None
     if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
-            setting = default_precision() if a.dtype is torch.float32 else None
+            setting = default_precision() if a.dtype in _IN_FP32 else None
             wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
@@ -245,7 +248,9 @@ def _first(
     launch(*call.tensors)
     if given:
         written(out)
-    if key is not None and dense_a is a and dense_b is b and lasting():
+    # Pieces of a complex product start at so many real numbers: tensors of another call count complex ones.
+    whole = type(launch) is Launch or not a.is_complex()
+    if key is not None and dense_a is a and dense_b is b and whole and lasting():
         sizes, reaches = (tuple(out.shape), out.stride()), (reach(a), reach(b), reach(out))
         _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
     return out

@@ -6,23 +6,15 @@ product in the midst, the core, as they make any other; `MatmulProblem.core` tel
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from tritile.problem import REAL_DTYPE
 from tritile.views import MatmulCall, Placed
-from tritile.work.values import Buffer, Descriptor, Section, Step, Work
+from tritile.work.lower import complexes
+from tritile.work.lower.values import Lowered
+from tritile.work.values import Buffer, Descriptor, Work
 
-
-class Lowered(NamedTuple):
-    """What a product becomes: launches before the core, the core, launches after it.
-
-    Steps name buffers by number: those of the call's tensors, in their order, and then those of `scratch`.
-    Views of the core have as their tensor what the call's have, or a `Placed` that names a buffer.
-    """
-
-    before: tuple[Step, ...]
-    core: MatmulCall
-    after: tuple[Step, ...] = ()
-    scratch: tuple[Section, ...] = ()
+__all__ = ["Lowered", "joined", "lowered"]
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
@@ -30,6 +22,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """
+    if call.dtype in REAL_DTYPE:
+        return complexes.lowered(call, early)
     return None
 
 
