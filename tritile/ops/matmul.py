@@ -172,8 +172,8 @@ def matmul(
     Args:
         a: (..., M, K), or (K,).
         b: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
-            One dtype for both: float16, bfloat16, float32, float64, int8, and on GPUs that have it
-            float8_e4m3fn and float8_e5m2.
+            One dtype for both: float16, bfloat16, float32, float64, complex64, complex128, int8, and on
+            GPUs that have it float8_e4m3fn and float8_e5m2. Lazy conjugation is carried out on the way.
         out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
         out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
             that of out, else a's own; bfloat16 for fp8; int32 for int8.
@@ -182,9 +182,17 @@ def matmul(
             cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
             torch's fp32 matmul setting asks for. Of fp8 products: "fast" leaves sums to the tensor cores,
             which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
+            Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
+            they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.
+
+    By four real products, each part of a complex result is a sum of 2 K real products and errs as such,
+    element by element; NaN and infinities spread as in these, with no recovery of infinities as in C. Three
+    take three quarters of the multiplications; the imaginary part then errs by as much as is small beside
+    (|re a| + |im a|) (|re b| + |im b|), and not beside itself, and may be NaN where sums overflow. Either
+    way operands that are made over take a workspace, of up to four times the size of one of them.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
