@@ -40,7 +40,15 @@ FORMS = {
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch):
+    """Outputs and workspaces of real numbers begin as NaN; counters at zero."""
     poison_empty(monkeypatch)
+    original = torch.zeros
+
+    def zeros(*args, **kwargs):
+        made = original(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(launch.torch, "zeros", zeros)
 
 
 def operands(form, dtype=torch.complex64):

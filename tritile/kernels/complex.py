@@ -67,7 +67,7 @@ def lay_out(
         gdc_launch_dependents()
     columns = tl.cast(multiple(columns, ALIGN_COLUMNS), tl.int64)
     stride_sr = multiple(stride_sr, ALIGN_ROWS)
-    stride_slot = multiple(stride_slot, ALIGN_SCRATCH)
+    stride_slot = tl.cast(multiple(stride_slot, ALIGN_SCRATCH), tl.int64)
     stride_row = multiple(stride_row, ALIGN_SCRATCH)
     stride_matrix = multiple(stride_matrix, ALIGN_SCRATCH)
     source += batch_offset(matrix, batch_shape, batch_strides, ALIGN_BATCH)
@@ -114,7 +114,7 @@ def put_together(
         gdc_wait()
         gdc_launch_dependents()
     columns = tl.cast(multiple(columns, ALIGN_COLUMNS), tl.int64)
-    stride_plane = multiple(stride_plane, ALIGN_SCRATCH)
+    stride_plane = tl.cast(multiple(stride_plane, ALIGN_SCRATCH), tl.int64)
     stride_row = multiple(stride_row, ALIGN_SCRATCH)
     stride_matrix = multiple(stride_matrix, ALIGN_SCRATCH)
     stride_or = multiple(stride_or, ALIGN_ROWS)
@@ -123,7 +123,9 @@ def put_together(
     row, column = tile_at(columns, BLOCK_R, BLOCK_C)
     in_rows = row[:, None] < rows
     place = tl.arange(0, ACROSS * BLOCK_C)[None, :] + column * ACROSS
-    inside = in_rows & (place < columns * ACROSS)
+    # To the end of a whole unit, so that loads can be wide: what is beyond the columns goes nowhere.
+    end = tl.cdiv(columns * ACROSS, ALIGN_SCRATCH) * ALIGN_SCRATCH
+    inside = in_rows & (place < end)
     from_rows = source + row[:, None] * stride_row
     re = tl.zeros((BLOCK_R, BLOCK_C), out.dtype.element_ty)
     im = re
