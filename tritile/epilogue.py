@@ -22,10 +22,10 @@ def finished(
 ) -> torch.Tensor:
     """activation(alpha * scale_a * scale_b * sums + beta * bias) + residual.
 
-    In float64 if sums are, else in float32. `sides` are scale_a, scale_b, bias and residual, of shapes that
-    broadcast to that of sums.
+    In the type of sums where it is float64 or complex128, else in float32. `sides` are scale_a, scale_b,
+    bias and residual, of shapes that broadcast to that of sums.
     """
-    kind = torch.float64 if sums.dtype == torch.float64 else torch.float32
+    kind = sums.dtype if sums.dtype in (torch.float64, torch.complex128) else torch.float32
     scale_a, scale_b, bias, residual = (None if t is None else t.to(kind) for t in sides)
     result = sums.to(kind)
     for scale in (scale_a, scale_b):

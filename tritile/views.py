@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from tritile.problem import (
     BLOCK_SCALES,
     ITEMSIZE,
+    REAL_DTYPE,
     SIDES,
     Epilogue,
     MatmulProblem,
@@ -21,13 +22,18 @@ from tritile.problem import (
 
 @dataclass(frozen=True)
 class View:
-    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements."""
+    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
+
+    That of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what is
+    in memory.
+    """
 
     tensor: Any
     shape: tuple[int, int]
     strides: tuple[int, int]
     batch_strides: tuple[int, ...]
     itemsize: int
+    conj: bool = False
 
     @property
     def layout(self) -> str:
@@ -57,8 +63,7 @@ class View:
     def transposed(self) -> "View":
         """The same matrices, rows for columns."""
         rows, columns = self.shape
-        strides = (self.strides[1], self.strides[0])
-        return View(self.tensor, (columns, rows), strides, self.batch_strides, self.itemsize)
+        return replace(self, shape=(columns, rows), strides=(self.strides[1], self.strides[0]))
 
     @property
     def span(self) -> int:
@@ -273,7 +278,8 @@ Make = Callable[[str, int], Any]
 
 def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     batch_stride, *strides = operand.strides
-    tensor = make(operand.dtype, operand.elements * (2 if itemsize == 16 else 1))
+    real = REAL_DTYPE.get(operand.dtype)
+    tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
     return View(
         tensor, operand.shape[1:], (strides[0], strides[1]), (batch_stride,) if batch > 1 else (), itemsize
     )
@@ -336,6 +342,7 @@ _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
 def posed(problem: Tiled, make: Make) -> Call:
     """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
-    The output is asked for last. An element of 16 bytes is asked for as two of int64.
+    The output is asked for last. A complex number of a product is asked for as two real ones, other elements
+    of 16 bytes as two of int64.
     """
     return _POSERS[problem.op](problem, make)

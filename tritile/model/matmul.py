@@ -105,9 +105,10 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
 
     The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
     runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
-    tf32x3's multiplications is three on tensor cores.
+    tf32x3's multiplications is three on tensor cores. A product made through another counts as that one.
     """
     peak: float | None
+    problem = problem.core
     if problem.dtype == "float64":
         peak = _PEAK_FP64.get(device.arch)
     elif not uses_tensor_cores(problem):

@@ -59,8 +59,10 @@ def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
 def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
     rows, columns = tensor.shape[-2:]
     row_stride, column_stride = tensor.stride()[-2:]
-    strides = (row_stride, column_stride)
-    return View(tensor, (rows, columns), strides, batch_strides, tensor.element_size())
+    strides, size, conj = (row_stride, column_stride), tensor.element_size(), tensor.is_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.conj() if conj else tensor)
+    return View(tensor, (rows, columns), strides, batch_strides, size, conj)
 
 
 def _folded(call: MatmulCall) -> MatmulCall:
@@ -78,7 +80,7 @@ def _folded(call: MatmulCall) -> MatmulCall:
         def fold(view: View, size: int = size, m: int = m) -> View:
             step = view.strides[0] if m > 1 else view.batch_strides[-1]
             shape, strides = (m * size, view.shape[1]), (step, view.strides[1])
-            return View(view.tensor, shape, strides, view.batch_strides[:-1], view.itemsize)
+            return replace(view, shape=shape, strides=strides, batch_strides=view.batch_strides[:-1])
 
         b = replace(call.b, batch_strides=call.b.batch_strides[:-1])
         whole = replace(call, b=b, fused=call.fused.mapped(fold), batch_shape=call.batch_shape[:-1])

@@ -40,8 +40,11 @@ _OUT_DTYPES: Final = {
     torch.int8: (torch.int32,),
     torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
     torch.float8_e5m2: (torch.bfloat16, torch.float16, torch.float32),
+    torch.complex64: (torch.complex64,),
+    torch.complex128: (torch.complex128,),
 }  # the first of each is the default, except that 16-bit types keep their own
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
+_IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
 
@@ -59,7 +62,7 @@ _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def default_precision() -> str:
-    """The precision of fp32 products that torch's own setting asks for: "ieee" or "tf32"."""
+    """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
@@ -89,7 +92,7 @@ def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         raise InvalidValueError(
             f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
         )
-    return precision or (default_precision() if dtype == torch.float32 else "ieee")
+    return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
 def _check_gpu(op: str, a: torch.Tensor) -> None:
@@ -169,8 +172,8 @@ def matmul(
     Args:
         a: (..., M, K), or (K,).
         b: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
-            One dtype for both: float16, bfloat16, float32, float64, int8, and on GPUs that have it
-            float8_e4m3fn and float8_e5m2.
+            One dtype for both: float16, bfloat16, float32, float64, complex64, complex128, int8, and on
+            GPUs that have it float8_e4m3fn and float8_e5m2. Lazy conjugation is carried out on the way.
         out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
         out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
             that of out, else a's own; bfloat16 for fp8; int32 for int8.
@@ -179,9 +182,17 @@ def matmul(
             cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
             torch's fp32 matmul setting asks for. Of fp8 products: "fast" leaves sums to the tensor cores,
             which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
+            Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
+            they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.
+
+    By four real products, each part of a complex result is a sum of 2 K real products and errs as such,
+    element by element; NaN and infinities spread as in these, with no recovery of infinities as in C. Three
+    take three quarters of the multiplications; the imaginary part then errs by as much as is small beside
+    (|re a| + |im a|) (|re b| + |im b|), and not beside itself, and may be NaN where sums overflow. Either
+    way operands that are made over take a workspace, of up to four times the size of one of them.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
@@ -190,7 +201,7 @@ def matmul(
     key = None
     if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
-            setting = default_precision() if a.dtype is torch.float32 else None
+            setting = default_precision() if a.dtype in _IN_FP32 else None
             wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
@@ -245,7 +256,9 @@ def _first(
     launch(*call.tensors)
     if given:
         written(out)
-    if key is not None and dense_a is a and dense_b is b and lasting():
+    # Pieces of a complex product start at so many real numbers: tensors of another call count complex ones.
+    whole = type(launch) is Launch or not a.is_complex()
+    if key is not None and dense_a is a and dense_b is b and whole and lasting():
         sizes, reaches = (tuple(out.shape), out.stride()), (reach(a), reach(b), reach(out))
         _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
     return out

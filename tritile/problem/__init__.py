@@ -22,6 +22,7 @@ from tritile.problem.checks import (
     MAX_EXTENT,
     PRECISIONS,
     PRECISIONS_OF,
+    REAL_DTYPE,
     SCALE_K,
     alignment,
 )
@@ -32,9 +33,9 @@ from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
     "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
-    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "SCALE_K", "SIDES", "SPREADS", "Epilogue", "KernelProblem",
-    "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment", "doublings",
-    "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
+    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "Epilogue",
+    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment",
+    "doublings", "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Tiled = MatmulProblem | PermuteProblem  # tritile's own: what its kernels make tile by tile

@@ -12,10 +12,13 @@ from tritile.problem.checks import (
     LAYOUTS,
     MATMUL_DTYPES,
     PRECISIONS,
+    PRECISIONS_OF,
+    REAL_DTYPE,
     among,
     check,
     extent_fits,
 )
+from tritile.problem.complexes import core_of
 from tritile.problem.epilogue import epilogue_of
 from tritile.problem.parts import part_length
 
@@ -91,11 +94,20 @@ class MatmulProblem:
         check(among(LAYOUTS, *layouts), self, f"layouts of {', '.join(LAYOUTS)}")
         aligns = (self.a_align, self.b_align, self.out_align)
         check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
-        check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+        precisions = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
+        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
+        real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
+        bare = self.dtype == self.out_dtype and not self.epilogue
+        check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
         check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
         epilogue_of(self.epilogue)
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+        return self.dtype in REAL_DTYPE
 
     @property
     def _mixes(self) -> bool:
@@ -114,8 +126,8 @@ class MatmulProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, counted apart."""
-        return 2 * self.batch * self.m * self.n * self.k
+        """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
+        return 2 * (4 if self.is_complex else 1) * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -181,6 +193,8 @@ class MatmulProblem:
     @functools.cached_property
     def core(self) -> "MatmulProblem":
         """The product that kernels really make: another one where operands are made over for it first."""
+        if self.is_complex:
+            return replace(self, **core_of(self)).core
         if not self.in_parts:
             return self
         return replace(
@@ -200,7 +214,7 @@ class MatmulProblem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]
-        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        precision = f" {self.precision}" if self.dtype == "float32" or self.is_complex else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
         dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
         scales = f" scales {self.block_scales}" * bool(self.block_scales)

@@ -56,9 +56,12 @@ def run_of(launch: Any) -> Run:
 
 
 def matrix(view: View, batch: int) -> torch.Tensor:
-    """The view as a (batch, rows, columns) tensor, for elements of up to 8 bytes."""
+    """The view as a (batch, rows, columns) tensor, complex where the call is."""
     strides = (*(view.batch_strides or (0,)), *view.strides)
-    return view.tensor.as_strided((batch, *view.shape), strides)
+    tensor = view.tensor
+    if view.itemsize > tensor.element_size():  # the parts of complex numbers
+        tensor = torch.view_as_complex(tensor.view(-1, 2))
+    return tensor.as_strided((batch, *view.shape), strides)
 
 
 def _worthless(tensor: torch.Tensor) -> float | int:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.problem import ITEMSIZE, REAL_DTYPE, MatmulProblem, PermuteProblem, Tiled, alignment
 
 OPS: Final = ("matmul", "permute")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
-    "bool": 1, "uint8": 1, "int16": 2, "int64": 8, "complex64": 8, "complex128": 16,
+    "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
 }  # fmt: skip
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
@@ -80,7 +80,8 @@ class Case:
             self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
             self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
-            self._check(self.precision == "ieee" or self.dtype == "float32", "a precision for float32 only")
+            chooses = self.dtype == "float32" or self.dtype in REAL_DTYPE
+            self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
             matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
