@@ -25,11 +25,12 @@ from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
 from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
+from tritile.kernels.quantized import linear_quantized
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
 from tritile.native import NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
+from tritile.space import ALL_CONFIGS, descriptor, packed, quantized, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.views import Call, PermuteCall, View
 from tritile.work import work_of
@@ -58,6 +59,9 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "permute": {
         tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
         packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
+    },
+    "linear_quantized": {
+        quantized.NAME: _tuned("linear_quantized", quantized.NAME, linear_quantized, ["M", "N", "K"]),
     },
 }
 
