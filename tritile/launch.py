@@ -32,7 +32,7 @@ from tritile.loading import listened, loaded
 from tritile.native import NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, packed, quantized, tile, warpgroups
 from tritile.table import kernel_name
-from tritile.views import Call, PermuteCall, View
+from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work import work_of
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
@@ -243,6 +243,8 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
+
+    assert isinstance(call, MatmulCall)  # others have no batch
 
     def part(view: View) -> View:
         step = view.batch_strides[axis] * view.itemsize // view.tensor.element_size()

@@ -1,17 +1,17 @@
 """Weights of 4- or 8-bit whole numbers: how they lie in memory, and what they stand for.
 
-A weight of N rows and K columns is a number for each element, from 0 to 2^bits - 1; for each row, and group of
-`group_size` columns, a scale in the 16-bit type of the activations, and, if asked for, a zero point:
+A weight of N rows and K columns is a number for each element, from 0 to 2^bits - 1, and for each row and
+group of `group_size` columns a scale in the 16-bit type of the activations and, if asked for, a zero point:
 
     weight[n, k] = (number[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]
 
 with a zero of 2^(bits - 1) where there are none, which makes the numbers signed ones.
 
 Numbers lie as the first operand of the tensor cores' 16-bit product wants them (row r of 8 and columns 2t,
-2t + 1 in lane 4r + t), so that a thread unpacks what it multiplies: a word of 32 bits holds, of one row, columns
-2t and 2t + 1 of each of 4 (or, of bytes, 2) runs of 8 columns, one of a pair in each half; words come by
-runs of runs for 16 bytes, by t, and by row, 128 words for 8 rows and 128 (64) columns. Scales and zeros
-come by group, and within a group rows n and n + 8 side by side.
+2t + 1 of a run of 8 in lane 4r + t), so that a thread unpacks what it multiplies. A word of 32 bits holds
+columns 2t and 2t + 1, one in each half, of each of 4 runs (of bytes, 2). Four such words, for 16 (8) runs,
+are 16 bytes of a lane; those of the 32 lanes, 8 rows and 128 (64) columns, follow each other. Scales and
+zeros come by group, and within a group rows n and n + 8 side by side.
 """
 
 import functools
@@ -90,9 +90,11 @@ def meaning(
     n, k = shape
     groups = -(-k // group_size)
     numbers = unpacked(words, n, k, bits).float()
-    zero = 2.0 ** (bits - 1) if zeros is None else by_row(zeros & (2**bits - 1), n, groups).float()
     parts = torch.nn.functional.pad(numbers, (0, groups * group_size - k)).reshape(n, groups, group_size)
-    parts = parts - (zero if zeros is None else zero[..., None])
+    if zeros is None:
+        parts -= 2 ** (bits - 1)
+    else:
+        parts -= by_row(zeros & (2**bits - 1), n, groups)[..., None]
     return (parts * by_row(scales, n, groups).float()[..., None]).reshape(n, -1)[:, :k]
 
 
@@ -100,8 +102,8 @@ def meaning(
 class QuantizedWeight:
     """A weight (N, K) of 4- or 8-bit numbers with a scale for each group: what `tritile.quantize` makes.
 
-    `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all as `tritile.quantized` lays them
-    out, in one memory. `tritile.linear` takes it for activations of the scales' dtype. torch.save and
+    `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all as `tritile.quantized` lays
+    them out, on one device. `tritile.linear` takes it for activations of the scales' dtype. torch.save and
     torch.load keep it, with weights_only too. Raises ShapeError, DtypeError, DeviceError or InvalidValueError
     for parts that do not fit each other.
     """
@@ -177,10 +179,11 @@ class QuantizedWeight:
 
     def to(self, device: torch.device | str | int) -> "QuantizedWeight":
         """The same on another device; itself where it is there already."""
-        moved = [None if t is None else t.to(device) for t in (self.packed, self.scales, self.zeros)]
-        if moved[0] is self.packed:
+        packed, scales = self.packed.to(device), self.scales.to(device)
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        if packed is self.packed:
             return self
-        return QuantizedWeight(*moved, self.bits, self.group_size, self.shape)  # type: ignore[arg-type]
+        return QuantizedWeight(packed, scales, zeros, self.bits, self.group_size, self.shape)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight (N, K) that the numbers stand for, of a floating dtype (default: the scales').

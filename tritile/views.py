@@ -214,9 +214,10 @@ class PermuteCall:
 
 @dataclass(frozen=True)
 class QuantizedCall:
-    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros` as `tritile.quantized` has them.
+    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
 
-    x is (m, k) with strides; out (m, n), contiguous. `fused` holds the bias, if any.
+    These are laid out as `tritile.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
+    `fused` holds the bias, if any.
     """
 
     op: ClassVar[str] = "linear_quantized"

@@ -17,7 +17,7 @@ from tritile.kernels.tiles import grouped_tile, multiple
 @triton.jit
 def number(pattern, DTYPE: tl.constexpr):
     """The float whose 16 bits are the lower half of an int32; DTYPE float32 widens a bfloat16."""
-    if DTYPE == tl.float32:
+    if DTYPE.is_fp32():
         value = (pattern << 16).to(tl.float32, bitcast=True)
     else:
         value = pattern.to(tl.int16).to(DTYPE, bitcast=True)
@@ -80,8 +80,8 @@ def dequantized(
     LEVELS: tl.constexpr = 2**BITS
     words = words.reshape(BLOCK_N // 8, COUNT // 4, 8, 4, 4).permute(0, 2, 1, 4, 3).reshape(BLOCK_N, COUNT, 4)
     words = words[:, :, :, None] >> (tl.arange(0, PAIRS) * BITS)[None, None, None, :]
-    if BITS == 4 or DTYPE == tl.float16:
-        BASE: tl.constexpr = 1024.0 if DTYPE == tl.float16 else 128.0
+    if BITS == 4 or DTYPE.is_fp16():
+        BASE: tl.constexpr = 1024.0 if DTYPE.is_fp16() else 128.0
         numbers = words & (LEVELS - 1) * 0x10001
         if ZEROS:  # the pattern of BASE + number + LEVELS - zero point
             zero = by_row(tl.join(zeros & (LEVELS - 1), (zeros >> 16) & (LEVELS - 1)), BLOCK_N, SCALES)
@@ -96,7 +96,7 @@ def dequantized(
                 :, :, :, :, None
             ]
     weight *= spread(by_row(both(scales, DTYPE), BLOCK_N, SCALES), COUNT)[:, :, :, :, None]
-    if DTYPE == tl.float32:
+    if DTYPE.is_fp32():
         weight = rounded(weight)
     return weight.permute(0, 1, 3, 2, 4).reshape(BLOCK_N, BLOCK_K)
 
@@ -105,7 +105,8 @@ def dequantized(
 def linear_quantized(
     x_ptr, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, stride_xm, stride_xk, magic, extra,
-    ALIGN_X: tl.constexpr, ALIGN_K: tl.constexpr, BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
+    ALIGN_X: tl.constexpr, ALIGN_K: tl.constexpr,
+    BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
     WAIT: tl.constexpr, POLLS: tl.constexpr, SCALES: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -115,8 +116,8 @@ def linear_quantized(
 
     x: (M, K). out: (M, N), contiguous. words, scales, zeros: as `tritile.quantized` lays them out.
     MASK_*: tiles overhang that edge. ALIGN_*: units of x's row stride and of K (see `multiple`).
-    magic: the pattern of 1024 (fp16) or 128 (bf16) in both halves. It is an argument, and so in a register, as
-    one instruction takes one immediate.
+    magic: the pattern of 1024 (fp16) or 128 (bf16) in both halves. It is an argument, and so in a register,
+    as one instruction takes one immediate.
     SCALES: how many scales of a row are brought for a block, some of them several times: loads of less
     than an element a thread are not pipelined.
     SPLIT_K > 1: that many programs share a tile (see `share_parts`).

@@ -67,7 +67,8 @@ def quantized_us(
     """Predicted microseconds of a config."""
     m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
     programs = tiles(config, problem) * split
-    turns = -(-(-(-problem.k // config["BLOCK_K"])) // split)
+    blocks = -(-problem.k // config["BLOCK_K"])
+    turns = -(-blocks // split)
     together = min(resident(config, problem, device), -(-programs // device.processors))
     turn = _turn_clocks(config, problem, device, fit)
     alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))

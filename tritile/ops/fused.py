@@ -233,7 +233,7 @@ def linear(
     Raises as `tritile.matmul` does, before any launch.
     """
     if isinstance(weight, QuantizedWeight):
-        others = {"activation": activation, "residual": residual, "out": out}
+        others: dict[str, Any] = {"activation": activation, "residual": residual, "out": out}
         others |= {"out_dtype": out_dtype, "precision": precision}
         given = ", ".join(name for name, value in others.items() if value is not None)
         if given:

@@ -85,7 +85,7 @@ def described(
 def _on_host(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
-    """Interpreted. bfloat16, which the interpreter gets wrong, is widened before and rounded by torch after."""
+    """Interpreted. bfloat16, which the interpreter gets wrong, is widened before and rounded by torch."""
     bias = None if bias is None else bias.float()
     if x.dtype == torch.float16:
         interpret(described(x, weight, bias, out))

@@ -86,10 +86,10 @@ def quantize(
             Default: weight's own, bfloat16 for float32.
 
     Each weight w becomes the nearest of the values q * scale that its group has, so that
-    |w - q * scale| <= scale / 2, but for the rounding of w / scale to fp32, some 2^-16 of a scale. The scale is
-    the least that reaches over the group, rounded up to `dtype`: (max - min) / (2^bits - 1), 0 being
+    |w - q * scale| <= scale / 2, but for the rounding of w / scale to fp32, some 2^-16 of a scale. The scale
+    is the least that reaches over the group, rounded up to `dtype`: (max - min) / (2^bits - 1), 0 being
     among the values, and without zero points the larger of max / (2^(bits - 1) - 1) and
-    -min / 2^(bits - 1). It is 16 bits wide and no more as it is read with every group, and multiplied by in
+    -min / 2^(bits - 1). It has 16 bits and no more as it is read with every group, and multiplied by in
     that type: q * scale is rounded once more there, by half a unit in the last place at the most.
 
     Runs on weight's device, in torch, and waits for it. Raises ShapeError, DtypeError, GradientError or

@@ -39,13 +39,14 @@ from tritile.problem.quantized import (
 
 __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "FP8_DTYPES", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS",
-    "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS", "SIDES", "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue",
-    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "QuantizedProblem",
-    "Tiled", "alignment", "doublings", "epilogue_of", "merged", "problem_from_dict", "problem_key",
-    "problem_to_dict", "scales_shape", "unit_columns", "words_shape",
+    "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS", "SIDES", "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Dense",
+    "Epilogue", "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
+    "QuantizedProblem", "Tiled", "alignment", "doublings", "epilogue_of", "merged", "problem_from_dict",
+    "problem_key", "problem_to_dict", "scales_shape", "unit_columns", "words_shape",
 ]  # fmt: skip
 
-Tiled = MatmulProblem | PermuteProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Dense = MatmulProblem | PermuteProblem  # all of whose operands are as they are
+Tiled = Dense | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
 _ADDED: Final = ("epilogue",)  # fields that came later: what was written before has them at their defaults
 _KINDS: Final[dict[str, type]] = {

@@ -7,10 +7,11 @@ from typing import Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import QuantizedProblem, unit_columns
+from tritile.space import tile
 from tritile.space.descriptor import MAX_SHARED
 from tritile.space.values import blocks_fault
 
-NAME: Final = "tile"
+NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
 _MAX_SIZE: Final = 2**31 - 2**16  # indices are 32 bits
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill

@@ -1,11 +1,11 @@
-"""What a call with a config launches: products by tiles or by TMA, with weights as they are or quantized, and permutations."""
+"""What a call with a config launches: products by tiles or by TMA, with packed weights, and permutations."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.space import descriptor, packed, quantized as quantized_space, warpgroups
+from tritile.space import descriptor, packed, warpgroups
 from tritile.space.tile import NAME as TILE
 from tritile.views import Call, MatmulCall
 from tritile.work import permute, quantized, tile, tma
@@ -22,7 +22,7 @@ _MAKERS: Final[dict[str, dict[str, Callable[[Any, Config, int, bool], Work]]]] =
     "permute": dict.fromkeys(
         (TILE, packed.NAME), lambda call, config, processors, early: permute.work(call, config, early)
     ),
-    "linear_quantized": {quantized_space.NAME: quantized.work},
+    "linear_quantized": {TILE: quantized.work},
 }
 
 

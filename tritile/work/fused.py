@@ -11,8 +11,8 @@ from tritile.work.values import Buffer
 def extra(call: MatmulCall | QuantizedCall, rank: int, first: int = 3) -> tuple[Any, ...] | None:
     """The epilogue's operands, then alpha and beta, as `kernels.epilogue.finished` takes them.
 
-    `rank`: how many dimensions kernels see of the batch; `first`: the first operand's buffer. None where nothing is fused. For float64 alpha and
-    beta are compiled in, to keep all their digits.
+    `rank`: how many dimensions kernels see of the batch; `first`: the first operand's buffer. None where
+    nothing is fused. For float64 alpha and beta are compiled in, to keep all their digits.
     """
     epilogue = call.fused.epilogue
     if epilogue.constants is None:
