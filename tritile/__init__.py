@@ -19,11 +19,13 @@ from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
+from tritile.ops.quantize import quantize
 from tritile.ops.run import forget
 from tritile.ops.scaled import scaled_matmul
 from tritile.ops.sync import sync
 from tritile.plans import Plan
-from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.quantized import QuantizedWeight
 from tritile.search import Space
 from tritile.settings import current_mode, mode
 from tritile.version import __version__ as __version__
@@ -36,6 +38,8 @@ __all__ = [
     "MatmulProblem",
     "PermuteProblem",
     "Plan",
+    "QuantizedProblem",
+    "QuantizedWeight",
     "Space",
     "TritileError",
     "addmm",
@@ -51,6 +55,7 @@ __all__ = [
     "mode",
     "permute",
     "plan",
+    "quantize",
     "scaled_matmul",
     "sync",
     "target_device",

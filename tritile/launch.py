@@ -25,13 +25,14 @@ from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
 from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
+from tritile.kernels.quantized import linear_quantized
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
 from tritile.native import NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
+from tritile.space import ALL_CONFIGS, descriptor, packed, quantized, tile, warpgroups
 from tritile.table import kernel_name
-from tritile.views import Call, PermuteCall, View
+from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work import work_of
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
@@ -58,6 +59,9 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "permute": {
         tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
         packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
+    },
+    "linear_quantized": {
+        quantized.NAME: _tuned("linear_quantized", quantized.NAME, linear_quantized, ["M", "N", "K"]),
     },
 }
 
@@ -239,6 +243,8 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
+
+    assert isinstance(call, MatmulCall)  # others have no batch
 
     def part(view: View) -> View:
         step = view.batch_strides[axis] * view.itemsize // view.tensor.element_size()

@@ -8,9 +8,9 @@ from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
 from tritile.markup import table_html
-from tritile.problem import KernelProblem, Tiled, doublings
+from tritile.problem import KernelProblem, QuantizedProblem, Tiled, doublings
 from tritile.settings import current_mode
-from tritile.space import illegal, tile
+from tritile.space import illegal, quantized, tile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
@@ -127,6 +127,9 @@ def predicted(problem: Tiled, device: Device) -> Plan:
 
 def interpreted(problem: Tiled) -> Plan:
     """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
+    why = "tensors in host memory are interpreted"
+    if isinstance(problem, QuantizedProblem):
+        return Plan(problem, quantized.interpreted(problem), "interpreter", INTERPRETER, None, why)
 
     def block(size: int, most: int) -> int:
         return max(16, min(most, 1 << (size - 1).bit_length()))
@@ -134,7 +137,7 @@ def interpreted(problem: Tiled) -> Plan:
     sides = [name for name in tile.PARAMETERS[problem.op] if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
     blocks = {side: block(getattr(problem, side[-1].lower()), 128) for side in sides}
     config = Config.of(family=tile.NAME, **blocks, GROUP_M=8)
-    return Plan(problem, config, "interpreter", INTERPRETER, None, "tensors in host memory are interpreted")
+    return Plan(problem, config, "interpreter", INTERPRETER, None, why)
 
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:

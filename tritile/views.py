@@ -14,6 +14,7 @@ from tritile.problem import (
     MatmulProblem,
     Operand,
     PermuteProblem,
+    QuantizedProblem,
     Tiled,
     alignment,
     epilogue_of,
@@ -270,7 +271,55 @@ class PermuteCall:
         return (self.x, self.out)
 
 
-Call = MatmulCall | PermuteCall
+@dataclass(frozen=True)
+class QuantizedCall:
+    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
+
+    These are laid out as `tritile.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
+    `fused` holds the bias, if any.
+    """
+
+    op: ClassVar[str] = "linear_quantized"
+    batch_shape: ClassVar[tuple[int, ...]] = ()
+    x: View
+    words: Any
+    scales: Any
+    zeros: Any | None
+    out: View
+    dtype: str
+    bits: int
+    group_size: int
+    fused: Fused = UNFUSED
+
+    @property
+    def problem(self) -> QuantizedProblem:
+        """What planning needs to know of this call."""
+        return QuantizedProblem(
+            *self.out.shape,
+            self.x.shape[1],
+            self.dtype,
+            self.bits,
+            self.group_size,
+            self.zeros is not None,
+            self.fused.bias is not None,
+            "row" if self.x.layout == "row" else "strided",
+            self.x.align,
+        )
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What the kernel's pointers point to: x, words, scales, zeros and bias if there are, and out."""
+        bias = self.fused.bias and self.fused.bias.tensor
+        sides = (side for side in (self.zeros, bias) if side is not None)
+        return (self.x.tensor, self.words, self.scales, *sides, self.out.tensor)
+
+
+Call = MatmulCall | PermuteCall | QuantizedCall
 
 
 Make = Callable[[str, int], Any]
@@ -333,9 +382,21 @@ def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
     return PermuteCall(problem, x, out)
 
 
+def _posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
+    m, n, size = problem.m, problem.n, problem.itemsize
+    x = _view(problem.x, size, 1, make)
+    words, scales = make("int32", prod(problem.words)), make(problem.dtype, prod(problem.scales))
+    zeros = make("int16", prod(problem.scales)) if problem.zero_points else None
+    bias = View(make(problem.dtype, n), (m, n), (0, 1), (), size) if problem.bias else None
+    out = View(make(problem.dtype, m * n), (m, n), (n, 1), (), size)
+    weight = (problem.dtype, problem.bits, problem.group_size)
+    return QuantizedCall(x, words, scales, zeros, out, *weight, Fused(bias=bias))
+
+
 _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
     "matmul": _posed_product,
     "permute": _posed_permute,
+    "linear_quantized": _posed_quantized,
 }
 
 

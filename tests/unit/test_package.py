@@ -15,7 +15,7 @@ ROWS = (
     ("errors", "version"),
     ("settings", "markup", "epilogue"),
     ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
-    ("device", "compiles", "counting"),
+    ("device", "compiles", "counting", "quantized"),
     ("search",),
     ("kernels",),
     ("space",),

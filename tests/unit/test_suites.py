@@ -21,6 +21,7 @@ COUNTS = {
     "study": 12,
     "epilogue": 35,
     "scaled": 26,
+    "weights": 55,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -46,7 +47,7 @@ def test_suites_hold_what_they_promise(name: str, count: int) -> None:
     cases = find([name], SUITES)
     assert len(cases) == len(set(cases)) == count
     assert {case.suite for case in cases} == {name}
-    assert {case.op for case in cases} <= {"matmul", "permute"}
+    assert {case.op for case in cases} <= {"matmul", "permute", "linear_quantized"}
 
 
 def test_every_suite_file_is_counted() -> None:

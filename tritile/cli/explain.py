@@ -11,7 +11,7 @@ from tritile.cli.app import Dtype, Layout, Op, Target, app, console
 from tritile.errors import InvalidValueError
 from tritile.explain import Explanation
 from tritile.explain.telling import rows
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.problem import Tiled
 from tritile.tune import suites
 
 Sizes = Annotated[list[str], typer.Argument(help="M N K, or rows and columns, apart or as 4096x4096x4096.")]
@@ -20,7 +20,7 @@ Wanted = Annotated[
 ]
 
 
-def problem_of(sizes: list[str], op: str, dtype: str, layout: str) -> MatmulProblem | PermuteProblem:
+def problem_of(sizes: list[str], op: str, dtype: str, layout: str) -> Tiled:
     """The problem of sizes given apart or joined by x; op "transpose" is a permute."""
     op = "permute" if op == "transpose" else op
     return suites.parse_shape("x".join(sizes), op, dtype, layout).problem

@@ -9,7 +9,7 @@ from tritile import model, traffic
 from tritile.ahead import compiled_for
 from tritile.config import Config
 from tritile.device import Device
-from tritile.errors import InvalidValueError, TuningError, brief
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.explain import bounds
 from tritile.explain.hardware import Occupancy, Waves, occupancy, warps_of
 from tritile.explain.telling import rows
@@ -17,7 +17,7 @@ from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources
 from tritile.plans import Plan, trials
-from tritile.problem import MatmulProblem, Tiled
+from tritile.problem import Dense, MatmulProblem
 from tritile.space import illegal
 from tritile.traffic import Traffic
 
@@ -46,7 +46,7 @@ class Explanation:
     `live`, else when it was tuned; None where nothing was measured.
     """
 
-    problem: Tiled
+    problem: Dense
     config: Config
     source: str
     device: Device
@@ -122,7 +122,7 @@ def _told(other: Other) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Resources, int]:
+def _compiled(problem: Dense, config: Config, device: Device) -> tuple[Resources, int]:
     kernel = compiled_for(problem, config, device)
     check_fits(kernel, device)
     try:
@@ -131,7 +131,7 @@ def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Resources
         raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
 
 
-def _rivals(problem: Tiled, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
+def _rivals(problem: Dense, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
     """The next best: of those measured, then of those predicted, no two with the same tile."""
     ranked = sorted(known, key=lambda c: (known[c], c.key))
     ranked += [other for other in model.ranked(problem, device) if other not in known]
@@ -158,9 +158,12 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
 
     `measure` gives microseconds of configs on the GPU of the plan, side by side, of those that run. Without
     it, and where the config does not run, times are those remembered of that GPU, if any.
-    Raises InvalidValueError for a config that is not legal for the problem on the device.
+    Raises InvalidValueError for a config that is not legal for the problem on the device, and
+    UnsupportedError for a product with a quantized weight.
     """
     problem, device = plan.problem, plan.device
+    if not isinstance(problem, Dense):
+        raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")
     source = plan.source if config is None or config == plan.config else "given"
     config = config or plan.config
     fault = illegal(config, problem, device)

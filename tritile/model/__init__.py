@@ -12,6 +12,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.model.matmul import matmul_us, tma_us
 from tritile.model.permute import permute_us
+from tritile.model.quantized import quantized_us
 from tritile.problem import MatmulProblem, Tiled
 from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
 
@@ -27,6 +28,7 @@ def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float
 _FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
     "matmul": _product_us,
     "permute": permute_us,
+    "linear_quantized": quantized_us,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile import epilogue
-from tritile.errors import DtypeError, InvalidValueError, OverlapError, ShapeError
+from tritile.errors import DtypeError, InvalidValueError, OverlapError, ShapeError, UnsupportedError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops import matmul as product
 from tritile.ops.checks import (
@@ -19,6 +19,7 @@ from tritile.ops.checks import (
     same_place,
 )
 from tritile.ops.described import Extras, described
+from tritile.ops.linear import quantized_linear
 from tritile.ops.run import (
     PLAIN,
     differentiating_forward,
@@ -32,6 +33,7 @@ from tritile.ops.run import (
     written,
 )
 from tritile.problem import ACTIVATIONS, SIDES
+from tritile.quantized import QuantizedWeight
 from tritile.settings import current_mode
 
 _NAMES: Final = (*SIDES, "scale_a", "scale_b")
@@ -193,7 +195,7 @@ def _first(
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
     activation: str | None = None,
@@ -206,7 +208,8 @@ def linear(
 
     Args:
         x: (..., K), of a floating dtype of `tritile.matmul`.
-        weight: (N, K), or (K,) for a result without N; of x's dtype.
+        weight: (N, K), or (K,) for a result without N; of x's dtype. Or what `tritile.quantize` made of an
+            (N, K) for x's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken.
         bias: (N,), or any shape that broadcasts to the result's.
         activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
         residual: of a shape that broadcasts to the result's, added last.
@@ -219,6 +222,13 @@ def linear(
 
     Raises as `tritile.matmul` does, before any launch.
     """
+    if isinstance(weight, QuantizedWeight):
+        others: dict[str, Any] = {"activation": activation, "residual": residual, "out": out}
+        others |= {"out_dtype": out_dtype, "precision": precision}
+        given = ", ".join(name for name, value in others.items() if value is not None)
+        if given:
+            raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
+        return quantized_linear(x, weight, bias)
     extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
     if isinstance(weight, torch.Tensor) and weight.ndim not in (1, 2):
         raise ShapeError(f"linear: weight is {tuple(weight.shape)}: wanted (N, K) or (K,)")

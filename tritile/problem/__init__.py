@@ -30,22 +30,34 @@ from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epil
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
+from tritile.problem.quantized import (
+    ACTIVATION_DTYPES,
+    GROUP_SIZES,
+    UNIT_WORDS,
+    WEIGHT_BITS,
+    QuantizedProblem,
+    scales_shape,
+    unit_columns,
+    words_shape,
+)
 
 __all__ = [
-    "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
-    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "Epilogue",
-    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment",
-    "doublings", "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUP_SIZES", "ITEMSIZE",
+    "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES",
+    "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Dense", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
+    "PermuteProblem", "Plane", "Problem", "QuantizedProblem", "Tiled", "alignment", "doublings",
+    "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
+    "unit_columns", "words_shape",
 ]  # fmt: skip
 
-Tiled = MatmulProblem | PermuteProblem  # tritile's own: what its kernels make tile by tile
+Dense = MatmulProblem | PermuteProblem  # all of whose operands are as they are
+Tiled = Dense | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
-_ADDED: Final = (
-    "epilogue",
-    "b_dtype",
-    "block_scales",
-)  # fields that came later: what was written before has them at their defaults
-_KINDS: Final[dict[str, type]] = {kind.op: kind for kind in (MatmulProblem, PermuteProblem, KernelProblem)}
+# Fields that came later: what was written before has them at their defaults.
+_ADDED: Final = ("epilogue", "b_dtype", "block_scales")
+_KINDS: Final[dict[str, type]] = {
+    kind.op: kind for kind in (MatmulProblem, PermuteProblem, QuantizedProblem, KernelProblem)
+}
 
 
 def doublings(a: Problem, b: Problem) -> float:

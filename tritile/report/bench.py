@@ -73,6 +73,7 @@ def measured(
     calls = operands.copies_of(problem, device)
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
     is_copy, theirs = case.op == "permute", peers.torch_side(case)
+    peers.ready(calls)
     error = answers.check(ours, calls[0])
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):

@@ -13,7 +13,7 @@ from tritile.problem import FP8_DTYPES
 from tritile.report import fused_peers, tutorial
 from tritile.subject import answers, operands
 from tritile.tune.suites import Case
-from tritile.views import UNFUSED, Call, MatmulCall, PermuteCall
+from tritile.views import UNFUSED, Call, MatmulCall, PermuteCall, QuantizedCall
 
 Peer = Callable[[MatmulCall], torch.Tensor]
 
@@ -66,9 +66,42 @@ def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Call
     return run
 
 
+def torch_linear(call: Call) -> None:
+    """torch's product with the weight as it was before it was packed, into the same output.
+
+    The weight is unpacked the first time that its call is met, which must be before a capture: see `ready`.
+    """
+    assert isinstance(call, QuantizedCall)
+    x, out = operands.matrix(call.x, 1)[0], operands.matrix(call.out, 1)[0]
+    weight = _unpacked(call)
+    if call.fused.bias is None:
+        torch.matmul(x, weight.t(), out=out)
+    else:
+        torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight.t(), out=out)
+
+
+_WEIGHTS: Final[dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}  # packed and unpacked, by address
+
+
+def _unpacked(call: QuantizedCall) -> torch.Tensor:
+    address = call.words.data_ptr()
+    if address not in _WEIGHTS or _WEIGHTS[address][0] is not call.words:
+        _WEIGHTS[address] = (call.words, operands.weight_rows(call, 0, call.out.shape[1]))
+    return _WEIGHTS[address][1]
+
+
+def ready(calls: Sequence[Call]) -> None:
+    """Make what torch's side of these calls needs, which a capture may not; drop what was made for others."""
+    _WEIGHTS.clear()
+    for call in calls:
+        if isinstance(call, QuantizedCall):
+            _unpacked(call)
+
+
 _SIDES: Final[dict[str, Callable[[Case], Callable[[Call], None]]]] = {
     "matmul": lambda case: torch_matmul,
     "permute": lambda case: torch_permute(case.dtype, case.shape, case.dims),
+    "linear_quantized": lambda case: torch_linear,
 }
 
 

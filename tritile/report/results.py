@@ -1,7 +1,8 @@
 """Results of benchmarks: JSON objects, one a line, that can be compared from run to run.
 
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
-or `shape, dims`; precision and layout are null for a permute; `epilogue` where there is one), its times in
+or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
+weight's, "int4/128"; `epilogue` where there is one), its times in
 microseconds (`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run),
 `ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is
 faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from tritile.config import Config
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import PermuteProblem
+from tritile.problem import PermuteProblem, QuantizedProblem
 from tritile.report.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
@@ -31,10 +32,15 @@ Result = dict[str, Any]
 
 HOST: Final = "host"  # the op and the suite of what a call costs the host
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
-_RATES: Final = {"matmul": ("tflops",), "permute": ("gbps", "copy_gbps")}
+_RATES: Final = {
+    "matmul": ("tflops",),
+    "permute": ("gbps", "copy_gbps"),
+    "linear_quantized": ("tflops", "gbps"),
+}
 _CASE_FIELDS: Final = {
     "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
     "permute": ("op", "suite", "dtype", "shape", "dims"),
+    "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
 
 
@@ -103,6 +109,8 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         rates = {"gbps": problem.bytes / ours / 1e3, "copy_gbps": measured.copy_gbps}
     else:
         rates = {"tflops": problem.flops / ours / 1e6}
+    if isinstance(problem, QuantizedProblem):
+        rates["gbps"] = problem.bytes / ours / 1e3
     numbers = {
         "tritile_us": ours,
         **{f"{peer}_us": us for peer, us in times.items()},

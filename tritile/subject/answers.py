@@ -11,10 +11,12 @@ from tritile.errors import TuningError
 from tritile.measure.timing import Run
 from tritile.problem import REAL_DTYPE
 from tritile.problem.checks import THREE
-from tritile.subject.operands import matrix, poison
-from tritile.views import Call, MatmulCall, PermuteCall
+from tritile.subject.operands import matrix, poison, weight_rows
+from tritile.views import Call, MatmulCall, PermuteCall, QuantizedCall
 
 _CHECKED_ROWS = 256
+_SLAB = 8192  # rows of a weight that are unpacked at once
+_ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 
 
 def _sampled(rows: int) -> torch.Tensor:
@@ -56,14 +58,13 @@ def allowed_error(call: MatmulCall) -> float:
     its error up to 1.13 times. A part of a complex number is a sum of 2 K products, or, by three real
     products, made of sums that together are up to four times as large as it.
     """
-    rounding = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
     real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
     dtype, out_dtype = real or call.dtype, real or call.out_dtype
     k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
     inputs = 2e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
     spared = 0.4 if call.fused.activation else 1.0
-    return rounding[out_dtype] + larger * (summing + inputs) / spared
+    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared
 
 
 def start() -> None:
@@ -81,8 +82,38 @@ def _nothing(call: Call) -> float:
     return 0.0
 
 
-_ERRORS: Final[dict[str, Callable[[Any], float]]] = {"matmul": matmul_error, "permute": _copy_error}
-_ALLOWED: Final[dict[str, Callable[[Any], float]]] = {"matmul": allowed_error, "permute": _nothing}
+def quantized_error(call: QuantizedCall) -> float:
+    """The same of a product with a quantized weight: by what its numbers stand for in x's type."""
+    m, n = call.out.shape
+    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
+    if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
+        return math.inf
+    rows, worst, norm = _sampled(m), 0.0, 0.0
+    for start in range(0, n, _SLAB):
+        stop = min(n, start + _SLAB)
+        wanted = x[rows].double() @ weight_rows(call, start, stop).double().mT
+        if call.fused.bias is not None:
+            wanted += matrix(call.fused.bias, 1)[0, 0, start:stop].double()
+        worst += float((out[rows, start:stop].double() - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return math.sqrt(worst / norm) if norm else float(worst > 0)
+
+
+def allowed_quantized_error(call: QuantizedCall) -> float:
+    """How large `quantized_error` may be: as `allowed_error`, of the same product."""
+    return _ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
+
+
+_ERRORS: Final[dict[str, Callable[[Any], float]]] = {
+    "matmul": matmul_error,
+    "permute": _copy_error,
+    "linear_quantized": quantized_error,
+}
+_ALLOWED: Final[dict[str, Callable[[Any], float]]] = {
+    "matmul": allowed_error,
+    "permute": _nothing,
+    "linear_quantized": allowed_quantized_error,
+}
 
 
 def error_of(call: Call) -> float:

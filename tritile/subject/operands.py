@@ -10,8 +10,9 @@ import torch
 from tritile.device import Device
 from tritile.errors import TuningError
 from tritile.measure.timing import Run, copies_wanted
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
-from tritile.views import Call, View, posed
+from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, QuantizedProblem, Tiled
+from tritile.quantized import meaning
+from tritile.views import Call, QuantizedCall, View, posed
 
 _GUARD = 4096  # elements on either side of a guarded output
 _LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
@@ -27,6 +28,13 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
     info = torch.iinfo(kind)
     low, high = max(info.min, -(2**62)), min(info.max, 2**62)
     return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
+
+
+def _tamed(call: Call) -> Call:
+    """The call, its scales as small as keep what it makes well within the range of float16."""
+    if isinstance(call, QuantizedCall):
+        call.scales.mul_(2.0**-call.bits)
+    return call
 
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
@@ -47,7 +55,7 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
         return make
 
-    return [posed(problem, take(turn)) for turn in range(count)]
+    return [_tamed(posed(problem, take(turn))) for turn in range(count)]
 
 
 def run_of(launch: Any) -> Run:
@@ -64,6 +72,16 @@ def matrix(view: View, batch: int) -> torch.Tensor:
     return tensor.as_strided((batch, *view.shape), strides)
 
 
+def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
+    """Rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
+    problem, end = call.problem, -(-stop // 16) * 16
+    words = call.words.view(problem.words)[start // 8 : end // 8]
+    scales = call.scales.view(problem.scales)[:, start:end]
+    zeros = None if call.zeros is None else call.zeros.view(problem.scales)[:, start:end]
+    shape = (stop - start, problem.k)
+    return meaning(words, scales, zeros, shape, call.bits, call.group_size).to(scales.dtype)
+
+
 def _worthless(tensor: torch.Tensor) -> float | int:
     return float("nan") if tensor.is_floating_point() else -1
 
@@ -77,8 +95,13 @@ class Guarded:
     """A call whose output lies between guards: memory that no kernel has to write."""
 
     def __init__(self, problem: Tiled) -> None:
-        stand_in = posed(problem, lambda dtype, elements: object())
-        target = next(i for i, tensor in enumerate(stand_in.tensors) if tensor is stand_in.target)
+        asked: list[object] = []
+
+        def stand_in(dtype: str, elements: int) -> object:
+            asked.append(object())
+            return asked[-1]
+
+        target = asked.index(posed(problem, stand_in).target)
         place = itertools.count()
         self._guards: list[torch.Tensor] = []
 
@@ -90,7 +113,7 @@ class Guarded:
             self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
             return memory[_GUARD : _GUARD + elements]
 
-        self.call = posed(problem, make)
+        self.call = _tamed(posed(problem, make))
 
     def check(self) -> None:
         """Raises TuningError where a guard was written."""
@@ -141,9 +164,26 @@ def _larger_permute(problem: PermuteProblem) -> PermuteProblem:
     return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
 
 
+def _ragged_quantized(problem: QuantizedProblem) -> QuantizedProblem:
+    m, n, k = _less(problem.m), _less(problem.n), _less(problem.k, problem.k)
+    return replace(problem, m=m, n=n, k=k)
+
+
+def _larger_quantized(problem: QuantizedProblem) -> QuantizedProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
 Sibling = Callable[[Any], Tiled]
-_RAGGED: Final[dict[str, Sibling]] = {"matmul": _ragged_product, "permute": _ragged_permute}
-_LARGER: Final[dict[str, Sibling]] = {"matmul": _larger_product, "permute": _larger_permute}
+_RAGGED: Final[dict[str, Sibling]] = {
+    "matmul": _ragged_product,
+    "permute": _ragged_permute,
+    "linear_quantized": _ragged_quantized,
+}
+_LARGER: Final[dict[str, Sibling]] = {
+    "matmul": _larger_product,
+    "permute": _larger_permute,
+    "linear_quantized": _larger_quantized,
+}
 
 
 def ragged(problem: Tiled) -> Tiled:

@@ -6,6 +6,8 @@ writes them; left out: none) and sizes. Sizes of op "matmul" are
 one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
 `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
 the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
+Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
+bits and group size, as "int4/128", and with zero points "int4/128 zeros".
 """
 
 import itertools
@@ -18,9 +20,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.problem import ITEMSIZE, REAL_DTYPE, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.problem import (
+    ACTIVATION_DTYPES,
+    ITEMSIZE,
+    REAL_DTYPE,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    alignment,
+)
 
-OPS: Final = ("matmul", "permute")
+OPS: Final = ("matmul", "permute", "linear_quantized")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
     "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
@@ -32,10 +43,13 @@ _SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
     "permute": ({"shapes"},),
+    "linear_quantized": ({"squares"}, {"mnk"}, {"m", "nk"}),
 }
+_WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 _OTHER_KEYS: Final = {
     "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
     "permute": {"op", "dtypes", "dims"},
+    "linear_quantized": {"op", "dtypes", "weights"},
 }
 
 
@@ -50,7 +64,8 @@ class Case:
 
     A "matmul" is `batch` products of m x k by k x n; the letters of its layout are those of a and b: N
     is stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves
-    dimension `dims[i]` of `shape` to place i. Operands are contiguous.
+    dimension `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind
+    that its layout names: "int4/128". Operands are contiguous.
     Raises InvalidValueError where a field does not fit its op.
     """
 
@@ -82,6 +97,13 @@ class Case:
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
             chooses = self.dtype == "float32" or self.dtype in REAL_DTYPE
             self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
+        elif self.op == "linear_quantized":
+            self._check(
+                _WEIGHT.fullmatch(self.layout) is not None, 'a layout as "int4/128", or with " zeros"'
+            )
+            self._check(self.dtype in ACTIVATION_DTYPES, f"a dtype of {', '.join(ACTIVATION_DTYPES)}")
+            others = (self.batch, self.precision, self.shape, self.dims)
+            self._check(others == (1, "ieee", (), ()), "m, n and k only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
             matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
@@ -99,7 +121,8 @@ class Case:
     @property
     def problem(self) -> Tiled:
         """The problem that contiguous tensors at aligned addresses pose."""
-        return self._matmul() if self.op == "matmul" else self._permute()
+        posed: Tiled = getattr(self, f"_{self.op}")()
+        return posed
 
     def _matmul(self) -> MatmulProblem:
         a_layout, b_layout = (_LAYOUT_OF[letter] for letter in self.layout)
@@ -120,6 +143,16 @@ class Case:
             out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
             precision=self.precision,
             epilogue=self.epilogue,
+        )
+
+    def _linear_quantized(self) -> QuantizedProblem:
+        found = _WEIGHT.fullmatch(self.layout)
+        assert found is not None
+        bits, group_size, align = int(found[1]), int(found[2]), alignment(2 * self.k)
+        sizes = (self.m, self.n, self.k)
+        zeros = found[3] is not None
+        return QuantizedProblem(
+            *sizes, self.dtype, bits, group_size, zeros, x_align=align if self.m > 1 else 16
         )
 
     def _permute(self) -> PermuteProblem:
@@ -210,7 +243,8 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
         return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
-    ways = itertools.product(dtypes, _listed(entry, "layouts", str), precisions, epilogues, sizes)
+    layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
+    ways = itertools.product(dtypes, layouts, precisions, epilogues, sizes)
     return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
 
 
@@ -264,12 +298,14 @@ def parse_shape(
 ) -> Case:  # fmt: skip
     """The case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
 
-    Layout and precision mean nothing to a permute. Raises InvalidValueError if it is not a case.
+    Layout and precision mean nothing to a permute; a layout of letters is "int4/128" to a "linear_quantized".
+    Raises InvalidValueError if it is not a case.
     """
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
     parts = text.lower().split("x")
-    form, counts = ("MxNxK or BxMxNxK", (3, 4)) if op == "matmul" else ("MxN or BxMxN", (2, 3))
+    form, counts = ("MxNxK or BxMxNxK", (3, 4)) if op != "permute" else ("MxN or BxMxN", (2, 3))
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
+    layout = "int4/128" if op == "linear_quantized" and layout in MATMUL_LAYOUTS else layout
     return _sized_case([int(part) for part in parts], suite, op, dtype, layout, precision)

@@ -6,21 +6,21 @@ from typing import Any
 import triton.language as tl
 
 from tritile.problem import BLOCK_SCALES
-from tritile.views import MatmulCall
+from tritile.views import MatmulCall, QuantizedCall
 from tritile.work.values import Buffer
 
 
-def extra(call: MatmulCall, rank: int) -> tuple[Any, ...] | None:
+def extra(call: MatmulCall | QuantizedCall, rank: int, first: int = 3) -> tuple[Any, ...] | None:
     """The epilogue's operands, then alpha and beta, as `kernels.epilogue.finished` takes them.
 
-    `rank`: how many dimensions kernels see of the batch. None where nothing is fused. For float64 alpha and
-    beta are compiled in, to keep all their digits.
+    `rank`: how many dimensions kernels see of the batch; `first`: the first operand's buffer. None where
+    nothing is fused. For float64 alpha and beta are compiled in, to keep all their digits.
     """
     epilogue = call.fused.epilogue
     if epilogue.constants is None:
         return None
     found: list[Any] = []
-    buffers = itertools.count(3)
+    buffers = itertools.count(first)
     for view in call.fused.views:
         if view is None:
             found += [None] * (3 + rank)

@@ -67,7 +67,7 @@ def _row(line: Result, number: int) -> Row:
         "op": case.op,
         "suite": case.suite or "(no name)",
         "dtype": dtype_label(case.dtype, case.precision),
-        "layout": case.layout if case.op == "matmul" else "",
+        "layout": case.layout if case.op != "permute" else "",
         "problem": sizes_label(line),
         "tritile_us": line["tritile_us"],
         "torch_us": line["torch_us"],

@@ -1,0 +1,143 @@
+"""`tritile.linear` with a quantized weight."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tritile.errors import DtypeError, ShapeError
+from tritile.launch import Launch, SplitLaunch
+from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
+from tritile.ops.run import (
+    PLAIN,
+    differentiating_forward,
+    fresh,
+    interpret,
+    lasting,
+    new_memo,
+    on_host,
+    place,
+    prepared,
+)
+from tritile.quantized import QuantizedWeight
+from tritile.settings import current_mode
+from tritile.views import UNFUSED, Fused, QuantizedCall, View
+
+_BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Prepared(NamedTuple):
+    launch: Launch | SplitLaunch
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
+
+
+def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
+    """The shape of the result. Raises a TritileError for arguments that do not fit."""
+    check_tensor("linear", "x", x)
+    n, k = weight.shape
+    if x.dtype != weight.dtype:
+        raise DtypeError(
+            f"linear: x is {name_of(x.dtype)} and the weight quantized for {name_of(weight.dtype)}: "
+            f"wanted {name_of(weight.dtype)}, or a weight of quantize(..., dtype=...)"
+        )
+    check_same_device("linear", x, "weight", weight.packed)
+    if x.ndim == 0 or x.shape[-1] != k:
+        raise ShapeError(f"linear: x is {tuple(x.shape)} and weight {weight.shape}: wanted x of (..., {k})")
+    if bias is not None:
+        check_tensor("linear", "bias", bias)
+        check_same_device("linear", x, "bias", bias)
+        if bias.dtype not in _BIASES:
+            wanted = ", ".join(map(name_of, _BIASES))
+            raise DtypeError(f"linear: bias is {describe(bias)}: wanted {wanted}")
+        if tuple(bias.shape) != (n,):
+            raise ShapeError(f"linear: bias is {tuple(bias.shape)}: wanted ({n},)")
+    return (*x.shape[:-1], n)
+
+
+def described(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
+) -> QuantizedCall:
+    """The call of arguments that were checked: x (M, K) of any strides, out (M, N), contiguous."""
+    (m, k), n = x.shape, weight.shape[0]
+    size = x.element_size()
+    rows = x.stride(0) if m > 1 else -(-k // 16) * 16  # of one row none is stepped over
+    fused = UNFUSED
+    if bias is not None:
+        fused = Fused(bias=View(bias, (m, n), (0, bias.stride(0)), (), bias.element_size()))
+    return QuantizedCall(
+        View(x, (m, k), (rows, x.stride(1) if k > 1 else 1), (), size),
+        weight.packed,
+        weight.scales,
+        weight.zeros,
+        View(out, (m, n), (n, 1), (), out.element_size()),
+        name_of(weight.dtype),
+        weight.bits,
+        weight.group_size,
+        fused,
+    )
+
+
+def _on_host(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """Interpreted. bfloat16, which the interpreter gets wrong, is widened before and rounded by torch."""
+    bias = None if bias is None else bias.float()
+    if x.dtype == torch.float16:
+        interpret(described(x, weight, bias, out))
+        return out
+    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    interpret(described(x.float(), weight, bias, wide))
+    return out.copy_(wide)
+
+
+def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
+    """x (..., K) @ weight^T + bias: `tritile.linear` where the weight is a `QuantizedWeight`.
+
+    The weight is unpacked as it is multiplied with, to the values of `weight.dequantize()`; sums and bias
+    are kept in float32, and rounded once, as they are stored.
+    """
+    key = None
+    given = x if bias is None else bias
+    if type(x) in PLAIN and type(given) in PLAIN and x.is_cuda and not differentiating_forward():
+        try:
+            key = (place(x), weight.place, place(bias), current_mode(), torch.is_grad_enabled())
+            hit = _memo.get(key)
+        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+            return _first(x, weight, bias, None)
+        if hit is not None:
+            out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
+            hit.launch(*_in_order(x, weight, bias, out))
+            return out
+    return _first(x, weight, bias, key)
+
+
+def _in_order(x: Any, weight: QuantizedWeight, bias: Any, out: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors in the order in which a launch takes them."""
+    tensors = (x, weight.packed, weight.scales, weight.zeros, bias, out)
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
+    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
+    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    shape = check(x, weight, bias)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    plain_bias = None if bias is None else bias.resolve_neg()
+    rows = x.resolve_neg().reshape(-1, weight.shape[1])  # a copy where rows are not evenly apart
+    if on_host(x):
+        _on_host(rows, weight, plain_bias, out.view(-1, weight.shape[0]))
+        return out
+    call = described(rows, weight, plain_bias, out)
+    launch = prepared(call)
+    launch(*call.tensors)
+    same = rows.data_ptr() == x.data_ptr() and plain_bias is bias
+    if key is not None and same and lasting():
+        _memo[key] = _Prepared(launch, shape, out.stride(), out.dtype, out.device)
+    return out
