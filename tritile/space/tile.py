@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import FP8_DTYPES, Dense, MatmulProblem, PermuteProblem
+from tritile.problem import FP8_DTYPES, Known, MatmulProblem, PermuteProblem
 from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
 NAME: Final = "tile"
@@ -33,7 +33,7 @@ def accumulator_bytes(problem: MatmulProblem) -> int:
     return 8 if problem.dtype == "float64" else 4
 
 
-def shared_bytes(config: Config, problem: Dense, device: Device) -> int:
+def shared_bytes(config: Config, problem: Known, device: Device) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
@@ -115,7 +115,7 @@ def held_words(config: Config, problem: PermuteProblem, device: Device) -> float
     return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
-def launch_fault(config: Config, problem: Dense, device: Device) -> str | None:
+def launch_fault(config: Config, problem: Known, device: Device) -> str | None:
     """What is wrong with a config's blocks, warps, stages or shared memory."""
     reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
     if reason is not None:
@@ -140,7 +140,7 @@ def moved_fault(config: Config, problem: PermuteProblem, device: Device, words: 
     return None
 
 
-def illegal(config: Config, problem: Dense, device: Device) -> str | None:
+def illegal(config: Config, problem: Known, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
     reason = launch_fault(config, problem, device)
     if reason is not None:
@@ -176,7 +176,7 @@ CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
 }
 
 
-def pointless(config: Config, problem: Dense, device: Device) -> bool:
+def pointless(config: Config, problem: Known, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True

@@ -1,7 +1,7 @@
 """What configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.config import Config
-from tritile.problem import Dense, MatmulProblem
+from tritile.problem import Known, MatmulProblem
 from tritile.problem.parts import promoted_every
 
 
@@ -30,7 +30,7 @@ def promotes_late(config: Config, problem: MatmulProblem) -> bool:
     return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
 
 
-def order_fault(config: Config, problem: Dense) -> bool:
+def order_fault(config: Config, problem: Known) -> bool:
     """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
     if config["GROUP_M"] > 1 and not matters:
