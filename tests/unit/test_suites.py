@@ -22,6 +22,7 @@ COUNTS = {
     "epilogue": 35,
     "scaled": 26,
     "weights": 55,
+    "fp64": 28,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -170,7 +171,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + "mnk = [[8, 8]]", "3 whole numbers"),
         (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
         (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
-        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 or complex only"),
+        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "a precision of ieee"),
         (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
         (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),

@@ -28,7 +28,7 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
 from tritile.settings import current_mode
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -95,6 +95,11 @@ def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
     return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
+def _check_depth(op: str, k: int, precision: str) -> None:
+    if precision == "ozaki" and k > MAX_DEPTH:
+        raise UnsupportedError(f"{op}: sums of {k} products in precision 'ozaki': wanted {MAX_DEPTH} at most")
+
+
 def _check_gpu(op: str, a: torch.Tensor) -> None:
     if a.device.type != "cuda" or torch.version.hip is not None:
         return
@@ -143,6 +148,7 @@ def check(
     for operand in (a, b):
         _check_gpu(op, operand)
     shape = _result_shape(op, a, b)
+    _check_depth(op, a.shape[-1], precision)
     if out is not None:
         check_out(op, out, shape, dtype, a, b)
     return shape, dtype, precision
@@ -184,6 +190,11 @@ def matmul(
             which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
             Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
             they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
+            Of float64 products: "ieee", the default, multiplies in fp64; "ozaki" in int8 on tensor cores, for
+            K up to 131,072: each element errs by at most 2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in
+            Euclidean norms, which suits rows and columns of numbers of like sizes. Those whose root mean
+            square is above 4 times their mean magnitude (zeros not counted), or that have an infinity or
+            NaN, are multiplied in fp64 all the same. It takes workspaces of 14 (M + N) K + 56 M N bytes.
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.

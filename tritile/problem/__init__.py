@@ -29,6 +29,7 @@ from tritile.problem.checks import (
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
+from tritile.problem.moduli import MAX_DEPTH
 from tritile.problem.permute import PermuteProblem, Plane, merged
 from tritile.problem.quantized import (
     ACTIVATION_DTYPES,
@@ -51,6 +52,7 @@ __all__ = [
     "ITEMSIZE",
     "LAYOUTS",
     "MATMUL_DTYPES",
+    "MAX_DEPTH",
     "MAX_EXTENT",
     "PRECISIONS",
     "PRECISIONS_OF",

@@ -18,7 +18,7 @@ THREE: Final = "-3m"  # ends the precisions that take three real products for a 
 _FP32: Final = ("ieee", "fp16x3", "tf32x3", "tf32")
 # Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
 PRECISIONS_OF: Final = {
-    "float32": _FP32, **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "float32": _FP32, "float64": ("ieee", "ozaki"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
     "complex64": (*_FP32, *(name + THREE for name in _FP32)), "complex128": ("ieee", "ieee" + THREE),
 }  # fmt: skip
 PRECISIONS: Final = tuple(

@@ -20,6 +20,7 @@ from tritile.problem.checks import (
 )
 from tritile.problem.complexes import core_of
 from tritile.problem.epilogue import epilogue_of
+from tritile.problem.moduli import MAX_DEPTH, MODULI
 from tritile.problem.parts import part_length
 
 
@@ -102,6 +103,8 @@ class MatmulProblem:
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
         check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
+        if self.precision == "ozaki":
+            check(self.dtype == "float64" and self.k <= MAX_DEPTH, self, f"float64 and k up to {MAX_DEPTH}")
         epilogue_of(self.epilogue)
 
     @property
@@ -195,6 +198,11 @@ class MatmulProblem:
         """The product that kernels really make: another one where operands are made over for it first."""
         if self.is_complex:
             return replace(self, **core_of(self)).core
+        if self.precision == "ozaki":
+            k = -(-self.k // 16) * 16
+            return MatmulProblem(
+                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int32", b_layout="column"
+            )
         if not self.in_parts:
             return self
         return replace(
@@ -214,7 +222,7 @@ class MatmulProblem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]
-        precision = f" {self.precision}" if self.dtype == "float32" or self.is_complex else ""
+        precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
         dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
         scales = f" scales {self.block_scales}" * bool(self.block_scales)

@@ -23,7 +23,7 @@ from tritile.errors import InvalidValueError
 from tritile.problem import (
     ACTIVATION_DTYPES,
     ITEMSIZE,
-    REAL_DTYPE,
+    PRECISIONS_OF,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
@@ -95,8 +95,8 @@ class Case:
             self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
             self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
-            chooses = self.dtype == "float32" or self.dtype in REAL_DTYPE
-            self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
+            allowed = PRECISIONS_OF.get(self.dtype, ("ieee",))
+            self._check(self.precision in allowed, f"a precision of {', '.join(allowed)}")
         elif self.op == "linear_quantized":
             self._check(
                 _WEIGHT.fullmatch(self.layout) is not None, 'a layout as "int4/128", or with " zeros"'

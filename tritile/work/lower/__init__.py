@@ -10,7 +10,7 @@ from typing import Any
 
 from tritile.problem import REAL_DTYPE
 from tritile.views import MatmulCall
-from tritile.work.lower import complexes, fp16x3
+from tritile.work.lower import complexes, fp16x3, ozaki
 from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Descriptor, Work
 
@@ -26,6 +26,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
         return complexes.lowered(call, early)
     if call.problem.in_parts:
         return Lowered(*fp16x3.steps_of(call, early))
+    if call.precision == "ozaki":
+        return ozaki.lowered(call)
     return None
 
 
