@@ -103,7 +103,8 @@ def split_rows(
     kept = tl.sum(dense, 1)
     bits = tl.where(lost > 0, LOSSY, 0)
     bits |= tl.where(kept < columns - columns // 16 * 3, B_SPARSE if SECOND else A_SPARSE, 0)
-    bits |= tl.where((kept < columns // 16 * 5) | (lost > columns // 64) | (in_range == 0), UNFIT, 0)
+    bits |= tl.where(kept < columns // 16 * 5, A_SPARSE | B_SPARSE, 0)  # beyond what the other makes up for
+    bits |= tl.where((lost > columns // 64) | (in_range == 0), UNFIT, 0)
     bits |= tl.where((most >= ((127 + 126) << 23)) | (tl.max(tiny, 1) > 0), EXTREME, 0)
     bits = tl.where(row < rows, bits, 0)
     tl.atomic_or(verdict_ptr + row * 0, bits, mask=bits != 0, sem="relaxed")
