@@ -22,6 +22,16 @@ U = 2.0**-24
 EXTREMES = ("NaN", "infinite", "huge", "denormal")
 UNSUITED = ("wide", "graded", "one large", "far out", "one small")
 LAYOUTS = list(itertools.product(("row", "column", "strided", "offset"), repeat=2))
+SHAPES = [
+    ((3, 1, 65, 300), (2, 300, 70)),
+    ((4, 65, 300), (300, 70)),
+    ((300,), (3, 300, 70)),
+    ((65, 300), (300,)),
+    ((1, 1), (1, 1)),
+    ((2, 2, 2, 40, 64), (2, 1, 2, 64, 40)),
+    ((5000, 3), (3, 7)),
+    ((7, 20000), (20000, 5)),
+]
 FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
 
 
@@ -106,14 +116,7 @@ def test_layouts(name, layouts):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        ((3, 1, 65, 300), (2, 300, 70)), ((4, 65, 300), (300, 70)), ((300,), (3, 300, 70)), ((65, 300), (300,)),
-        ((1, 1), (1, 1)), ((2, 2, 2, 40, 64), (2, 1, 2, 64, 40)), ((5000, 3), (3, 7)), ((7, 20000), (20000, 5)),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_shapes(shapes):
     a, b = (values(shape, torch.float32, seed, "cuda") for seed, shape in enumerate(shapes))
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)

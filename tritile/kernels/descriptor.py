@@ -214,7 +214,7 @@ def matmul_descriptor(
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
-    if verdict_ptr is not None:  # noqa: SIM102 - compiled only where there is one
+    if verdict_ptr is not None:
         if not wanted(verdict_ptr, VERDICTS):
             return
     if PERSISTENT:

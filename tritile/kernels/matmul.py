@@ -70,7 +70,7 @@ def matmul_tile(
     PROMOTE: in the last third of K the sum of each block goes from tensor cores to a total in fp32.
     `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
     """
-    if verdict_ptr is not None:  # noqa: SIM102 - compiled only where there is one
+    if verdict_ptr is not None:
         if not wanted(verdict_ptr, VERDICTS):
             return
     matrix = batch_index(WIDE)
