@@ -52,10 +52,10 @@ from tritile.views import MatmulCall, Placed, Verdict, View
 from tritile.work import tile
 from tritile.work.values import Buffer, Section, Step
 
-_WARPS: Final = 8  # of a program that splits
+_WARPS: Final = (8, 16)  # of a program that splits: where all rows are read once, and else
 _ALONG: Final = (1, 4096)  # rows and columns that it splits at once where K is contiguous
 _WHOLE: Final = 8192  # K up to which it then reads a row once
-_ACROSS: Final = (16, 256)  # and where it is not
+_ACROSS: Final = (16, 128)  # and where it is not
 # What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
 _TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
@@ -140,7 +140,8 @@ def steps_of(
     k = call.a.shape[1]
     begin = Step(reset, (1, 1, 1), (verdict, early), {"num_warps": 1, "launch_pdl": early})
     args = (*a.args, *b.args, verdict, k, part_length(k), *a.blocks, *b.blocks, early)
-    options = {"num_warps": _WARPS, "launch_pdl": early}
+    once = a.blocks[0] and b.blocks[0]
+    options = {"num_warps": _WARPS[0 if once else 1], "launch_pdl": early}
     divide = Step(split, (a.programs + b.programs, 1, 1), args, options)
     core = replace(
         call,
