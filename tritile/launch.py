@@ -129,7 +129,9 @@ def compiles_of(
     for piece in _pieces(call, config):
         work = work_of(piece, config, device.processors, early(device))
         buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
-        yield from (functools.partial(_compiled, step, buffers) for step in work.steps)
+        main = work.steps[work.main]
+        others = [step for step in work.steps if step is not main]
+        yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
 
 
 def early(device: devices.Device) -> bool:
@@ -170,7 +172,7 @@ class Launch:
         self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
     ) -> None:
         sections = [*work.scratch]
-        self.kernel, self.device, self._counted = kernels[-1], device, work.counters
+        self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
         dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
         self._offsets, self._bytes = [], 0
         for section in sections:

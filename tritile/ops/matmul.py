@@ -184,12 +184,15 @@ def matmul(
         out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
             that of out, else a's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
-            keeps the error at or below that of torch's fp32; "tf32x3" takes three products on tensor
-            cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
-            torch's fp32 matmul setting asks for. Of fp8 products: "fast" leaves sums to the tensor cores,
-            which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
-            Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
-            they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
+            keeps the error at or below that of torch's fp32; "fp16x3" takes three products of fp16 parts
+            on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
+            `tritile.problem.error_bound`), and where data do not suit that, as is found on the GPU, other
+            kernels; "tf32x3" takes three products in TF32, for an error near fp32's; "tf32" takes one,
+            with inputs cut to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
+            products: "fast" leaves sums to the tensor cores, which on Hopper keep 14 bits of them;
+            "ieee", the default, moves these to fp32 as it goes. Of complex64 products: these of float32, of
+            complex128 ones "ieee", for the real products that they are made of: four, or three where "-3m"
+            is appended ("tf32x3-3m").
             Of float64 products: "ieee", the default, multiplies in fp64; "ozaki" in int8 on tensor cores, for
             K up to 131,072: each element errs by at most 2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in
             Euclidean norms, which suits rows and columns of numbers of like sizes. Those whose root mean

@@ -30,6 +30,7 @@ from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epil
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.moduli import MAX_DEPTH
+from tritile.problem.parts import error_bound
 from tritile.problem.permute import PermuteProblem, Plane, merged
 from tritile.problem.quantized import (
     ACTIVATION_DTYPES,
@@ -75,6 +76,7 @@ __all__ = [
     "alignment",
     "doublings",
     "epilogue_of",
+    "error_bound",
     "merged",
     "problem_from_dict",
     "problem_key",

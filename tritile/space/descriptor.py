@@ -73,7 +73,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
         return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
     if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     if config["SPLIT_K"] > 1:
         if config["PERSISTENT"]:
             return "SPLIT_K and PERSISTENT exclude each other"

@@ -81,8 +81,10 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
-    if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+    if promotes_late(config, problem) or (
+        problem.promoted and config["BLOCK_K"] > 64 and not warpgroup_mma(config, problem, device)
+    ):  # a block that is summed apart is in registers whole
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:

@@ -71,7 +71,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return reason
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
     if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     # A total takes as many again, but is only added to, and wants no room beside it.
     if words > REGISTERS[config["CONSUMERS"]] - 56 or (
         problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - 32

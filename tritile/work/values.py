@@ -43,8 +43,10 @@ class Work(NamedTuple):
 
     Their buffers are, in order: the call's tensors, the workspaces, and, where `counters` is above 0, that
     many int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
+    `main` is the step that makes the product, or moves the elements.
     """
 
     steps: tuple[Step, ...]
     scratch: tuple[Section, ...] = ()
     counters: int = 0
+    main: int = -1

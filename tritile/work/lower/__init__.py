@@ -51,4 +51,5 @@ def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
         return places[buffer] if buffer < len(places) else buffer + beyond
 
     steps = [step._replace(args=_renumbered(step.args, number)) for step in core.steps]
-    return Work((*parts.before, *steps, *parts.after), (*parts.scratch, *core.scratch), core.counters)
+    scratch, main = (*parts.scratch, *core.scratch), core.main - len(parts.after)
+    return Work((*parts.before, *steps, *parts.after), scratch, core.counters, main)
