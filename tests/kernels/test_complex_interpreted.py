@@ -14,7 +14,7 @@ from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed
 from tritile import launch
 from tritile.device import TARGETS
 from tritile.ops import matmul as matmul_op
-from tritile.problem import COMPLEX_PRECISIONS
+from tritile.problem import PRECISIONS_OF
 from tritile.problem.complexes import form_of
 from tritile.space import illegal
 from tritile.work import tile
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
 ]
 DTYPES = (torch.complex64, torch.complex128)
-CASES = [(dtype, precision) for dtype in DTYPES for precision in COMPLEX_PRECISIONS[name(dtype)]]
+CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
 # Sizes (M, N, K) and layouts of a and b with which each form moves least.
 FORMS = {
     "embedded": ((35, 10, 21), "row", "row"),
