@@ -9,7 +9,7 @@ import torch
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import TuningError, brief
-from tritile.launch import compiles_of
+from tritile.launch import compiles_of, computing
 from tritile.offline import Pointer, Resources, compiling_for, resources
 from tritile.problem import Tiled
 from tritile.views import posed
@@ -31,12 +31,14 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
     """Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
 
-    Of several that a call launches, the last. Not for use while another thread launches kernels: Triton's
-    driver is a global. Raises TuningError where the compiler refuses, with the first line of its reason.
+    Of several that a call launches, the one that computes. Not for use while another thread launches
+    kernels: Triton's driver is a global. Raises TuningError where the compiler refuses, with the first line
+    of its reason.
     """
     with compiling_for(device):
         try:
-            return [compiled() for compiled in compiles_for(problem, config, device)][-1]
+            kernels = [compiled() for compiled in compiles_for(problem, config, device)]
+            return computing(kernels, problem.op, config)
         except Exception as error:  # a compiler may raise anything, and all of it means "refused"
             raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
 

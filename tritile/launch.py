@@ -124,12 +124,18 @@ def compiles_of(
     """All that `prepare` compiles for `call` with `config`: for each kernel a function that compiles it.
 
     They compile for the current target and return Triton's kernel; nothing is run. `make(dtype)` gives what
-    stands for a workspace. Where a call takes several kernels, the last is the one that computes.
+    stands for a workspace. Of several that a call takes, `computing` tells the one that computes.
     """
     for piece in _pieces(call, config):
         work = work_of(piece, config, device.processors, early(device))
         buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
         yield from (functools.partial(_compiled, step, buffers) for step in work.steps)
+
+
+def computing(kernels: Sequence[Any], op: str, config: Config) -> Any:
+    """Of the compiled kernels of a call the one that computes: others lay operands out, or end its work."""
+    own = KERNELS[op][config.family].base_fn.__name__
+    return next((kernel for kernel in kernels if kernel.name == own), kernels[-1])
 
 
 def early(device: devices.Device) -> bool:
@@ -167,10 +173,10 @@ class Launch:
     """The compiled kernels of a call, with every argument but the addresses of its buffers."""
 
     def __init__(
-        self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
+        self, work: Work, kernels: Sequence[Any], kernel: Any, tensors: Sequence[torch.Tensor], device: int
     ) -> None:
         sections = [*work.scratch]
-        self.kernel, self.device, self._counted = kernels[-1], device, work.counters
+        self.kernel, self.device, self._counted = kernel, device, work.counters
         dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
         self._offsets, self._bytes = [], 0
         for section in sections:
@@ -302,7 +308,7 @@ def _prepared(call: Call, config: Config) -> Launch:
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
-            return Launch(work, kernels, call.tensors, index)
+            return Launch(work, kernels, computing(kernels, call.op, config), call.tensors, index)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
 

@@ -22,6 +22,7 @@ COUNTS = {
     "epilogue": 35,
     "scaled": 26,
     "weights": 55,
+    "complex": 76,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
