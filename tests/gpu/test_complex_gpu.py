@@ -136,7 +136,7 @@ def test_every_family_makes_the_core_of_every_form(form, precision):
     out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
     call = described(a, b, out, precision)
     device = devices.current_gpu()
-    for config in model.screened(call.problem, device, 8):
+    for config in model.screened(call.problem, device, 4):
         out.fill_(complex(math.nan, math.nan))
         launch.prepare(call, config)(*call.tensors)
         assert_complex(out, a, b, precision)
@@ -235,6 +235,17 @@ def test_the_tuner_checks_answers_of_complex_problems(dtype, precision):
         guarded.call.out.tensor.view(-1)[0] += 1e3  # and a wrong one is told
         with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
             answers.answer_error(guarded.call)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
+@pytest.mark.parametrize("form", ["embedded", "pairs", "planes, odd"])
+def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
+    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 96)
+    a, b = posed(form, batch=(60,))
+    shared = b[:1]
+    for _ in range(2):
+        assert_complex(tritile.matmul(a, b.conj(), precision=precision), a, b.conj(), precision)
+        assert_complex(tritile.matmul(a, shared, precision=precision), a, shared, precision)
 
 
 def test_three_products_lose_what_their_bound_says():
