@@ -13,8 +13,8 @@ from tests.complexes import assert_complex, numbers, parts
 from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty, poisoned
 from tritile import launch
 from tritile.device import TARGETS
-from tritile.ops import matmul as matmul_op
-from tritile.problem import COMPLEX_PRECISIONS
+from tritile.ops.described import described
+from tritile.problem import PRECISIONS_OF
 from tritile.problem.complexes import form_of
 from tritile.space import illegal
 from tritile.work import tile
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
 ]
 DTYPES = (torch.complex64, torch.complex128)
-CASES = [(dtype, precision) for dtype in DTYPES for precision in COMPLEX_PRECISIONS[name(dtype)]]
+CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
 # Sizes (M, N, K) and layouts of a and b with which each form moves least.
 FORMS = {
     "embedded": ((35, 10, 21), "row", "row"),
@@ -225,7 +225,7 @@ def test_every_family_makes_the_core(kind, form, precision, batch):
     a = placed(numbers((*batch, m, 2 * k), torch.complex64), a_layout)
     b = placed(numbers((*batch, 2 * k, n), torch.complex64, 1), b_layout)
     out = poisoned((*batch, m, n), torch.complex64)
-    call = matmul_op.described(a, b.conj(), out, precision)
+    call = described(a, b.conj(), out, precision)
     assert form_of(call.problem) == ("three" if precision != "tf32" else form.partition(",")[0])
     assert illegal(CONFIGS[kind], call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, CONFIGS[kind])
@@ -239,6 +239,21 @@ def test_paths_of_64_bits(monkeypatch, form, precision):
     a, b = operands(form)
     a, b = torch.stack([a, a.conj()]), torch.stack([b, -b])
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize("form", ["embedded", "pairs, gaps", "planes"])
+def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
+    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
+    a, b = operands(form)
+    a, b = torch.stack([a, -a, a.conj(), 2 * a, 3 * a]), torch.stack([b, b + 1, b - 1, 2 * b, b]).conj()
+    out = poisoned((5, a.shape[-2], b.shape[-1]), torch.complex64)
+    call = described(a, b, out, precision)
+    pieces = launch._pieces(call, CONFIGS["tile"])
+    assert len(pieces) > 1
+    for piece in pieces:
+        launch.run_interpreted(piece, CONFIGS["tile"])
+    assert_complex(out, a, b, precision)
 
 
 def test_three_products_err_where_parts_cancel():

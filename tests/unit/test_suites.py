@@ -23,6 +23,7 @@ COUNTS = {
     "scaled": 26,
     "weights": 55,
     "fp64": 28,
+    "complex": 76,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 

@@ -91,7 +91,7 @@ class Explanation:
         memory = self.least.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
             return memory
-        return max(memory, self.problem.flops / (self.peak_tflops * 1e6))
+        return max(memory, self.problem.core.flops / (self.peak_tflops * 1e6))
 
     def __repr__(self) -> str:
         told = rows(self)

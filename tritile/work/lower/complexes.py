@@ -18,7 +18,6 @@ from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Section, Step
 
 _TENSORS: Final = 3  # a, b and out: workspaces are numbered behind them
-_ROW_BYTES: Final = 128  # rows of a workspace start on this many bytes
 _TILE: Final = (16, 64, 4)  # rows and columns of a tile of complex numbers, and its warps
 _RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
 
@@ -50,8 +49,8 @@ class _Call:
         return Placed(_TENSORS + len(self.scratch) - 1, self.real)
 
     def row(self, columns: int) -> int:
-        """The length of a row of a workspace."""
-        line = _ROW_BYTES // self.size
+        """The length of a row of a workspace: whole units of 16 bytes, of 128 where that adds little."""
+        line = (128 if columns * self.size >= 1024 else 16) // self.size
         return -(-columns // line) * line
 
     def batched(self, view: View, whole: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
