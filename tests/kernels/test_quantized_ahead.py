@@ -37,16 +37,19 @@ def problem(m, bits=4, dtype="bfloat16", zeros=False, group=128, **more):
 @pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
 def test_compiles_and_fits(name, bits, dtype, zeros):
     device = target_device(name)
-    for config, m in ((DECODE, 16), (PREFILL, 1024)):
-        for one in (problem(m, bits, dtype, zeros), problem(m - 3, bits, dtype, zeros, 32, bias=True)):
-            small = tile(64, 64, 64 if bits == 8 else 128, 4, 2) if name == "gfx942" and m > 16 else config
-            assert illegal(small, one, device) is None
-            taken = ahead.compile_resources(one, small, device)
-            assert 0 < taken.registers <= 512
-            assert taken.shared <= device.shared_memory
+    wide = tile(64, 64, 128, 4, 2) if name == "gfx942" else PREFILL
+    one, config = (
+        (problem(1021, bits, dtype, zeros, 32, bias=True), wide)
+        if zeros == (bits == 4)
+        else (problem(13, bits, dtype, zeros), DECODE)
+    )
+    assert illegal(config, one, device) is None
+    taken = ahead.compile_resources(one, config, device)
+    assert 0 < taken.registers <= 512
+    assert taken.shared <= device.shared_memory
 
 
-@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
+@pytest.mark.parametrize(("bits", "dtype", "zeros"), [KINDS[0], KINDS[5]])
 @pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
 def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
     one = problem(m, bits, dtype, zeros)
@@ -81,6 +84,6 @@ def test_formulas_cover_the_space(bits):
         configs = legal_configs(one, H200)
         times = [model.predict_us(config, one, H200) for config in configs]
         assert len(configs) > 50 and min(times) > one.bytes / (H200.memory_gbps * 1e3)
-        for config in configs[:: len(configs) // 3]:
-            taken = ahead.compile_resources(one, config, H200)
-            assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory
+        config = configs[len(configs) // 3]
+        taken = ahead.compile_resources(one, config, H200)
+        assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory

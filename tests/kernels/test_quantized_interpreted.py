@@ -47,9 +47,7 @@ def run(config, x, weight, out, bias=None):
     """As the operation runs it on host tensors, with a config of one's own."""
     wide = x.dtype == torch.bfloat16
     into = torch.full(out.shape, float("nan")) if wide else out
-    call = described(
-        x.float() if wide else x, weight, None if bias is None else bias.float(), into
-    )
+    call = described(x.float() if wide else x, weight, None if bias is None else bias.float(), into)
     launch.run_interpreted(call, config)
     if wide:
         out.copy_(into)

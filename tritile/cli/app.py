@@ -36,7 +36,12 @@ console = Console(markup=False)  # brackets in data are no markup
 Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
 Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
 Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
-Op = Annotated[str, typer.Option(help="Of explicit shapes: matmul, permute (rows x columns) or linear_quantized (layout int4/128).")]
+Op = Annotated[
+    str,
+    typer.Option(
+        help="Of explicit shapes: matmul, permute (rows x columns) or linear_quantized (layout int4/128)."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
 Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
 Target = Annotated[
