@@ -62,18 +62,22 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
 @pytest.mark.parametrize("config", [tile(16, 64, 128, 4, 4), tile(128, 128, 128, 8, 3)], ids=str)
 @pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
 def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, config):
-    """The loop stores nothing to shared memory and turns no layout over, and all its loads are asynchronous."""
+    """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
     kernel = ahead.compiled_for(problem(4096, bits, dtype, zeros), config, H200)
     ptx, text = kernel.asm["ptx"], kernel.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
-    assert "local_store" not in loop and "local_alloc" not in loop and "tt.load" not in loop
+    assert "local_store" not in loop
+    assert "local_alloc" not in loop
+    assert "tt.load" not in loop
     assert loop.count("async_copy_global_to_local") == 3 + zeros
     assert loop.count("local_load") == 2 + zeros
-    assert "wgmma.mma_async" in ptx and re.search(r"cp\.async\.cg[^;]* 0x10", ptx)
+    assert "wgmma.mma_async" in ptx
+    assert re.search(r"cp\.async\.cg[^;]* 0x10", ptx)
     assert re.search(r"ld\.shared\.v4", ptx)  # words, four at a time
     opened = ptx[: ptx.rindex("wgmma.mma_async")]
     body = opened[opened.rindex("$L__BB") :]  # the label at the head of the loop
-    assert "st.shared" not in body and "stmatrix" not in body
+    assert "st.shared" not in body
+    assert "stmatrix" not in body
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -83,7 +87,8 @@ def test_formulas_cover_the_space(bits):
         one = problem(m, bits, zeros=zeros)
         configs = legal_configs(one, H200)
         times = [model.predict_us(config, one, H200) for config in configs]
-        assert len(configs) > 50 and min(times) > one.bytes / (H200.memory_gbps * 1e3)
+        assert len(configs) > 50
+        assert min(times) > one.bytes / (H200.memory_gbps * 1e3)
         config = configs[len(configs) // 3]
         taken = ahead.compile_resources(one, config, H200)
         assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory

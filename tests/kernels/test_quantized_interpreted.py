@@ -107,7 +107,8 @@ def test_shapes_of_x(shape):
     weight = weight_of(40, 96, torch.float16, 8, 32, False)
     x = values(shape, torch.float16)
     out = tritile.linear(x, weight)
-    assert out.shape == (*shape[:-1], 40) and out.is_contiguous()
+    assert out.shape == (*shape[:-1], 40)
+    assert out.is_contiguous()
     assert_linear(out, x, weight)
     turned = values((5, 2, 96), torch.float16).transpose(0, 1)  # rows that no one stride reaches
     assert_linear(tritile.linear(turned, weight), turned, weight)
@@ -131,7 +132,8 @@ def test_nothing_to_do():
     weight = weight_of(40, 96, torch.bfloat16, 4, 64, False)
     for shape in ((0, 96), (3, 0, 96)):
         out = tritile.linear(torch.empty(shape, dtype=torch.bfloat16), weight)
-        assert out.shape == (*shape[:-1], 40) and out.dtype == torch.bfloat16
+        assert out.shape == (*shape[:-1], 40)
+        assert out.dtype == torch.bfloat16
 
 
 def test_infinities_and_nan_of_x_pass():
@@ -139,7 +141,9 @@ def test_infinities_and_nan_of_x_pass():
     x = torch.ones(3, 64, dtype=torch.float16)
     x[0, 5], x[1, 6] = float("inf"), float("nan")
     out = tritile.linear(x, weight)
-    assert bool(out[0].isinf().all()) and bool(out[1].isnan().all()) and bool(out[2].isfinite().all())
+    assert bool(out[0].isinf().all())
+    assert bool(out[1].isnan().all())
+    assert bool(out[2].isfinite().all())
 
 
 def test_programs_without_a_block_are_refused():
@@ -163,7 +167,7 @@ def test_bad_arguments():
         tritile.linear(x[0, 0], weight)
     with pytest.raises(ShapeError, match=r"bias is \(39,\): wanted \(40,\)"):
         tritile.linear(x, weight, bias[:39])
-    with pytest.raises(DtypeError, match="bias is float64 .* wanted float32, float16, bfloat16"):
+    with pytest.raises(DtypeError, match=r"bias is float64 .* wanted float32, float16, bfloat16"):
         tritile.linear(x, weight, bias.double())
     with pytest.raises(DeviceError, match="weight is on meta: wanted cpu"):
         tritile.linear(x, weight.to("meta"))

@@ -40,7 +40,8 @@ def test_within_half_a_scale(bits, group, zeros, dtype, shape):
         original = values(shape, dtype) + shift
         weight = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
         assert_near(weight, original)
-        assert weight.shape == shape and weight.dtype in HALF
+        assert weight.shape == shape
+        assert weight.dtype in HALF
         assert (weight.zeros is not None) == zeros
 
 
@@ -138,7 +139,8 @@ def test_slabs_of_rows_are_as_one(bits, zeros, monkeypatch):
     whole = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
     monkeypatch.setattr("tritile.ops.quantize._AT_ONCE", 16 * 200)
     parts = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
-    assert torch.equal(whole.packed, parts.packed) and torch.equal(whole.scales, parts.scales)
+    assert torch.equal(whole.packed, parts.packed)
+    assert torch.equal(whole.scales, parts.scales)
     assert not zeros or torch.equal(whole.zeros, parts.zeros)
 
 
@@ -146,7 +148,8 @@ def test_strides_do_not_matter():
     original = values((130, 48), torch.float16)
     one = tritile.quantize(original.t(), bits=4)
     other = tritile.quantize(original.t().contiguous(), bits=4)
-    assert torch.equal(one.packed, other.packed) and torch.equal(one.scales, other.scales)
+    assert torch.equal(one.packed, other.packed)
+    assert torch.equal(one.scales, other.scales)
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -168,7 +171,8 @@ def test_moved():
     assert weight.to("cpu") is weight
     there = weight.to("meta")
     assert {part.device.type for part in (there.packed, there.scales, there.zeros)} == {"meta"}
-    assert there.device.type == "meta" and there.nbytes == weight.nbytes
+    assert there.device.type == "meta"
+    assert there.nbytes == weight.nbytes
 
 
 def test_sizes_in_memory():
@@ -226,17 +230,17 @@ def test_parts_that_do_not_fit():
     def made(**changed):
         return tritile.QuantizedWeight(**(parts | changed))
 
-    with pytest.raises(DtypeError, match="packed is torch.int64: wanted a tensor of int32"):
+    with pytest.raises(DtypeError, match=r"packed is torch.int64: wanted a tensor of int32"):
         made(packed=good.packed.long())
-    with pytest.raises(DtypeError, match="scales is torch.float32: wanted a tensor of bfloat16 or float16"):
+    with pytest.raises(DtypeError, match=r"scales is torch.float32: wanted a tensor of bfloat16 or float16"):
         made(scales=good.scales.float())
     with pytest.raises(DtypeError, match="zeros is list"):
         made(zeros=[1])
     with pytest.raises(ShapeError, match=r"packed has shape \(4, 128\)"):
         made(shape=(20, 300))
-    with pytest.raises(ShapeError, match="shape .* wanted two sizes"):
+    with pytest.raises(ShapeError, match=r"shape .* wanted two sizes"):
         made(shape=(20, 0))
-    with pytest.raises(ShapeError, match="wanted .*, contiguous"):
+    with pytest.raises(ShapeError, match=r"wanted .*, contiguous"):
         made(scales=good.scales.t().contiguous().t())
     with pytest.raises(InvalidValueError, match="bits 5"):
         made(bits=5)
