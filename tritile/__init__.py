@@ -21,6 +21,7 @@ from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.quantize import quantize
 from tritile.ops.run import forget
+from tritile.ops.scaled import scaled_matmul
 from tritile.ops.sync import sync
 from tritile.plans import Plan
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
@@ -55,6 +56,7 @@ __all__ = [
     "permute",
     "plan",
     "quantize",
+    "scaled_matmul",
     "sync",
     "target_device",
     "transpose",

@@ -46,7 +46,9 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         function.__qualname__ = kernel.fn.__qualname__
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
-            if isinstance(value, JITFunction):
+            if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
+                namespace[name] = value.value
+            elif isinstance(value, JITFunction):
                 outer, _, attribute = name.partition(".")
                 if attribute:
                     module = types.SimpleNamespace(**vars(namespace[outer]))
@@ -57,6 +59,8 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     return _twins[kernel]
 
 
+# Which reductions numpy has the interpreter tells by these functions: others go element by element.
+_KNOWN_REDUCTIONS = ("_sum_combine", "_elementwise_max", "_elementwise_min")
 _PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base)
 
 
@@ -71,6 +75,8 @@ def _interpreted_library() -> Iterator[None]:
     for name, function in before[0][1].items():
         if isinstance(function, JITFunction):
             setattr(tl, name, interpreted(function))
+    for name in _KNOWN_REDUCTIONS:
+        setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
     try:
         yield
     finally:

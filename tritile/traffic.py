@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from tritile.config import Config
 from tritile.counting import SECTOR
-from tritile.problem import ITEMSIZE, Dense, MatmulProblem, PermuteProblem
+from tritile.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.space import descriptor, packed, tile
 from tritile.work.tile import unit
 
@@ -36,7 +36,7 @@ class Traffic:
         return Traffic(self.read + other.read, self.written + other.written)
 
 
-def least(problem: Dense) -> Traffic:
+def least(problem: Known) -> Traffic:
     """Every input read once, the output written once: no tiling takes less.
 
     What a permutation reads again and again, as it is stretched over a dimension, counts once. Of a product
@@ -49,7 +49,7 @@ def least(problem: Dense) -> Traffic:
     return Traffic(problem.bytes - written, written)
 
 
-def untiled(problem: Dense) -> Traffic:
+def untiled(problem: Known) -> Traffic:
     """Element by element: a product with no reuse; a permutation that goes along the densest dimension of x.
 
     Of the latter sectors count, those of one row once.
@@ -76,7 +76,7 @@ def _row(count: int, step: int, size: int, starts: int) -> float:
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
-def tiled(problem: Dense, config: Config) -> Traffic:
+def tiled(problem: Known, config: Config) -> Traffic:
     """With the tiles of a config; of permutations, whole sectors.
 
     Copies of operands that no tensor descriptor can read, and partial sums where programs share a tile,

@@ -6,7 +6,9 @@ from math import prod
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.problem import (
+    BLOCK_SCALES,
     ITEMSIZE,
+    REAL_DTYPE,
     SIDES,
     Epilogue,
     MatmulProblem,
@@ -21,13 +23,18 @@ from tritile.problem import (
 
 @dataclass(frozen=True)
 class View:
-    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements."""
+    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
+
+    That of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what is
+    in memory.
+    """
 
     tensor: Any
     shape: tuple[int, int]
     strides: tuple[int, int]
     batch_strides: tuple[int, ...]
     itemsize: int
+    conj: bool = False
 
     @property
     def layout(self) -> str:
@@ -57,8 +64,7 @@ class View:
     def transposed(self) -> "View":
         """The same matrices, rows for columns."""
         rows, columns = self.shape
-        strides = (self.strides[1], self.strides[0])
-        return View(self.tensor, (columns, rows), strides, self.batch_strides, self.itemsize)
+        return replace(self, shape=(columns, rows), strides=(self.strides[1], self.strides[0]))
 
     @property
     def span(self) -> int:
@@ -127,11 +133,44 @@ class Fused:
 UNFUSED: Final = Fused()
 
 
+class Verdict(NamedTuple):
+    """On the GPU an int32 word; the product is to be made where it is from `least` on and below `end`.
+
+    See `tritile.kernels.verdict`.
+    """
+
+    word: Any
+    least: int
+    end: int
+
+
+class BlockScales(NamedTuple):
+    """Scales within a sum, for each 128 of K; `shared`: of how many rows and columns, as in BLOCK_SCALES.
+
+    Strides of a's are over blocks of rows and of K, those of b's over blocks of K and of columns.
+    """
+
+    shared: str
+    a: Any
+    a_strides: tuple[int, int]
+    b: Any
+    b_strides: tuple[int, int]
+
+    @property
+    def transposed(self) -> "BlockScales":
+        """The same of the product out^T = b^T a^T."""
+        rows, columns = self.shared.split("x")
+        turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
+        return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
+
+
 @dataclass(frozen=True)
 class MatmulCall:
     """out[i] = a[i] @ b[i] for every i of `batch_shape`, what `fused` says done to it.
 
+    `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    `verdict`: None where it is to be made whatever its data are.
     """
 
     op: ClassVar[str] = "matmul"
@@ -144,6 +183,9 @@ class MatmulCall:
     precision: str
     fused: Fused = UNFUSED
     swapped: bool = False
+    b_dtype: str = ""
+    scales: "BlockScales | None" = None
+    verdict: "Verdict | None" = None
 
     @property
     def problem(self) -> MatmulProblem:
@@ -163,19 +205,31 @@ class MatmulCall:
             self.out.align,
             self.precision,
             str(self.fused.epilogue),
+            self.b_dtype,
+            self.scales.shared if self.scales else "",
         )
 
     @property
     def transposed(self) -> "MatmulCall":
         """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
         a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
-        return replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
+        turned = replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
+        if self.b_dtype:
+            turned = replace(turned, dtype=self.b_dtype, b_dtype=self.dtype)
+        return replace(turned, scales=self.scales and self.scales.transposed)
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, and what is fused."""
+        """What the kernel's pointers point to: a, b, out, what is fused, scales, the verdict."""
         fused = (view.tensor for view in self.fused.views if view is not None)
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused)
+        scales = (self.scales.a, self.scales.b) if self.scales else ()
+        verdict = () if self.verdict is None else (self.verdict.word,)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
 
 
 @dataclass(frozen=True)
@@ -205,6 +259,11 @@ class PermuteCall:
     def batch_shape(self) -> tuple[int, ...]:
         """Their sizes."""
         return tuple(self.problem.shape[i] for i in self.batch_dims)
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -248,6 +307,11 @@ class QuantizedCall:
         )
 
     @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
         """What the kernel's pointers point to: x, words, scales, zeros and bias if there are, and out."""
         bias = self.fused.bias and self.fused.bias.tensor
@@ -263,7 +327,8 @@ Make = Callable[[str, int], Any]
 
 def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     batch_stride, *strides = operand.strides
-    tensor = make(operand.dtype, operand.elements * (2 if itemsize == 16 else 1))
+    real = REAL_DTYPE.get(operand.dtype)
+    tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
     return View(
         tensor, operand.shape[1:], (strides[0], strides[1]), (batch_stride,) if batch > 1 else (), itemsize
     )
@@ -298,7 +363,17 @@ def _posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
         for operand, size in zip(problem.operands, sizes, strict=True)
     )
     dtypes = (problem.dtype, problem.out_dtype)
-    return MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    return replace(call, b_dtype=problem.b_dtype, scales=_block_scales(problem, make))
+
+
+def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
+    shared = BLOCK_SCALES[problem.block_scales]
+    if shared is None:
+        return None
+    rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
+    a, b = make("float32", rows * blocks), make("float32", blocks * columns)
+    return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
 
 
 def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
@@ -328,6 +403,7 @@ _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
 def posed(problem: Tiled, make: Make) -> Call:
     """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
-    The output is asked for last. An element of 16 bytes is asked for as two of int64.
+    The output is asked for last. A complex number of a product is asked for as two real ones, other elements
+    of 16 bytes as two of int64.
     """
     return _POSERS[problem.op](problem, make)

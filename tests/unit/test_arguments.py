@@ -87,8 +87,28 @@ def typed(dtype):
 
 DTYPES = [
     ("mixed", matmul(typed(torch.float16), typed(torch.float32)), ("float16", "float32", "one dtype")),
-    ("mixed fp8", matmul(typed(torch.float8_e4m3fn), typed(torch.float8_e5m2)), ("e4m3fn", "e5m2")),
-    ("complex", matmul(typed(torch.complex64), typed(torch.complex64)), ("complex64", "float16", "int8")),
+    (
+        "complex half",
+        matmul(typed(torch.complex32), typed(torch.complex32)),
+        ("complex32", "complex64", "int8"),
+    ),
+    ("complex and real", matmul(typed(torch.complex64), typed(FLOAT)), ("complex64", "float32", "one dtype")),
+    ("mixed complex", matmul(typed(torch.complex64), typed(torch.complex128)), ("complex128", "one dtype")),
+    (
+        "real out_dtype",
+        matmul(typed(torch.complex64), typed(torch.complex64), out_dtype=FLOAT),
+        ("complex64", "float32"),
+    ),
+    (
+        "real out",
+        matmul(typed(torch.complex64), typed(torch.complex64), out=typed(FLOAT)),
+        ("out", "float32"),
+    ),
+    (
+        "conjugated out of matmul",
+        matmul(typed(torch.complex64), typed(torch.complex64), out=typed(torch.complex64).conj()),
+        ("out", "conjugated"),
+    ),
     ("int32", matmul(typed(torch.int32), typed(torch.int32)), ("int32", "float16")),
     ("int64", matmul(typed(torch.int64), typed(torch.int64)), ("int64", "float16")),
     ("uint8", matmul(typed(torch.uint8), typed(torch.uint8)), ("uint8", "float16")),
@@ -153,6 +173,17 @@ GRADIENTS = [
 VALUES = [
     ("precision", matmul(A, B, precision="high"), ("'high'", "ieee", "tf32x3", "tf32")),
     ("precision of torch", matmul(A, B, precision=torch.float32), ("float32", "ieee")),
+    ("precision of three", matmul(A, B, precision="ieee-3m"), ("'ieee-3m'", "tf32x3")),
+    (
+        "precision of complex64",
+        matmul(typed(torch.complex64), typed(torch.complex64), precision="3m"),
+        ("'3m'", "ieee-3m", "tf32x3-3m", "complex64"),
+    ),
+    (
+        "precision of complex128",
+        matmul(typed(torch.complex128), typed(torch.complex128), precision="tf32"),
+        ("'tf32'", "ieee, ieee-3m", "complex128"),
+    ),
     ("precision of fp16", matmul(A.half(), B.half(), precision="tf32"), ("float16", "float32")),
     (
         "precision of int8",

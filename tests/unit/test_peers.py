@@ -177,3 +177,32 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
     call.out[0] += 1
     with pytest.raises(TuningError, match="elements differ"):
         answers.check_permuted(call)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epilogue"),
+    [
+        ("float32", "bias=row"),
+        ("float32", "bias=row gelu"),
+        ("float32", "bias=full residual=full weighted gelu_tanh"),
+        ("float32", "bias=column relu"),
+        ("float32", "residual=full silu"),
+        ("float64", "scale_a=column scale_b=row bias=row silu"),
+        ("float32", "scale_a=one scale_b=one residual=row"),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_torch_does_what_is_fused(dtype, epilogue, batch):
+    case = Case("given", "matmul", dtype, "NT", batch, 9, 7, 5, epilogue=epilogue)
+    run = peers.torch_side(case)
+    for call in calls_of(case):
+        assert answers.check(run, call) < 1e-5
+        (*inputs,), out = peers._as_a_user_has_them(call)
+        made = peers._product(call)(*inputs)
+        torch.testing.assert_close(made, out, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_scales_whole_numbers(monkeypatch):
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
+    assert answers.check(peers.torch_side(case), calls_of(case)[0]) < 4e-3

@@ -19,6 +19,8 @@ COUNTS = {
     "permute": 42,
     "quick": 8,
     "study": 12,
+    "epilogue": 35,
+    "scaled": 26,
     "weights": 55,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
@@ -168,7 +170,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + "mnk = [[8, 8]]", "3 whole numbers"),
         (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
         (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
-        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 only"),
+        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 or complex only"),
         (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
         (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),

@@ -10,7 +10,7 @@ from tritile.device import Device
 from tritile.explain.hardware import SHARED_BYTES
 from tritile.model.matmul import TMA_FITTED, peak_tflops, rate
 from tritile.model.permute import parts_us
-from tritile.problem import Dense, MatmulProblem, PermuteProblem
+from tritile.problem import Known, MatmulProblem, PermuteProblem
 from tritile.space import descriptor
 from tritile.space.tile import uses_tensor_cores
 
@@ -35,7 +35,7 @@ class Work:
     filled: float
 
 
-def work_of(problem: Dense, config: Config) -> Work:
+def work_of(problem: Known, config: Config) -> Work:
     """How the config cuts the problem up."""
     if isinstance(problem, PermuteProblem):
         of = traffic.covers(problem, config)
@@ -51,7 +51,7 @@ def work_of(problem: Dense, config: Config) -> Work:
     return Work(tiles, tiles * split, filled * problem.k / (turns * config["BLOCK_K"]))
 
 
-def parts(problem: Dense, config: Config, device: Device) -> dict[str, float]:
+def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
     """Microseconds of each part by itself, the longest first.
 
     Of a product, none takes less: device memory moves every operand once, and multiplying is that of the
@@ -98,7 +98,7 @@ def bound(times: dict[str, float], us: float) -> str:
     return name if us < _ALONE * times[name] else START
 
 
-def why_slower(problem: Dense, config: Config, best: Config, device: Device) -> str:
+def why_slower(problem: Known, config: Config, best: Config, device: Device) -> str:
     """Why a config is predicted to lose to another, in a few words."""
     mine, theirs = (parts(problem, one, device) for one in (config, best))
     worse = {name: mine[name] - theirs[name] for name in mine}
@@ -125,7 +125,7 @@ def why_slower(problem: Dense, config: Config, best: Config, device: Device) -> 
 
 
 def beside(
-    problem: Dense,
+    problem: Known,
     config: Config,
     best: Config,
     device: Device,

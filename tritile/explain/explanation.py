@@ -17,7 +17,7 @@ from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources
 from tritile.plans import Plan, trials
-from tritile.problem import Dense, MatmulProblem
+from tritile.problem import Known, MatmulProblem
 from tritile.space import illegal
 from tritile.traffic import Traffic
 
@@ -46,7 +46,7 @@ class Explanation:
     `live`, else when it was tuned; None where nothing was measured.
     """
 
-    problem: Dense
+    problem: Known
     config: Config
     source: str
     device: Device
@@ -122,7 +122,7 @@ def _told(other: Other) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(problem: Dense, config: Config, device: Device) -> tuple[Resources, int]:
+def _compiled(problem: Known, config: Config, device: Device) -> tuple[Resources, int]:
     kernel = compiled_for(problem, config, device)
     check_fits(kernel, device)
     try:
@@ -131,7 +131,7 @@ def _compiled(problem: Dense, config: Config, device: Device) -> tuple[Resources
         raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
 
 
-def _rivals(problem: Dense, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
+def _rivals(problem: Known, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
     """The next best: of those measured, then of those predicted, no two with the same tile."""
     ranked = sorted(known, key=lambda c: (known[c], c.key))
     ranked += [other for other in model.ranked(problem, device) if other not in known]
@@ -162,7 +162,7 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     UnsupportedError for a product with a quantized weight.
     """
     problem, device = plan.problem, plan.device
-    if not isinstance(problem, Dense):
+    if not isinstance(problem, Known):
         raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")
     source = plan.source if config is None or config == plan.config else "given"
     config = config or plan.config

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.kernels.epilogue import finished
+from tritile.kernels.verdict import wanted
 
 
 class Operands(NamedTuple):
@@ -41,7 +42,7 @@ class Shared(NamedTuple):
 class Result(NamedTuple):
     """Where the result goes: by descriptor, or by pointer and strides; and the shared memory on its way.
 
-    `extra`: operands of the epilogue.
+    `scales` are within the sum, `extra` operands of the epilogue.
     """
 
     desc: Any
@@ -55,17 +56,19 @@ class Result(NamedTuple):
     stride_i: Any
     stride_m: Any
     stride_n: Any
+    scales: Any
     extra: Any
 
 
 class Walk(NamedTuple):
-    """How many tiles there are, and turns of the K loop in each."""
+    """How many tiles there are, and turns of the K loop in each; `verdict` says whether to make any."""
 
     tiles_m: Any
     tiles_n: Any
     inner_batch: Any
     tiles: Any
     turns: Any
+    verdict: Any
 
 
 class How(NamedTuple):
@@ -86,6 +89,10 @@ class How(NamedTuple):
     FLAT: Any
     BATCHED: Any
     EPILOGUE: Any
+    PROMOTE: Any
+    IN_PARTS: Any
+    SCALE_BLOCKS: Any
+    VERDICTS: Any
 
 
 @gluon.jit
@@ -127,6 +134,10 @@ def tiles_of(walk, how: gl.constexpr):
         first = first * 0
         step = first + 1
         tiles = step
+    if walk.verdict is not None:
+        if how.WAIT:
+            gdc_wait()
+        tiles = gl.where(wanted(walk.verdict, how.VERDICTS), tiles, 0)
     return first, tiles, step
 
 
@@ -226,46 +237,117 @@ def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
 
 
 @gluon.jit
+def multiply(WHICH: gl.constexpr, acc, rest, first, end, stage, phase, shared, how: gl.constexpr):
+    """acc and rest plus the products of turns `first` to `end`, at least one; and the stage that is next."""
+    last = 0
+    for turn in range(first, end):
+        mbarrier.wait(shared.full.index(stage), phase)
+        a = operand(shared.a.index(stage * how.CONSUMERS + WHICH), how.A_ROW)
+        acc = warpgroup_mma(a, operand(shared.b.index(stage), how.B_ROW), acc, is_async=True)
+        if how.MAIN_N < how.BLOCK_N:
+            b_rest = operand(shared.b_rest.index(stage), how.B_ROW)
+            rest = warpgroup_mma(a, b_rest, rest, is_async=True)
+            acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
+        else:
+            acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+        if turn > first:
+            mbarrier.arrive(shared.empty.index(last), count=1)
+        last = stage
+        stage += 1
+        if stage == how.STAGES:
+            stage = 0
+            phase ^= 1
+    if how.MAIN_N < how.BLOCK_N:
+        acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+    mbarrier.arrive(shared.empty.index(last), count=1)
+    return acc, rest, stage, phase
+
+
+@gluon.jit
+def block_scales(result, m, n, block, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout, how: gl.constexpr):
+    """By what rows and columns of block `block` of K are multiplied: see `kernels.matmul.block_scale`.
+
+    Where all columns of a tile share a scale, it goes to the rows.
+    """
+    OF_A: gl.constexpr = how.SCALE_BLOCKS[0]
+    OF_B: gl.constexpr = how.SCALE_BLOCKS[1]
+    scales = result.scales
+    rows = m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    columns = n + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    of_rows = gl.load(
+        scales[0] + rows // OF_A * scales[1] + block * scales[2], mask=rows < result.M, other=0.0
+    )
+    of_b = scales[3] + block * scales[4]
+    if OF_B % how.BLOCK_N == 0:
+        of_rows *= gl.load(of_b + n // OF_B * scales[5])
+        of_columns = columns.to(gl.float32)
+    else:
+        of_columns = gl.load(of_b + columns // OF_B * scales[5], mask=columns < result.N, other=0.0)
+    return of_rows, of_columns
+
+
+@gluon.jit
+def added(acc, sums, of_rows, of_columns, how: gl.constexpr):
+    """acc plus sums, each block of K multiplied by its scales."""
+    if how.SCALE_BLOCKS is None:
+        acc += sums
+    elif how.SCALE_BLOCKS[1] % how.BLOCK_N == 0:
+        acc += sums * of_rows[:, None]
+    else:
+        acc += sums * (of_rows[:, None] * of_columns[None, :])
+    return acc
+
+
+@gluon.jit
 def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     """Multiply the rows of each tile that are consumer WHICH's, and store them."""
     ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
     MAIN_N: gl.constexpr = how.MAIN_N
     REST_N: gl.constexpr = how.BLOCK_N - MAIN_N
     HALF: gl.constexpr = MAIN_N // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN_N, 16])
-    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 16])
+    DEPTH: gl.constexpr = 256 // shared.a.dtype.primitive_bitwidth
+    REST: gl.constexpr = REST_N if REST_N else 16
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN_N, DEPTH])
+    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, DEPTH])
     stage = 0
     phase = 0
     mine, end, step = tiles_of(walk, how)
     for index in range(mine, end, step):
         outer, inner, row, column = tile_at(index, walk, how)
         acc = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
-        rest = gl.zeros((ROWS, REST_N if REST_N else 16), gl.float32, rest_layout)
-        last = 0
-        for turn in range(walk.turns):
-            mbarrier.wait(shared.full.index(stage), phase)
-            a = operand(shared.a.index(stage * how.CONSUMERS + WHICH), how.A_ROW)
-            acc = warpgroup_mma(a, operand(shared.b.index(stage), how.B_ROW), acc, is_async=True)
-            if REST_N:
-                b_rest = operand(shared.b_rest.index(stage), how.B_ROW)
-                rest = warpgroup_mma(a, b_rest, rest, is_async=True)
-                acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
-            else:
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-            if turn > 0:
-                mbarrier.arrive(shared.empty.index(last), count=1)
-            last = stage
-            stage += 1
-            if stage == how.STAGES:
-                stage = 0
-                phase ^= 1
-        if REST_N:
-            acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
-        else:
-            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(shared.empty.index(last), count=1)
+        rest = gl.zeros((ROWS, REST), gl.float32, rest_layout)
         m = row * how.BLOCK_M + WHICH * ROWS
         n = column * how.BLOCK_N
+        if how.PROMOTE:
+            small = walk.turns * 0
+            if how.IN_PARTS:
+                small = gl.maximum((walk.turns * 2 - 2) // 3, 1)
+                acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, small, stage, phase, shared, how)
+            for first in range(small, walk.turns, how.PROMOTE):
+                after = gl.minimum(first + how.PROMOTE, walk.turns)
+                of_rows = m
+                of_columns = n
+                rest_rows = m
+                rest_columns = n
+                if how.SCALE_BLOCKS is not None:
+                    block = first // how.PROMOTE
+                    of_rows, of_columns = block_scales(result, m, n, block, ROWS, MAIN_N, layout, how)
+                    if REST_N:
+                        rest_rows, rest_columns = block_scales(
+                            result, m, n + MAIN_N, block, ROWS, REST, rest_layout, how
+                        )
+                none = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
+                no_rest = gl.zeros((ROWS, REST), gl.float32, rest_layout)
+                sums, rest_sums, stage, phase = multiply(
+                    WHICH, none, no_rest, first, after, stage, phase, shared, how
+                )
+                acc = added(acc, sums, of_rows, of_columns, how)
+                if REST_N:
+                    rest = added(rest, rest_sums, rest_rows, rest_columns, how)
+        else:
+            acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, walk.turns, stage, phase, shared, how)
         tile = result.tile.index(WHICH)
         if how.SUBTILES == 2:
             left, right = acc.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
@@ -290,10 +372,11 @@ def tiles_in_shared_memory(dtype, COUNT: gl.constexpr, ROWS: gl.constexpr, COLUM
 @gluon.jit
 def matmul_warpgroups(
     a_desc, b_desc, b_rest_desc, out_desc, out_rest_desc, out_ptr,
-    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra,
+    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, scales, extra, verdict_ptr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, WAIT: gl.constexpr,
     MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
-    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr,
+    BATCHED: gl.constexpr, SCALE_BLOCKS: gl.constexpr, EPILOGUE: gl.constexpr, PROMOTE: gl.constexpr,
+    IN_PARTS: gl.constexpr, VERDICTS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr, SUBTILES: gl.constexpr,
 ):  # fmt: skip
@@ -307,27 +390,31 @@ def matmul_warpgroups(
     so wait for that one before touching memory. FLAT: the grid has an axis each for rows and columns of
     tiles, and one for matrices. BATCHED: there are several of these.
     EPILOGUE, `extra`: what is done to the sums, and with what (see `finished`).
+    PROMOTE: 0, or after how many turns sums go from tensor cores to a total in fp32; IN_PARTS: in the last
+    third of K. SCALE_BLOCKS, `scales`: as they go, they are multiplied by scales of their own.
+    `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
     """
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     dtype: gl.constexpr = a_desc.dtype
+    b_dtype: gl.constexpr = b_desc.dtype
     out_dtype: gl.constexpr = out_ptr.dtype.element_ty
     if A_ROW:
         a_tiles = tiles_in_shared_memory(dtype, STAGES * CONSUMERS, ROWS, BLOCK_K)
     else:
         a_tiles = tiles_in_shared_memory(dtype, STAGES * CONSUMERS, BLOCK_K, ROWS)
     if B_ROW:
-        b_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, MAIN_N)
+        b_tiles = tiles_in_shared_memory(b_dtype, STAGES, BLOCK_K, MAIN_N)
     else:
-        b_tiles = tiles_in_shared_memory(dtype, STAGES, MAIN_N, BLOCK_K)
+        b_tiles = tiles_in_shared_memory(b_dtype, STAGES, MAIN_N, BLOCK_K)
     out_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, MAIN_N // SUBTILES)
     b_rest_tiles = b_tiles
     out_rest_tiles = out_tiles
     if REST_N:
         if B_ROW:
-            b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, REST_N)
+            b_rest_tiles = tiles_in_shared_memory(b_dtype, STAGES, BLOCK_K, REST_N)
         else:
-            b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, REST_N, BLOCK_K)
+            b_rest_tiles = tiles_in_shared_memory(b_dtype, STAGES, REST_N, BLOCK_K)
         out_rest_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, REST_N)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -338,14 +425,15 @@ def matmul_warpgroups(
     shared = Shared(a_tiles, b_tiles, b_rest_tiles, full, empty)
     result = Result(
         out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
-        M, N, stride_oo, stride_oi, stride_om, stride_on, extra,
+        M, N, stride_oo, stride_oi, stride_om, stride_on, scales, extra,
     )  # fmt: skip
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
-    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K))
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K), verdict_ptr)
     how: gl.constexpr = How(
         A_ROW, B_ROW, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M,
-        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED, EPILOGUE,
+        STAGES, CONSUMERS, SUBTILES, FLAT, BATCHED, EPILOGUE, PROMOTE, IN_PARTS,
+        SCALE_BLOCKS, VERDICTS,
     )  # fmt: skip
     if CONSUMERS == 1:
         gl.warp_specialize([

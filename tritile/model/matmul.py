@@ -96,7 +96,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
         return _RATE_FMA
     half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
     if problem.dtype == "float32":
-        return half / (2 if problem.precision == "tf32" else 6)
+        return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
     return half * 2 / problem.itemsize
 
 
@@ -105,9 +105,10 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
 
     The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
     runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
-    tf32x3's multiplications is three on tensor cores.
+    tf32x3's multiplications is three on tensor cores. A product made through another counts as that one.
     """
     peak: float | None
+    problem = problem.core
     if problem.dtype == "float64":
         peak = _PEAK_FP64.get(device.arch)
     elif not uses_tensor_cores(problem):

@@ -8,7 +8,7 @@ import torch
 
 from tritile.ops.checks import name_of
 from tritile.problem import merged
-from tritile.views import Fused, MatmulCall, View
+from tritile.views import BlockScales, Fused, MatmulCall, View
 
 
 class Extras(NamedTuple):
@@ -21,6 +21,18 @@ class Extras(NamedTuple):
     activation: str = ""
     alpha: float = 1.0
     beta: float = 1.0
+    blocks: tuple[torch.Tensor, torch.Tensor] | None = None  # scales of a and b for each 128 of K
+    shared: str = ""  # by how many rows and columns these are: see `tritile.problem.BLOCK_SCALES`
+
+    @property
+    def scaled(self) -> bool:
+        """Whether sums are multiplied by scales."""
+        return self.scale_a is not None or self.blocks is not None
+
+    @property
+    def all(self) -> tuple[torch.Tensor | None, ...]:
+        """Every tensor that is given, read or not."""
+        return (self.scale_a, self.scale_b, self.bias, self.residual, *(self.blocks or ()))
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
@@ -30,7 +42,8 @@ class Extras(NamedTuple):
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Extras":
         """The same with every tensor changed that is read."""
         scale_a, scale_b, bias, residual = (None if t is None else change(t) for t in self.tensors)
-        return self._replace(scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual)
+        blocks = self.blocks and (change(self.blocks[0]), change(self.blocks[1]))
+        return self._replace(scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual, blocks=blocks)
 
 
 NOTHING = Extras()
@@ -46,8 +59,10 @@ def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
 def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
     rows, columns = tensor.shape[-2:]
     row_stride, column_stride = tensor.stride()[-2:]
-    strides = (row_stride, column_stride)
-    return View(tensor, (rows, columns), strides, batch_strides, tensor.element_size())
+    strides, size, conj = (row_stride, column_stride), tensor.element_size(), tensor.is_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.conj() if conj else tensor)
+    return View(tensor, (rows, columns), strides, batch_strides, size, conj)
 
 
 def _folded(call: MatmulCall) -> MatmulCall:
@@ -65,7 +80,7 @@ def _folded(call: MatmulCall) -> MatmulCall:
         def fold(view: View, size: int = size, m: int = m) -> View:
             step = view.strides[0] if m > 1 else view.batch_strides[-1]
             shape, strides = (m * size, view.shape[1]), (step, view.strides[1])
-            return View(view.tensor, shape, strides, view.batch_strides[:-1], view.itemsize)
+            return replace(view, shape=shape, strides=strides, batch_strides=view.batch_strides[:-1])
 
         b = replace(call.b, batch_strides=call.b.batch_strides[:-1])
         whole = replace(call, b=b, fused=call.fused.mapped(fold), batch_shape=call.batch_shape[:-1])
@@ -88,6 +103,13 @@ def _fused(extras: Extras, like: torch.Tensor, batch: tuple[tuple[int, ...], ...
     return Fused(views[0], views[1], views[2], views[3], extras.activation, extras.alpha, extras.beta)
 
 
+def _block_scales(extras: Extras) -> BlockScales | None:
+    if extras.blocks is None:
+        return None
+    (a, b), pairs = extras.blocks, [(t.stride(0), t.stride(1)) for t in extras.blocks]
+    return BlockScales(extras.shared, a, pairs[0], b, pairs[1])
+
+
 def described(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras = NOTHING
 ) -> MatmulCall:
@@ -99,7 +121,7 @@ def described(
         return rows.unsqueeze(-2) if a.ndim == 1 else rows
 
     rows = as_rows(out)
-    wide = extras.mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
+    wide = extras._replace(blocks=None).mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
     a_rows = a.unsqueeze(0) if a.ndim == 1 else a
     b_rows = b.unsqueeze(1) if b.ndim == 1 else b
     sides = [_strides(tensor, batch) for tensor in wide.tensors if tensor is not None]
@@ -108,5 +130,7 @@ def described(
     fused = _fused(wide, rows, tuple(side_batches))
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     views = (_view(a_rows, a_batch), _view(b_rows, b_batch), _view(rows, out_batch))
-    call = _folded(MatmulCall(*views, sizes, *dtypes, precision, fused))
+    b_dtype = name_of(b.dtype) if b.dtype != a.dtype else ""
+    scales = _block_scales(extras)
+    call = _folded(MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales))
     return call.transposed if call.out.layout == "column" else call

@@ -3,8 +3,8 @@
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from tritile import epilogue
 from tritile.errors import DtypeError, InvalidValueError, OverlapError, ShapeError, UnsupportedError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops import matmul as product
@@ -36,6 +36,7 @@ from tritile.problem import ACTIVATIONS, SIDES
 from tritile.quantized import QuantizedWeight
 from tritile.settings import current_mode
 
+_NAMES: Final = (*SIDES, "scale_a", "scale_b")
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
 
 
@@ -49,23 +50,6 @@ class _Prepared(NamedTuple):
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
-
-
-def epilogue_of_torch(sums: torch.Tensor, extras: Extras) -> torch.Tensor:
-    """What an epilogue makes of sums, by torch: in float64 where these are, else in float32."""
-    kind = torch.float64 if sums.dtype == torch.float64 else torch.float32
-    scale_a, scale_b, bias, residual = (None if t is None else t.to(kind) for t in extras.tensors)
-    sums = sums.to(kind)
-    for scale in (scale_a, scale_b):
-        sums = sums if scale is None else sums * scale
-    sums = sums * extras.alpha
-    sums = sums if bias is None else sums + bias * extras.beta
-    if extras.activation:
-        approximate = "tanh" if extras.activation == "gelu_tanh" else "none"
-        name = extras.activation.removesuffix("_tanh")
-        function = getattr(F, name)
-        sums = function(sums, approximate=approximate) if name == "gelu" else function(sums)
-    return sums if residual is None else sums + residual
 
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -89,7 +73,8 @@ def _check_weight(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _check_activation(op: str, activation: Any) -> str:
+def check_activation(op: str, activation: Any) -> str:
+    """The activation's name, "" for None. Raises InvalidValueError for what is none."""
     if activation is not None and activation not in ACTIVATIONS:
         wanted = ", ".join(ACTIVATIONS)
         raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
@@ -99,7 +84,7 @@ def _check_activation(op: str, activation: Any) -> str:
 def _check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, extras: Extras) -> None:
     """An output that shares no memory with any input, or lies just where something that is added does."""
     check_no_overlap(op, out, a, b)
-    for name, tensor in zip(SIDES, extras.tensors, strict=True):
+    for name, tensor in zip(_NAMES, (*extras.tensors, *(extras.blocks or ())), strict=False):
         if tensor is not None and not same_place(out, tensor) and overlap(out, tensor):
             raise OverlapError(f"{op}: out overlaps {name} in part: wanted memory of its own, or all of it")
 
@@ -108,7 +93,7 @@ def _checked(
     op: str, a: Any, b: Any, extras: Extras, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
     out_dtype = out_dtype or getattr(out, "dtype", None)
-    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op)
+    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, scaled=extras.scaled)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: a is {name_of(a.dtype)}: wanted a floating dtype")
     for name, tensor in zip(SIDES, extras[:4], strict=True):
@@ -126,7 +111,10 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
     if out.dtype == torch.float64:
         return interpret(described(a, b, out, precision, extras))
     wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(a.float(), b.float(), wide, precision, extras.mapped(torch.Tensor.float)))
+    if a.dtype != torch.int8:
+        precision = precision if a.dtype == torch.float32 else "ieee"
+        a, b = a.float(), b.float()
+    interpret(described(a, b, wide, precision, extras.mapped(torch.Tensor.float)))
     out.copy_(wide)
     return None
 
@@ -134,9 +122,10 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
 def _ordered(call_swapped: bool, a: Any, b: Any, out: Any, extras: Extras) -> list[torch.Tensor]:
     """The tensors in the order in which a launch takes them."""
     scale_a, scale_b, bias, residual = extras.tensors
+    blocks = extras.blocks or ()
     if call_swapped:
-        a, b, scale_a, scale_b = b, a, scale_b, scale_a
-    return [a, b, out, *(t for t in (scale_a, scale_b, bias, residual) if t is not None)]
+        a, b, scale_a, scale_b, blocks = b, a, scale_b, scale_a, blocks[::-1]
+    return [a, b, out, *(t for t in (scale_a, scale_b, bias, residual, *blocks) if t is not None)]
 
 
 def fused_product(
@@ -150,12 +139,12 @@ def fused_product(
 ) -> torch.Tensor:
     """a @ b with an epilogue. Raises what `matmul` does, and for tensors that do not fit the result."""
     key = None
-    tensors = (a, b, *extras[:4])
+    tensors = (a, b, *extras.all)
     if all(t is None or (type(t) in PLAIN and t.is_cuda) for t in tensors) and not differentiating_forward():
         try:
             setting = product.default_precision() if a.dtype is torch.float32 else None
             wanted = (op, out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
-            key = (*map(place, tensors), place(out), wanted, extras[4:])
+            key = (*map(place, tensors), place(out), wanted, extras[4:7], extras.shared)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
             return _first(op, a, b, extras, out, out_dtype, precision, None)
@@ -189,7 +178,8 @@ def _first(
     plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
-        result.copy_(epilogue_of_torch(torch.zeros(shape, dtype=dtype, device=a.device), plain))
+        sums = torch.zeros(shape, dtype=dtype, device=a.device)
+        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:7]))
     elif on_host(a):
         _on_host(plain_a, plain_b, result, precision, plain)
     else:
@@ -239,7 +229,7 @@ def linear(
         if given:
             raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
         return quantized_linear(x, weight, bias)
-    extras = Extras(bias=bias, residual=residual, activation=_check_activation("linear", activation))
+    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
     if isinstance(weight, torch.Tensor) and weight.ndim not in (1, 2):
         raise ShapeError(f"linear: weight is {tuple(weight.shape)}: wanted (N, K) or (K,)")
     turned = weight.t() if isinstance(weight, torch.Tensor) else weight
@@ -258,7 +248,7 @@ def _weighted(
     weights = _check_weight(op, "alpha", alpha), _check_weight(op, "beta", beta)
     if added is None:
         raise DtypeError(f"{op}: input is None: wanted a torch.Tensor")
-    return Extras(None, None, added, None, _check_activation(op, activation), *weights)
+    return Extras(None, None, added, None, check_activation(op, activation), *weights)
 
 
 def addmm(

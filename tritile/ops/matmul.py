@@ -28,7 +28,7 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF
 from tritile.settings import current_mode
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -40,7 +40,11 @@ _OUT_DTYPES: Final = {
     torch.int8: (torch.int32,),
     torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
     torch.float8_e5m2: (torch.bfloat16, torch.float16, torch.float32),
+    torch.complex64: (torch.complex64,),
+    torch.complex128: (torch.complex128,),
 }  # the first of each is the default, except that 16-bit types keep their own
+_SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
+_IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
 
@@ -58,16 +62,19 @@ _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def default_precision() -> str:
-    """The precision of fp32 products that torch's own setting asks for: "ieee" or "tf32"."""
+    """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _check_dtypes(op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    if a.dtype != b.dtype:
+def _check_dtypes(
+    op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, scaled: bool
+) -> torch.dtype:
+    mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
+    if a.dtype != b.dtype and not mixed:
         raise DtypeError(f"{op}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
     if a.dtype not in _OUT_DTYPES:
         raise DtypeError(f"{op}: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
-    allowed = _OUT_DTYPES[a.dtype]
+    allowed = _SCALED if scaled else _OUT_DTYPES[a.dtype]
     if out_dtype is None:
         return a.dtype if a.dtype in allowed else allowed[0]
     if out_dtype not in allowed:
@@ -77,13 +84,15 @@ def _check_dtypes(op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dt
 
 
 def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
-    if precision is not None and precision not in PRECISIONS:
-        raise InvalidValueError(f"{op}: precision is {precision!r}: wanted one of {', '.join(PRECISIONS)}")
-    if dtype != torch.float32:
-        if precision is not None:
-            raise InvalidValueError(f"{op}: precision is for float32 operands, not {name_of(dtype)}")
-        return "ieee"
-    return precision or default_precision()
+    allowed = PRECISIONS_OF.get(name_of(dtype))
+    if precision is not None and allowed is None:
+        wanted = " and ".join(PRECISIONS_OF)
+        raise InvalidValueError(f"{op}: precision is for {wanted} operands, not {name_of(dtype)}")
+    if precision is not None and allowed is not None and precision not in allowed:
+        raise InvalidValueError(
+            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
+        )
+    return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
 def _check_gpu(op: str, a: torch.Tensor) -> None:
@@ -117,17 +126,22 @@ def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def check(
-    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul"
-) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
+    scaled: bool = False,
+) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
+
+    `scaled`: sums are multiplied by scales, and so are no whole numbers any more.
+    """
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(op, name, tensor)
     check_same_device(op, a, "b", b)
-    dtype = _check_dtypes(op, a, b, out_dtype)
+    dtype = _check_dtypes(op, a, b, out_dtype, scaled)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
         dtype = out.dtype
     precision = _check_precision(op, a.dtype, precision)
-    _check_gpu(op, a)
+    for operand in (a, b):
+        _check_gpu(op, operand)
     shape = _result_shape(op, a, b)
     if out is not None:
         check_out(op, out, shape, dtype, a, b)
@@ -158,18 +172,27 @@ def matmul(
     Args:
         a: (..., M, K), or (K,).
         b: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
-            One dtype for both: float16, bfloat16, float32, float64, int8, and on GPUs that have it
-            float8_e4m3fn and float8_e5m2.
+            One dtype for both: float16, bfloat16, float32, float64, complex64, complex128, int8, and on
+            GPUs that have it float8_e4m3fn and float8_e5m2. Lazy conjugation is carried out on the way.
         out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
         out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
             that of out, else a's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
             keeps the error at or below that of torch's fp32; "tf32x3" takes three products on tensor
             cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
-            torch's fp32 matmul setting asks for.
+            torch's fp32 matmul setting asks for. Of fp8 products: "fast" leaves sums to the tensor cores,
+            which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
+            Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
+            they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.
+
+    By four real products, each part of a complex result is a sum of 2 K real products and errs as such,
+    element by element; NaN and infinities spread as in these, with no recovery of infinities as in C. Three
+    take three quarters of the multiplications; the imaginary part then errs by as much as is small beside
+    (|re a| + |im a|) (|re b| + |im b|), and not beside itself, and may be NaN where sums overflow. Either
+    way operands that are made over take a workspace, of up to four times the size of one of them.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
@@ -178,7 +201,7 @@ def matmul(
     key = None
     if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
-            setting = default_precision() if a.dtype is torch.float32 else None
+            setting = default_precision() if a.dtype in _IN_FP32 else None
             wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
@@ -233,7 +256,9 @@ def _first(
     launch(*call.tensors)
     if given:
         written(out)
-    if key is not None and dense_a is a and dense_b is b and lasting():
+    # Pieces of a complex product start at so many real numbers: tensors of another call count complex ones.
+    whole = type(launch) is Launch or not a.is_complex()
+    if key is not None and dense_a is a and dense_b is b and whole and lasting():
         sizes, reaches = (tuple(out.shape), out.stride()), (reach(a), reach(b), reach(out))
         _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
     return out

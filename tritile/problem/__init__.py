@@ -14,12 +14,16 @@ from typing import Any, Final
 from tritile.errors import InvalidValueError
 from tritile.problem.checks import (
     ALIGNMENTS,
+    BLOCK_SCALES,
     FP8_DTYPES,
     ITEMSIZE,
     LAYOUTS,
     MATMUL_DTYPES,
     MAX_EXTENT,
     PRECISIONS,
+    PRECISIONS_OF,
+    REAL_DTYPE,
+    SCALE_K,
     alignment,
 )
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
@@ -38,17 +42,51 @@ from tritile.problem.quantized import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "FP8_DTYPES", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS",
-    "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS", "SIDES", "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Dense",
-    "Epilogue", "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
-    "QuantizedProblem", "Tiled", "alignment", "doublings", "epilogue_of", "merged", "problem_from_dict",
-    "problem_key", "problem_to_dict", "scales_shape", "unit_columns", "words_shape",
+    "ACTIVATIONS",
+    "ACTIVATION_DTYPES",
+    "ALIGNMENTS",
+    "BLOCK_SCALES",
+    "FP8_DTYPES",
+    "GROUP_SIZES",
+    "ITEMSIZE",
+    "LAYOUTS",
+    "MATMUL_DTYPES",
+    "MAX_EXTENT",
+    "PRECISIONS",
+    "PRECISIONS_OF",
+    "REAL_DTYPE",
+    "SCALE_K",
+    "SIDES",
+    "SPREADS",
+    "UNIT_WORDS",
+    "WEIGHT_BITS",
+    "Epilogue",
+    "KernelProblem",
+    "Known",
+    "MatmulProblem",
+    "Operand",
+    "PermuteProblem",
+    "Plane",
+    "Problem",
+    "QuantizedProblem",
+    "Tiled",
+    "alignment",
+    "doublings",
+    "epilogue_of",
+    "merged",
+    "problem_from_dict",
+    "problem_key",
+    "problem_to_dict",
+    "scales_shape",
+    "unit_columns",
+    "words_shape",
 ]  # fmt: skip
 
-Dense = MatmulProblem | PermuteProblem  # all of whose operands are as they are
-Tiled = Dense | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Known = MatmulProblem | PermuteProblem  # all of whose operands are as they are
+Tiled = Known | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
-_ADDED: Final = ("epilogue",)  # fields that came later: what was written before has them at their defaults
+# Fields that came later: what was written before has them at their defaults.
+_ADDED: Final = ("epilogue", "b_dtype", "block_scales")
 _KINDS: Final[dict[str, type]] = {
     kind.op: kind for kind in (MatmulProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }

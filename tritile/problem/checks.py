@@ -7,13 +7,26 @@ from tritile.errors import InvalidValueError
 
 ITEMSIZE: Final = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
 FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
+REAL_DTYPE: Final = {"complex64": "float32", "complex128": "float64"}  # of the parts of complex numbers
 LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
-PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
+THREE: Final = "-3m"  # ends the precisions that take three real products for a complex one, and not four
+_FP32: Final = ("ieee", "fp16x3", "tf32x3", "tf32")
+# Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
+PRECISIONS_OF: Final = {
+    "float32": _FP32, **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "complex64": (*_FP32, *(name + THREE for name in _FP32)), "complex128": ("ieee", "ieee" + THREE),
+}  # fmt: skip
+PRECISIONS: Final = tuple(
+    dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names if not name.endswith(THREE))
+)  # of real products
+SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that fp8 sums in tensor cores
+# Such scales: rows of a, and columns of b, that share one.
+BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 MAX_EXTENT: Final = 2**48
 
 

@@ -1,20 +1,26 @@
 """Matrix products."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from tritile.problem.checks import (
     ALIGNMENTS,
+    BLOCK_SCALES,
+    FP8_DTYPES,
     ITEMSIZE,
     LAYOUTS,
     MATMUL_DTYPES,
     PRECISIONS,
+    PRECISIONS_OF,
+    REAL_DTYPE,
     among,
     check,
     extent_fits,
 )
+from tritile.problem.complexes import core_of
 from tritile.problem.epilogue import epilogue_of
+from tritile.problem.parts import part_length
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class MatmulProblem:
     Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
     Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
     stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    `b_dtype`: where b is of another dtype than a: fp8 types mix. `block_scales`: "1x128" where each 128 of K
+    have scales of their own, one for each row of a and one for 128 columns of b; see BLOCK_SCALES.
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -75,6 +83,8 @@ class MatmulProblem:
     out_align: int = 16
     precision: str = "ieee"
     epilogue: str = ""
+    b_dtype: str = ""
+    block_scales: str = ""
 
     def __post_init__(self) -> None:
         check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
@@ -84,8 +94,30 @@ class MatmulProblem:
         check(among(LAYOUTS, *layouts), self, f"layouts of {', '.join(LAYOUTS)}")
         aligns = (self.a_align, self.b_align, self.out_align)
         check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
-        check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+        precisions = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
+        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
+        real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
+        bare = self.dtype == self.out_dtype and not self.epilogue
+        check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
+        check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
+        check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
+        check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
         epilogue_of(self.epilogue)
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+        return self.dtype in REAL_DTYPE
+
+    @property
+    def _mixes(self) -> bool:
+        other = self.b_dtype in FP8_DTYPES and self.dtype in FP8_DTYPES and self.b_dtype != self.dtype
+        return self.b_dtype == "" or other
+
+    @property
+    def _scalable(self) -> bool:
+        # float32 stands for fp8 in the interpreter, which rounds that wrongly.
+        return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
 
     @property
     def itemsize(self) -> int:
@@ -94,8 +126,8 @@ class MatmulProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, counted apart."""
-        return 2 * self.batch * self.m * self.n * self.k
+        """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
+        return 2 * (4 if self.is_complex else 1) * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -115,7 +147,17 @@ class MatmulProblem:
         """All but the sizes: neighbours have the same."""
         layouts = (self.a_layout, self.b_layout, self.out_layout)
         aligns = (self.a_align, self.b_align, self.out_align)
-        return (self.op, self.dtype, self.out_dtype, *layouts, *aligns, self.precision, self.epilogue)
+        return (
+            self.op,
+            self.dtype,
+            self.out_dtype,
+            *layouts,
+            *aligns,
+            self.precision,
+            self.epilogue,
+            self.b_dtype,
+            self.block_scales,
+        )
 
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
@@ -123,14 +165,48 @@ class MatmulProblem:
         out_size = ITEMSIZE[self.out_dtype]
         return (
             _operand(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
-            _operand(self.dtype, self.itemsize, self.b_layout, self.b_align, (self.batch, self.k, self.n)),
+            _operand(
+                self.b_dtype or self.dtype,
+                self.itemsize,
+                self.b_layout,
+                self.b_align,
+                (self.batch, self.k, self.n),
+            ),
             _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
         )
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is a float32 product that is made of float16 parts."""
+        return self.dtype == "float32" and self.precision == "fp16x3"
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
+        return self.dtype == "float16" and self.precision == "fp16x3"
+
+    @property
+    def totals(self) -> bool:
+        """Whether sums leave Hopper's tensor cores for totals in fp32: of parts, and of fp8 unless "fast"."""
+        return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")
 
     @functools.cached_property
     def core(self) -> "MatmulProblem":
         """The product that kernels really make: another one where operands are made over for it first."""
-        return self
+        if self.is_complex:
+            return replace(self, **core_of(self)).core
+        if not self.in_parts:
+            return self
+        return replace(
+            self,
+            k=3 * part_length(self.k),
+            dtype="float16",
+            a_layout="column" if self.a_layout == "column" else "row",
+            b_layout="row" if self.b_layout == "row" else "column",
+            a_align=16,
+            b_align=16,
+            epilogue=str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row")),
+        )
 
     @property
     def label(self) -> str:
@@ -138,6 +214,8 @@ class MatmulProblem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]
-        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        precision = f" {self.precision}" if self.dtype == "float32" or self.is_complex else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {self.dtype}{precision}{epilogue}"
+        dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
+        scales = f" scales {self.block_scales}" * bool(self.block_scales)
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}"

@@ -14,6 +14,7 @@ from tritile.errors import UnsupportedError, brief
 from tritile.measure import timing
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
+from tritile.problem.checks import THREE
 from tritile.report import peers
 from tritile.report.results import Measurement
 from tritile.subject import answers, operands
@@ -23,9 +24,9 @@ from tritile.views import Call
 
 @contextlib.contextmanager
 def _torch_precision(precision: str) -> Iterator[None]:
-    """torch's own fp32 setting, at what the case asks for: TF32 for tf32, IEEE for the others."""
+    """torch's own fp32 setting, at what the case asks for: TF32 for tf32 and tf32-3m, IEEE for the others."""
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision.removesuffix(THREE) == "tf32" else "ieee"
     try:
         yield
     finally:

@@ -10,10 +10,10 @@ import torch
 from tritile.errors import InvalidValueError
 from tritile.measure import timing
 from tritile.problem import FP8_DTYPES
-from tritile.report import tutorial
+from tritile.report import fused_peers, tutorial
 from tritile.subject import answers, operands
 from tritile.tune.suites import Case
-from tritile.views import Call, MatmulCall, PermuteCall, QuantizedCall
+from tritile.views import UNFUSED, Call, MatmulCall, PermuteCall, QuantizedCall
 
 Peer = Callable[[MatmulCall], torch.Tensor]
 
@@ -24,9 +24,10 @@ def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return a, b, out
 
 
-def _as_a_user_has_them(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    a, b, out = matrices(call)
-    return (a[0], b[0], out[0]) if call.problem.batch == 1 else (a, b, out)
+def _as_a_user_has_them(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """a, b and the epilogue's tensors, and the output."""
+    *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
+    return [*inputs, *fused_peers.sides(call)], out
 
 
 @functools.cache
@@ -35,7 +36,9 @@ def _one(device: torch.device) -> torch.Tensor:
 
 
 def _product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """What a torch user would call for this product, with a, b and `out=` or none."""
+    """What a torch user would call for this product, with a, b, the epilogue's tensors and `out=` or none."""
+    if call.fused != UNFUSED:
+        return fused_peers.product(call)
     if call.dtype == "int8":
         return torch._int_mm
     if call.dtype in FP8_DTYPES:
@@ -47,8 +50,8 @@ def _product(call: MatmulCall) -> Callable[..., torch.Tensor]:
 def torch_matmul(call: Call) -> None:
     """What a torch user would call for this product, into the same output."""
     assert isinstance(call, MatmulCall)
-    a, b, out = _as_a_user_has_them(call)
-    _product(call)(a, b, out=out)
+    (a, b, *sides), out = _as_a_user_has_them(call)
+    _product(call)(a, b, *sides, out=out)
 
 
 def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
@@ -125,16 +128,17 @@ def inductor(call: MatmulCall) -> Peer:
     torch._dynamo.reset()  # what was compiled for other cases counts towards a limit
     product = _product(call)
     compiled = torch.compile(
-        lambda a, b: product(a, b), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
+        lambda *inputs: product(*inputs), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
     )
-    return lambda call: compiled(*_as_a_user_has_them(call)[:2])
+    return lambda call: compiled(*_as_a_user_has_them(call)[0])
 
 
 def tutorials(call: MatmulCall) -> Peer | None:
     """The kernel of Triton's tutorial, tuned in the first call; None for products that it does not take."""
     tensors = matrices(call)
     # Its offsets within a matrix have 32 bits.
-    if call.dtype not in tutorial.DTYPES or max(math.prod(t.shape[1:]) for t in tensors) >= 2**31:
+    wide = max(math.prod(t.shape[1:]) for t in tensors) >= 2**31
+    if call.fused != UNFUSED or call.dtype not in tutorial.DTYPES or wide:
         return None
     multiply = tutorial.tuned(call.a.itemsize)
 
@@ -175,7 +179,7 @@ def peer_graph(name: str, calls: list[Call]) -> timing.Graph | None:
     def into_out(call: Call) -> None:
         made = answer(call)
         assert isinstance(call, MatmulCall)
-        _as_a_user_has_them(call)[2].copy_(made)
+        _as_a_user_has_them(call)[1].copy_(made)
 
     answers.check(into_out, first)
     # Kept through the capture, each result has memory of its own, cold like everyone's.

@@ -1,12 +1,12 @@
 """Results of benchmarks: JSON objects, one a line, that can be compared from run to run.
 
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
-or `shape, dims`; precision and layout are null for a permute; the layout of a linear_quantized is the
-weight's, "int4/128"), its times in microseconds
-(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run), `ratio_torch`,
-`ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is faster), `spread`,
-`tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`. Lines of before
-there was a tutorial peer lack its two fields.
+or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
+weight's, "int4/128"; `epilogue` where there is one), its times in
+microseconds (`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run),
+`ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is
+faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
+Lines of before there was a tutorial peer lack its two fields.
 
 A result of op "host" is the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
 `tritile_us, torch_us, ratio_torch` and `env`.
@@ -99,6 +99,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     """The line of a result file for one measured case; `env` as from `environment.environment`."""
     named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
     named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
+    named |= {"epilogue": case.epilogue} if case.epilogue else {}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     ours = measured.tritile_us
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
@@ -142,6 +143,7 @@ def case_of(line: Mapping[str, Any]) -> Case:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_CASE_FIELDS)}")
     found = {name: line.get(name) for name in _CASE_FIELDS[op]}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    fields["epilogue"] = line.get("epilogue", "")
     return Case(**fields)
 
 

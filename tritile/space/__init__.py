@@ -43,6 +43,8 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
     module = _module(problem.op, config.family)
     if module is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
+    if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
+        return f"fp16x3 needs compute capability 8.0, and {device.name} has not"
     reason: str | None = module.illegal(config, _core(problem), device)
     return reason
 

@@ -8,7 +8,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, MatmulProblem, epilogue_of
 from tritile.space.tile import accumulator_words, uses_tensor_cores
-from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
+from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = (
@@ -61,6 +61,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     for name, least in least_blocks(problem).items():
         if config[name] < least:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
+    if problem.block_scales and config["BLOCK_K"] > 128:
+        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     for name, extent in (
         ("BLOCK_K", config["BLOCK_K"]),
         ("BLOCK_M", config["BLOCK_M"]),
@@ -70,6 +72,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
             return f"{name} = {extent} is under 16 bytes of {problem.dtype}"
     if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
         return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
     if config["SPLIT_K"] > 1:
         if config["PERSISTENT"]:
             return "SPLIT_K and PERSISTENT exclude each other"

@@ -6,8 +6,8 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import FP8_DTYPES, Dense, MatmulProblem, PermuteProblem
-from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized
+from tritile.problem import FP8_DTYPES, Known, MatmulProblem, PermuteProblem
+from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
 NAME: Final = "tile"
 PARAMETERS: Final = {
@@ -33,7 +33,7 @@ def accumulator_bytes(problem: MatmulProblem) -> int:
     return 8 if problem.dtype == "float64" else 4
 
 
-def shared_bytes(config: Config, problem: Dense, device: Device) -> int:
+def shared_bytes(config: Config, problem: Known, device: Device) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
@@ -56,9 +56,12 @@ def warpgroup_mma(config: Config, problem: MatmulProblem, device: Device) -> boo
 
 
 def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """32-bit registers of each thread that hold the accumulator."""
+    """32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
-    return config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
+    # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
+    apart = problem.promoted or (problem.totals and device.nvidia == 90)
+    sums = 2 if problem.block_scales or apart else 1
+    return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 
 def loads_per_thread(config: Config, problem: MatmulProblem, device: Device) -> float:
@@ -76,6 +79,10 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
     if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
+    if problem.block_scales and config["BLOCK_K"] > 128:
+        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:
@@ -108,7 +115,7 @@ def held_words(config: Config, problem: PermuteProblem, device: Device) -> float
     return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
-def launch_fault(config: Config, problem: Dense, device: Device) -> str | None:
+def launch_fault(config: Config, problem: Known, device: Device) -> str | None:
     """What is wrong with a config's blocks, warps, stages or shared memory."""
     reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
     if reason is not None:
@@ -133,7 +140,7 @@ def moved_fault(config: Config, problem: PermuteProblem, device: Device, words: 
     return None
 
 
-def illegal(config: Config, problem: Dense, device: Device) -> str | None:
+def illegal(config: Config, problem: Known, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
     reason = launch_fault(config, problem, device)
     if reason is not None:
@@ -169,7 +176,7 @@ CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
 }
 
 
-def pointless(config: Config, problem: Dense, device: Device) -> bool:
+def pointless(config: Config, problem: Known, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True

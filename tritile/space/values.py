@@ -1,7 +1,8 @@
 """What configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.config import Config
-from tritile.problem import Dense, MatmulProblem
+from tritile.problem import Known, MatmulProblem
+from tritile.problem.parts import promoted_every
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
@@ -24,7 +25,12 @@ def least_blocks(problem: MatmulProblem) -> dict[str, int]:
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
 
 
-def order_fault(config: Config, problem: Dense) -> bool:
+def promotes_late(config: Config, problem: MatmulProblem) -> bool:
+    """Whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
+    return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
+
+
+def order_fault(config: Config, problem: Known) -> bool:
     """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
     if config["GROUP_M"] > 1 and not matters:

@@ -1,4 +1,4 @@
-"""The configs of the warp-specialised kernel: 16-bit products on Hopper."""
+"""The configs of the warp-specialised kernel: products of 16 and 8 bits on Hopper."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import ITEMSIZE, MatmulProblem
+from tritile.problem import ITEMSIZE, SCALE_K, MatmulProblem
 from tritile.space.descriptor import reachable, tiles
-from tritile.space.values import order_fault
+from tritile.space.values import order_fault, promotes_late
 
 NAME: Final = "warpgroups"
 PARAMETERS: Final = (
@@ -60,13 +60,22 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     """Why `config` may not run `problem` on `device`, or None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
-    if problem.dtype not in ("float16", "bfloat16"):
-        return f"{problem.dtype} is not of 16 bits"
+    if problem.itemsize > 2 or problem.dtype == "int8":  # of which Gluon's compiler knows no instruction
+        return f"{problem.dtype} is no floating type of 16 or 8 bits"
+    if problem.itemsize == 1 and (problem.a_layout, problem.b_layout) != ("row", "column"):
+        return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
+    if problem.totals and not problem.promoted and SCALE_K % config["BLOCK_K"]:
+        return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
     reason = _values_fault(config) or reachable(problem)
     if reason is not None:
         return reason
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
-    if words > REGISTERS[config["CONSUMERS"]] - 56:
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+    # A total takes as many again, but is only added to, and wants no room beside it.
+    if words > REGISTERS[config["CONSUMERS"]] - 56 or (
+        problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - 32
+    ):
         return f"{words} accumulator registers a thread, of {REGISTERS[config['CONSUMERS']]}"
     if tiles(config, problem) >= 2**31:
         return "more tiles than a launch counts"
@@ -88,7 +97,7 @@ def _configs() -> Iterator[Config]:
         ):
             continue
         for stages, group, persistent in itertools.product((3, 4, 5, 6, 8, 10), (1, 8, 16), (False, True)):
-            if (m + n) * k * stages > 2**17:
+            if (m + n) * k * stages > (2**18 if k == 128 else 2**17):
                 continue
             for subtiles in (1, 2) if n >= 128 else (1,):
                 kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": group}

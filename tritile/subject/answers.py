@@ -6,8 +6,11 @@ from typing import Any, Final
 
 import torch
 
+from tritile.epilogue import finished
 from tritile.errors import TuningError
 from tritile.measure.timing import Run
+from tritile.problem import REAL_DTYPE
+from tritile.problem.checks import THREE
 from tritile.subject.operands import matrix, poison, weight_rows
 from tritile.views import Call, MatmulCall, PermuteCall, QuantizedCall
 
@@ -20,17 +23,29 @@ def _sampled(rows: int) -> torch.Tensor:
     return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device="cuda").round().long()
 
 
+def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
+    """A dtype that holds a sum of elements: this one of real numbers."""
+    return real.to_complex() if out.is_complex() else real
+
+
 def matmul_error(call: MatmulCall) -> float:
-    """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN."""
-    batch = call.problem.batch
+    """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
+
+    What is fused is done to a b in float64.
+    """
+    batch, fused = call.problem.batch, call.fused
+    sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
-    if out.is_floating_point() and not bool(torch.isfinite(out.sum(dtype=torch.float32))):
+    if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
         return math.inf
+    wide = _wider(out, torch.float64)
     rows, worst, norm = _sampled(call.a.shape[0]), 0.0, 0.0
     for i in range(0, batch, max(1, batch // 8)):
-        wanted = a[i][rows].double() @ b[i].double()
-        worst += float((out[i][rows].double() - wanted).square().sum())
-        norm += float(wanted.square().sum())
+        sums = a[i][rows].to(wide) @ b[i].to(wide)
+        with_rows = [None if side is None else side[i][rows] for side in sides]
+        wanted = finished(sums, with_rows, fused.activation, fused.alpha, fused.beta)
+        worst += float((out[i][rows].to(wide) - wanted).abs().square().sum())
+        norm += float(wanted.abs().square().sum())
     return math.sqrt(worst / norm) if norm else float(worst > 0)
 
 
@@ -39,12 +54,17 @@ def allowed_error(call: MatmulCall) -> float:
 
     Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
     by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
-    bits of each input, cut and not rounded.
+    bits of each input, cut and not rounded. An activation leaves less than half of what it is given, and of
+    its error up to 1.13 times. A part of a complex number is a sum of 2 K products, or, by three real
+    products, made of sums that together are up to four times as large as it.
     """
-    k = call.a.shape[1]
-    summing = {"float64": 1e-16, "int8": 0.0}.get(call.dtype, 1e-7) * math.sqrt(k) * 4
-    inputs = 2e-3 if call.precision == "tf32" and call.dtype == "float32" else 0.0
-    return _ROUNDING[call.out_dtype] + summing + inputs
+    real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
+    dtype, out_dtype = real or call.dtype, real or call.out_dtype
+    k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
+    summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
+    inputs = 2e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
+    spared = 0.4 if call.fused.activation else 1.0
+    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared
 
 
 def start() -> None:

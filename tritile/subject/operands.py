@@ -64,9 +64,12 @@ def run_of(launch: Any) -> Run:
 
 
 def matrix(view: View, batch: int) -> torch.Tensor:
-    """The view as a (batch, rows, columns) tensor, for elements of up to 8 bytes."""
+    """The view as a (batch, rows, columns) tensor, complex where the call is."""
     strides = (*(view.batch_strides or (0,)), *view.strides)
-    return view.tensor.as_strided((batch, *view.shape), strides)
+    tensor = view.tensor
+    if view.itemsize > tensor.element_size():  # the parts of complex numbers
+        tensor = torch.view_as_complex(tensor.view(-1, 2))
+    return tensor.as_strided((batch, *view.shape), strides)
 
 
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
@@ -85,20 +88,25 @@ def _worthless(tensor: torch.Tensor) -> float | int:
 
 def poison(call: Call) -> None:
     """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    out = call.tensors[-1]
-    out.fill_(_worthless(out))
+    call.target.fill_(_worthless(call.target))
 
 
 class Guarded:
     """A call whose output lies between guards: memory that no kernel has to write."""
 
     def __init__(self, problem: Tiled) -> None:
-        wanted = len(posed(problem, lambda dtype, elements: None).tensors)
-        place = itertools.count(1)
+        asked: list[object] = []
+
+        def stand_in(dtype: str, elements: int) -> object:
+            asked.append(object())
+            return asked[-1]
+
+        target = asked.index(posed(problem, stand_in).target)
+        place = itertools.count()
         self._guards: list[torch.Tensor] = []
 
         def make(dtype: str, elements: int) -> torch.Tensor:
-            if next(place) < wanted:
+            if next(place) != target:
                 return random_elements(dtype, elements)
             memory = torch.empty(elements + 2 * _GUARD, dtype=getattr(torch, dtype), device="cuda")
             memory.fill_(_worthless(memory))

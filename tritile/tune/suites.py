@@ -1,7 +1,8 @@
 """Suites: the lists of problems, in TOML files, that are tuned for and measured.
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
-`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE) and sizes. Sizes of op "matmul" are
+`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
+writes them; left out: none) and sizes. Sizes of op "matmul" are
 one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
 `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
 the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
@@ -22,6 +23,7 @@ from tritile.errors import InvalidValueError
 from tritile.problem import (
     ACTIVATION_DTYPES,
     ITEMSIZE,
+    REAL_DTYPE,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
@@ -32,7 +34,7 @@ from tritile.problem import (
 OPS: Final = ("matmul", "permute", "linear_quantized")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
-    "bool": 1, "uint8": 1, "int16": 2, "int64": 8, "complex64": 8, "complex128": 16,
+    "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
 }  # fmt: skip
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
@@ -45,7 +47,7 @@ _SIZES_WANTED: Final = {
 }
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 _OTHER_KEYS: Final = {
-    "matmul": {"op", "dtypes", "layouts", "precisions"},
+    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
     "permute": {"op", "dtypes", "dims"},
     "linear_quantized": {"op", "dtypes", "weights"},
 }
@@ -78,9 +80,10 @@ class Case:
     precision: str = "ieee"
     shape: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
+    epilogue: str = ""
 
     def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue)
         self._check(all(isinstance(word, str) for word in words), "words as text")
         self._check(
             isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
@@ -92,7 +95,8 @@ class Case:
             self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
             self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
-            self._check(self.precision == "ieee" or self.dtype == "float32", "a precision for float32 only")
+            chooses = self.dtype == "float32" or self.dtype in REAL_DTYPE
+            self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
         elif self.op == "linear_quantized":
             self._check(
                 _WEIGHT.fullmatch(self.layout) is not None, 'a layout as "int4/128", or with " zeros"'
@@ -102,8 +106,8 @@ class Case:
             self._check(others == (1, "ieee", (), ()), "m, n and k only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
-            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
-            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
+            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee", ""), "shape and dims only")
             self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
             axes = list(range(len(self.shape)))
             self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
@@ -123,6 +127,8 @@ class Case:
     def _matmul(self) -> MatmulProblem:
         a_layout, b_layout = (_LAYOUT_OF[letter] for letter in self.layout)
         size, out_dtype = ITEMSIZE[self.dtype], _WIDER_OUT.get(self.dtype, self.dtype)
+        if self.epilogue and out_dtype == "int32":
+            out_dtype = "bfloat16"
         return MatmulProblem(
             batch=self.batch,
             m=self.m,
@@ -136,6 +142,7 @@ class Case:
             b_align=_matrix_alignment(size, b_layout, self.batch, self.k, self.n),
             out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
             precision=self.precision,
+            epilogue=self.epilogue,
         )
 
     def _linear_quantized(self) -> QuantizedProblem:
@@ -164,14 +171,20 @@ def _exchanged(count: int) -> tuple[int, ...]:
 
 
 def _sized_case(
-    sizes: Sequence[int], suite: str, op: str, dtype: str, layout: str = "NN", precision: str = "ieee"
+    sizes: Sequence[int],
+    suite: str,
+    op: str,
+    dtype: str,
+    layout: str = "NN",
+    precision: str = "ieee",
+    epilogue: str = "",
 ) -> Case:
     """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
         return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
     batch, m, n, k = (1, *sizes)[-4:]
-    return Case(suite, op, dtype, layout, batch, m, n, k, precision)
+    return Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -229,9 +242,10 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     if op == "permute":
         return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
+    epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
     layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
-    ways = itertools.product(dtypes, layouts, precisions, sizes)
-    return [_sized_case(row, suite, op, dtype, layout, how) for dtype, layout, how, row in ways]
+    ways = itertools.product(dtypes, layouts, precisions, epilogues, sizes)
+    return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
 
 
 def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:

@@ -1,9 +1,11 @@
-"""What is fused into the store of a product, as kernels take it."""
+"""What is fused into a product, as kernels take it."""
 
+import itertools
 from typing import Any
 
 import triton.language as tl
 
+from tritile.problem import BLOCK_SCALES
 from tritile.views import MatmulCall, QuantizedCall
 from tritile.work.values import Buffer
 
@@ -18,7 +20,7 @@ def extra(call: MatmulCall | QuantizedCall, rank: int, first: int = 3) -> tuple[
     if epilogue.constants is None:
         return None
     found: list[Any] = []
-    buffers = iter(range(first, len(call.tensors)))
+    buffers = itertools.count(first)
     for view in call.fused.views:
         if view is None:
             found += [None] * (3 + rank)
@@ -29,3 +31,19 @@ def extra(call: MatmulCall | QuantizedCall, rank: int, first: int = 3) -> tuple[
     if call.dtype == "float64" and epilogue.weighted:
         weights = [tl.constexpr(weight) for weight in weights]  # Triton passes a float as fp32
     return (*found, *weights)
+
+
+def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, int] | None]:
+    """Scales within the sum, as `kernels.matmul.block_scale` takes them, and by what they are shared."""
+    if call.scales is None:
+        return None, None
+    first = len(call.tensors) - 2
+    of_a, of_b = (Buffer(first), *call.scales.a_strides), (Buffer(first + 1), *call.scales.b_strides)
+    return (*of_a, *of_b), BLOCK_SCALES[call.scales.shared]
+
+
+def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
+    """The word that says whether there is anything to do, and which of its values do."""
+    if call.verdict is None:
+        return None, None
+    return Buffer(len(call.tensors) - 1), (call.verdict.least, call.verdict.end)

@@ -101,10 +101,10 @@ def inputs(call: MatmulCall, early: bool) -> Inputs:
     seen = [seen_of(call, call.a, 0), seen_of(call, call.b, 1)]
     copies: list[_Copy | None] = []
     scratch: list[Section] = []
-    ahead = len(call.tensors)
+    ahead, dtypes = len(call.tensors), (call.dtype, call.b_dtype or call.dtype)
     for i, view in enumerate((call.a, call.b)):
         copies.append(
-            None if readable(seen[i], view) else _copy(seen[i], view, call.dtype, ahead + len(scratch))
+            None if readable(seen[i], view) else _copy(seen[i], view, dtypes[i], ahead + len(scratch))
         )
         copy = copies[-1]
         if copy is not None:

@@ -7,7 +7,8 @@ from typing import Any, Final
 from tritile.config import Config
 from tritile.kernels.matmul import matmul_tile
 from tritile.views import MatmulCall, View
-from tritile.work.fused import extra
+from tritile.work.fused import block_scales, extra, verdict
+from tritile.work.sums import in_parts, input_precision
 from tritile.work.values import Buffer, Step, Work
 
 _MAX_GRID_AXIS: Final = 65535
@@ -42,6 +43,8 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
     exact = call.dtype == "float32" and call.precision == "ieee"
     return {
         "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2),
@@ -51,11 +54,13 @@ def _args(call: MatmulCall) -> dict[str, Any]:
         "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(batch_shape), "batch_shape": batch_shape,
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
+        "scales": scales, "SCALE_BLOCKS": shared,
         "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
         "WIDE": max(a.span, b.span, out.span, m, n, k, prod(batch_shape)) >= WIDE_FROM,
-        "PRECISION": call.precision, "COMPENSATED": exact,
+        "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
+        "verdict_ptr": word, "VERDICTS": verdicts,
     }  # fmt: skip
 
 

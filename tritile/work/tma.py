@@ -14,8 +14,9 @@ from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.space import warpgroups
 from tritile.views import MatmulCall
-from tritile.work.fused import extra
+from tritile.work.fused import block_scales, extra, verdict
 from tritile.work.operands import Seen, batch_of, described, inputs, readable
+from tritile.work.sums import in_parts, input_precision, promoted_turns
 from tritile.work.values import Buffer, Section, Step, Work
 
 _MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
@@ -88,13 +89,16 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
     grid, flat = _grid(call, config, split, processors)
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
     args = (
         read.a.descriptor(block_m, block_k),
         read.b.descriptor(block_k, block_n),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
-        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, extra(call, 2),
-        not read.a.transposed, not read.b.transposed, by_descriptor, call.precision, early,
-        _POLLS if tiles * split <= processors else 0, flat, batch > 1, call.fused.epilogue.constants,
+        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
+        not read.a.transposed, not read.b.transposed, by_descriptor, input_precision(call), early,
+        _POLLS if tiles * split <= processors else 0, flat, batch > 1,
+        in_parts(call), verdicts, shared, call.fused.epilogue.constants,
         block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
     )  # fmt: skip
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
@@ -102,13 +106,13 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
 
 
-def _gluon_dtype(name: str) -> Any:
-    return getattr(gl, name)
+_GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
 
 
 def _swizzled(dtype: str) -> Any:
     """The layout in shared memory of a block of this dtype."""
-    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), _gluon_dtype(dtype))
+    kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
+    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
 
 
 def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
@@ -122,16 +126,18 @@ def warpgroups_work(call: MatmulCall, config: Config, processors: int, early: bo
     grid, flat = _grid(call, config, 1, processors)
     inward, outward = _swizzled(call.dtype), _swizzled(call.out_dtype)
     by = out.by_descriptor
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
     args = (
         read.a.descriptor(rows, block_k, inward),
         read.b.descriptor(block_k, main, inward),
         read.b.descriptor(block_k, rest, inward) if rest else None,
         out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
         out.seen.descriptor(rows, rest, outward) if by and rest else None,
-        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
+        Buffer(2), m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
         not read.a.transposed, not read.b.transposed, by, early,
         main, warpgroups.REGISTERS[consumers], config.num_stages, flat, batch > 1,
-        call.fused.epilogue.constants,
+        shared, call.fused.epilogue.constants, promoted_turns(call, config), in_parts(call), verdicts,
         block_m, block_n, block_k, config["GROUP_M"], consumers, config["PERSISTENT"], config["SUBTILES"],
     )  # fmt: skip
     step = Step(matmul_warpgroups, grid, args, {"num_warps": config.num_warps, "launch_pdl": early})

@@ -6,23 +6,15 @@ product in the midst, the core, as they make any other; `MatmulProblem.core` tel
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from tritile.views import MatmulCall, Placed
-from tritile.work.values import Buffer, Descriptor, Section, Step, Work
+from tritile.problem import REAL_DTYPE
+from tritile.views import MatmulCall
+from tritile.work.lower import complexes, fp16x3
+from tritile.work.lower.values import Lowered
+from tritile.work.values import Buffer, Descriptor, Work
 
-
-class Lowered(NamedTuple):
-    """What a product becomes: launches before the core, the core, launches after it.
-
-    Steps name buffers by number: those of the call's tensors, in their order, and then those of `scratch`.
-    Views of the core have as their tensor what the call's have, or a `Placed` that names a buffer.
-    """
-
-    before: tuple[Step, ...]
-    core: MatmulCall
-    after: tuple[Step, ...] = ()
-    scratch: tuple[Section, ...] = ()
+__all__ = ["Lowered", "joined", "lowered"]
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
@@ -30,6 +22,10 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """
+    if call.dtype in REAL_DTYPE:
+        return complexes.lowered(call, early)
+    if call.problem.in_parts:
+        return Lowered(*fp16x3.steps_of(call, early))
     return None
 
 
@@ -44,10 +40,9 @@ def _renumbered(value: Any, numbers: Callable[[int], int]) -> Any:
 def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
     """All launches of a call: the work of its core between those before and after it."""
     tensors = call.tensors
-    places = [
-        tensor.buffer if isinstance(tensor, Placed) else next(i for i, t in enumerate(tensors) if t is tensor)
-        for tensor in parts.core.tensors
-    ]
+    # The call may itself be the core of another: what its tensors name are buffers of that one.
+    given = {id(tensor): index for index, tensor in enumerate(tensors)}
+    places = [given.get(id(tensor), getattr(tensor, "buffer", -1)) for tensor in parts.core.tensors]
     beyond = len(tensors) + len(parts.scratch) - len(places)
 
     def number(buffer: int) -> int:

@@ -1,0 +1,267 @@
+"""tritile.matmul of complex tensors on a GPU, against float64: forms, layouts, precisions, graphs, tuning."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.complexes import assert_complex, numbers, parts
+from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty
+from tritile import device as devices
+from tritile import launch, model
+from tritile.ops import matmul as matmul_op
+from tritile.ops import run
+from tritile.ops.described import described
+from tritile.problem import PRECISIONS_OF, MatmulProblem
+from tritile.problem.complexes import form_of
+from tritile.subject import answers, operands
+
+pytestmark = pytest.mark.gpu
+DTYPES = (torch.complex64, torch.complex128)
+CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
+# Sizes (M, N, K) and layouts of a and b with which each form moves least.
+FORMS = {
+    "embedded": ((320, 96, 192), "row", "row"),
+    "embedded, odd": ((331, 97, 61), "offset", "sliced"),
+    "embedded, columns": ((331, 97, 61), "column", "column_sliced"),
+    "embedded, gaps": ((331, 97, 61), "strided", "sparse"),
+    "pairs": ((16, 512, 256), "row", "row"),
+    "pairs, odd": ((17, 509, 131), "column", "offset"),
+    "pairs, gaps": ((17, 509, 131), "sparse", "strided"),
+    "planes": ((16, 512, 256), "row", "column"),
+    "planes, odd": ((17, 509, 131), "column", "column_sliced"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    """Workspaces and outputs begin as NaN; no launch prepared by another test; torch in full fp32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    poison_empty(monkeypatch)
+    tritile.forget()
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def gpu(shape, dtype=torch.complex64, seed=0):
+    return numbers(tuple(shape), dtype, seed, "cuda")
+
+
+def posed(form, dtype=torch.complex64, batch=()):
+    (m, n, k), a_layout, b_layout = FORMS[form]
+    a, b = gpu((*batch, m, k), dtype), gpu((*batch, k, n), dtype, 1)
+    return placed(a, a_layout), placed(b, b_layout)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_forms(form, dtype, precision):
+    a, b = posed(form, dtype)
+    problem = tritile.plan(tritile.matmul, a, b, precision=precision).problem
+    wanted = "three" if precision.endswith("-3m") else form.partition(",")[0]
+    assert form_of(problem) == wanted
+    for x, y in ((a, b), (a.conj(), b), (a, b.conj()), (a.conj(), b.conj()), (a, b)):
+        assert_complex(tritile.matmul(x, y, precision=precision), x, y, precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3-3m"])
+@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
+def test_layouts(a_layout, b_layout, precision):
+    for n in (33, 300):
+        a, b = placed(gpu((65, 67)), a_layout), placed(gpu((67, n), seed=1), b_layout)
+        assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+SIZES = [(1, 1, 1), (2, 3, 5), (257, 263, 269), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1)]
+SIZES += [(64, 64, 10007), (512, 512, 512), (129, 257, 65)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_sizes(dtype, precision, size):
+    m, n, k = size
+    a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
+    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
+def test_zero_sizes(m, n, k):
+    a, b = gpu((m, k)), gpu((k, n), seed=1)
+    got = tritile.matmul(a, b)
+    assert k > 0 or torch.equal(got, torch.zeros_like(got))
+    assert_complex(got, a, b)
+
+
+SHAPES = [
+    ((300,), (300,)),
+    ((300,), (300, 70)),
+    ((70, 300), (300,)),
+    ((3, 70, 300), (300, 50)),
+    ((70, 300), (3, 300, 50)),
+    ((5, 1, 33, 65), (4, 65, 17)),
+    ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 121)),
+    ((2, 3, 4, 33), (33,)),
+]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
+@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
+def test_shapes_and_broadcast_batches(a_shape, b_shape, precision):
+    a, b = gpu(a_shape), gpu(b_shape, seed=1)
+    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+    if min(a.ndim, b.ndim) > 1:
+        b = placed(b.mT, "row").mH
+        assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["embedded", "pairs", "planes"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32-3m"])
+def test_out_is_filled_and_nothing_around_it(layout, form, precision):
+    a, b = posed(form, batch=(2,))
+    buffer, out = frame((2, a.shape[-2], b.shape[-1]), torch.complex64, layout, "cuda")
+    for _ in range(2):  # prepared, and met again
+        assert tritile.matmul(a, b, out=out, precision=precision) is out
+    assert_complex(out, a, b, precision)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32", "tf32-3m"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_family_makes_the_core_of_every_form(form, precision):
+    a, b = posed(form)
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
+    call = described(a, b, out, precision)
+    device = devices.current_gpu()
+    for config in model.screened(call.problem, device, 8):
+        out.fill_(complex(math.nan, math.nan))
+        launch.prepare(call, config)(*call.tensors)
+        assert_complex(out, a, b, precision)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", ["real", "imag"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_nan_and_inf_spread_as_in_four_real_products(form, part, value, precision):
+    a, b = posed(form)
+    getattr(a, part)[3, 50] = value
+    getattr(b, part)[50, 5] = 0.0  # inf * 0 is NaN
+    (a_re, a_im), (b_re, b_im) = parts(a), parts(b)
+    expected = a_re @ b_re - a_im @ b_im, a_re @ b_im + a_im @ b_re
+    for mine, other in zip(parts(tritile.matmul(a, b, precision=precision)), expected, strict=True):
+        assert torch.equal(mine.isnan(), other.isnan())
+        assert torch.equal(mine.isinf(), other.isinf())
+        assert torch.equal(mine[mine.isinf()], other[other.isinf()])
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32-3m"])
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_repeat_bit_for_bit_and_the_second_call_prepares_nothing(monkeypatch, form, precision):
+    a, b = posed(form)
+    first = tritile.matmul(a, b, precision=precision)
+    conjugated = tritile.matmul(a.conj(), b, precision=precision)
+    monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(matmul_op, "prepared", lambda call: pytest.fail("prepared again"))
+    for _ in range(20):
+        assert torch.equal(bytes_of(tritile.matmul(a, b, precision=precision)), bytes_of(first))
+        again = tritile.matmul(a.conj(), b, precision=precision)
+        assert torch.equal(bytes_of(again), bytes_of(conjugated))
+
+
+def test_one_tensor_as_both_operands_and_then_two():
+    a, b = gpu((64, 64)), gpu((64, 64), seed=1)
+    assert_complex(tritile.matmul(a, a), a, a)
+    assert_complex(tritile.matmul(a, b), a, b)  # the same launch, other memory
+    assert_complex(tritile.matmul(a, a.mH), a, a.mH)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32-3m"])
+@pytest.mark.parametrize("form", ["embedded", "pairs, odd", "planes"])
+def test_calls_that_follow_each_other_at_once(form, precision):
+    """Launches that start early, and workspaces given from one call to the next: none may be overtaken."""
+    pairs = [tuple(x + i for x in posed(form)) for i in range(4)]
+    wanted = [tritile.matmul(a, b, precision=precision) for a, b in pairs]
+    torch.cuda.synchronize()
+    for _ in range(25):
+        got = [tritile.matmul(a, b, precision=precision) for a, b in pairs]
+        for one, other in zip(got, wanted, strict=True):
+            assert torch.equal(bytes_of(one), bytes_of(other))
+
+
+@pytest.mark.parametrize("form", ["embedded, columns", "pairs", "planes, odd"])
+@pytest.mark.parametrize("precision", ["tf32", "ieee-3m"])
+def test_in_a_graph(form, precision):
+    a, b = posed(form)
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
+    tritile.matmul(a, b, out=out, precision=precision)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tritile.matmul(a, b, out=out, precision=precision)
+    for seed in (5, 6):
+        a.copy_(gpu(a.shape, seed=seed))
+        out.fill_(complex(math.nan, math.nan))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_complex(out, a, b, precision)
+
+
+def test_on_another_stream():
+    a, b = posed("pairs")
+    wanted = tritile.matmul(a, b)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        got = tritile.matmul(a, b)
+    stream.synchronize()
+    assert torch.equal(bytes_of(got), bytes_of(wanted))
+
+
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_the_tuner_checks_answers_of_complex_problems(dtype, precision):
+    device = devices.current_gpu()
+    for fields in ({}, {"b_layout": "column", "m": 17}, {"batch": 2, "a_align": 16, "out_layout": "strided"}):
+        sizes = {"batch": 1, "m": 130, "n": 260, "k": 132} | fields
+        problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
+        config = model.pick(problem, device)
+        guarded = operands.Guarded(problem)
+        prepared = launch.prepare(guarded.call, config)
+        answers.check(operands.run_of(prepared), guarded.call)
+        guarded.check()
+        guarded.call.out.tensor.view(-1)[0] += 1e3  # and a wrong one is told
+        with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
+            answers.answer_error(guarded.call)
+
+
+def test_three_products_lose_what_their_bound_says():
+    a, b = gpu((64, 300)), gpu((300, 96), seed=1)
+    a, b = torch.complex(a.real, a.imag * 1e-6), torch.complex(b.real, b.imag * 1e-6)
+    wanted = a.to(torch.complex128) @ b.to(torch.complex128)
+
+    def error(precision):
+        got = tritile.matmul(a, b, precision=precision)
+        return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
+
+    assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
+
+
+def test_an_operand_beyond_2_to_31_real_numbers():
+    rows = 2**30 // 16 + 77
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    a = torch.randint(-4, 5, (rows, 32), dtype=torch.int8, device="cuda")
+    a = torch.complex(a[:, :16].float(), a[:, 16:].float())
+    b = torch.complex(*(torch.randint(-4, 5, (16, 16), device="cuda").float() for _ in range(2)))
+    column = a.mT.contiguous().mT  # laid out: its copy is as large
+    assert a.numel() * 2 > 2**31
+    for operand, precision in ((a, "ieee"), (column, "ieee"), (a, "ieee-3m")):
+        got = tritile.matmul(operand, b, precision=precision)
+        for rows in (slice(0, 1000), slice(-1000, None), slice(2**31 // 32 - 500, 2**31 // 32 + 500)):
+            assert torch.equal(
+                got[rows].to(torch.complex128), a[rows].to(torch.complex128) @ b.to(torch.complex128)
+            )
+        del got

@@ -1,0 +1,280 @@
+"""tritile.matmul of complex host tensors: every form, layout and shape, through Triton's interpreter."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tritile
+from tests.complexes import assert_complex, numbers, parts
+from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty, poisoned
+from tritile import launch
+from tritile.device import TARGETS
+from tritile.ops import matmul as matmul_op
+from tritile.problem import COMPLEX_PRECISIONS
+from tritile.problem.complexes import form_of
+from tritile.space import illegal
+from tritile.work import tile
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
+]
+DTYPES = (torch.complex64, torch.complex128)
+CASES = [(dtype, precision) for dtype in DTYPES for precision in COMPLEX_PRECISIONS[name(dtype)]]
+# Sizes (M, N, K) and layouts of a and b with which each form moves least.
+FORMS = {
+    "embedded": ((35, 10, 21), "row", "row"),
+    "embedded, columns": ((35, 10, 21), "column", "column"),
+    "embedded, gaps": ((35, 10, 21), "strided", "sparse"),
+    "pairs": ((3, 35, 18), "row", "row"),
+    "pairs, gaps": ((3, 35, 18), "sparse", "strided"),
+    "pairs, columns": ((3, 35, 18), "column", "sliced"),
+    "planes": ((3, 35, 18), "row", "column"),
+    "planes, columns": ((3, 35, 18), "column", "column_sliced"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Outputs and workspaces of real numbers begin as NaN; counters at zero."""
+    poison_empty(monkeypatch)
+    original = torch.zeros
+
+    def zeros(*args, **kwargs):
+        made = original(*args, **kwargs)
+        return made.fill_(math.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(launch.torch, "zeros", zeros)
+
+
+def operands(form, dtype=torch.complex64):
+    (m, n, k), a_layout, b_layout = FORMS[form]
+    return placed(numbers((m, k), dtype), a_layout), placed(numbers((k, n), dtype, 1), b_layout)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_forms(form, dtype, precision):
+    a, b = operands(form, dtype)
+    problem = tritile.plan(tritile.matmul, a, b, precision=precision).problem
+    wanted = "three" if precision.endswith("-3m") else form.partition(",")[0]
+    assert form_of(problem) == wanted
+    got = tritile.matmul(a, b, precision=precision)
+    assert got.is_contiguous()
+    assert not got.is_conj()
+    assert_complex(got, a, b, precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True)])
+def test_conjugated_operands_are_never_copied(monkeypatch, form, first, second, precision):
+    a, b = operands(form)
+    a, b = a.conj() if first else a, b.conj() if second else b
+    monkeypatch.setattr(torch.Tensor, "resolve_conj", lambda x: pytest.fail("copied"))
+    got = tritile.matmul(a, b, precision=precision)
+    monkeypatch.undo()
+    assert_complex(got, a, b, precision)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lazily_negated_operands(form):
+    a, b = operands(form)
+    for x, y in ((torch._neg_view(a), b), (a, torch._neg_view(b)), (torch._neg_view(a.conj()), b.conj())):
+        assert x.is_neg() or y.is_neg()
+        assert_complex(tritile.matmul(x, y), x, y)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (64, 32, 48), (7, 1, 100), (1, 100, 9), (33, 65, 1)], ids=str)
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_sizes(dtype, precision, size):
+    m, n, k = size
+    a, b = numbers((m, k), dtype), numbers((k, n), dtype, 1)
+    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 17), repeat=3)))
+def test_zero_one_and_odd_sizes(m, n, k, precision):
+    a, b = numbers((m, k), torch.complex64), numbers((k, n), torch.complex64, 1)
+    got = tritile.matmul(a, b, precision=precision)
+    if k == 0:
+        assert torch.equal(got, torch.zeros(m, n, dtype=torch.complex64))
+    assert_complex(got, a, b, precision)
+
+
+SHAPES = [
+    ((5,), (5,)),
+    ((5,), (5, 7)),
+    ((3, 5), (5,)),
+    ((2, 3, 5), (5,)),
+    ((5,), (2, 5, 7)),
+    ((2, 3, 5), (5, 7)),
+    ((3, 5), (2, 5, 7)),
+    ((2, 3, 5), (2, 5, 7)),
+    ((2, 1, 3, 5), (4, 5, 7)),
+    ((3, 1, 2, 1, 1, 5), (4, 1, 3, 5, 2)),
+    ((0, 3, 5), (5, 7)),
+    ((2, 3, 0), (0, 7)),
+    ((2, 3, 5), (2, 5, 40)),
+    ((3, 1, 2, 5), (1, 4, 5, 40)),
+]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
+def test_shapes(a_shape, b_shape, precision):
+    a, b = numbers(a_shape, torch.complex64), numbers(b_shape, torch.complex64, 1)
+    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+    if a.ndim > 1 and b.ndim > 1:
+        a, b = placed(a.mT, "row").mT, placed(b.mT, "row").mT
+        assert_complex(tritile.matmul(a, b.conj(), precision=precision), a, b.conj(), precision)
+
+
+# Every layout but "row" has NaN between or just outside the values.
+@pytest.mark.parametrize("n", [9, 40])
+@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
+def test_layouts(a_layout, b_layout, n):
+    a, b = numbers((11, 13), torch.complex64), numbers((13, n), torch.complex64, 1)
+    a, b = placed(a, a_layout), placed(b, b_layout)
+    assert_complex(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["embedded", "pairs", "planes"])
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+def test_out_is_filled_and_nothing_around_it(layout, form, precision):
+    a, b = operands(form)
+    a = torch.stack([a, a.conj()])
+    buffer, out = frame((2, a.shape[-2], b.shape[-1]), torch.complex64, layout)
+    assert tritile.matmul(a, b, out=out, precision=precision) is out
+    assert_complex(out, a, b, precision)
+    assert guard_intact(buffer, out)
+
+
+def test_out_gives_the_bits_of_a_fresh_result():
+    a, b = operands("embedded")
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
+    assert torch.equal(bytes_of(tritile.matmul(a, b, out=out)), bytes_of(tritile.matmul(a, b)))
+
+
+def test_expanded_and_overlapping_operands():
+    b = numbers((9, 4), torch.complex64, 1)
+    for shape in ((1, 9), (6, 1), (1, 1)):
+        a = numbers(shape, torch.complex64).expand(6, 9)
+        for precision in ("ieee", "ieee-3m"):
+            assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+            assert_complex(tritile.matmul(b.mT, a.mT, precision=precision), b.mT, a.mT, precision)
+    windows = numbers((40,), torch.complex64).unfold(0, 9, 1)  # each row begins one element after the last
+    assert_complex(tritile.matmul(windows, b), windows, b)
+
+
+def test_both_operands_one_tensor():
+    a = numbers((23, 23), torch.complex64)
+    for other in (a, a.mT, a.mH, a.conj()):
+        assert_complex(tritile.matmul(a, other), a, other)
+
+
+def test_the_default_precision_follows_torch():
+    a, b = operands("embedded")
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for setting in ("tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = setting
+            assert tritile.plan(tritile.matmul, a, b).problem.precision == setting
+            wide = tritile.plan(tritile.matmul, a.to(torch.complex128), b.to(torch.complex128))
+            assert wide.problem.precision == "ieee"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", ["real", "imag"])
+@pytest.mark.parametrize("form", FORMS)
+def test_nan_and_inf_spread_as_in_four_real_products(form, part, value):
+    a, b = operands(form)
+    getattr(a, part)[1, 5] = value
+    getattr(b, part)[5, 2] = 0.0  # inf * 0 is NaN
+    (a_re, a_im), (b_re, b_im) = parts(a), parts(b)
+    expected = a_re @ b_re - a_im @ b_im, a_re @ b_im + a_im @ b_re
+    for mine, other in zip(parts(tritile.matmul(a, b)), expected, strict=True):
+        assert torch.equal(mine.isnan(), other.isnan())
+        assert torch.equal(mine.isinf(), other.isinf())
+        assert torch.equal(mine[mine.isinf()], other[other.isinf()])
+
+
+BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 8}
+CONFIGS = {
+    "tile": tritile.Config.of(4, 2, "tile", **BLOCKS),
+    "persistent": tritile.Config.of(4, 3, "descriptor", **BLOCKS, PERSISTENT=True, SPLIT_K=1, SUBTILES=1),
+    "split": tritile.Config.of(4, 3, "descriptor", **BLOCKS, PERSISTENT=False, SPLIT_K=2, SUBTILES=1),
+}
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("precision", ["tf32", "tf32-3m"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_family_makes_the_core(kind, form, precision, batch):
+    (m, n, k), a_layout, b_layout = FORMS[form]
+    a = placed(numbers((*batch, m, 2 * k), torch.complex64), a_layout)
+    b = placed(numbers((*batch, 2 * k, n), torch.complex64, 1), b_layout)
+    out = poisoned((*batch, m, n), torch.complex64)
+    call = matmul_op.described(a, b.conj(), out, precision)
+    assert form_of(call.problem) == ("three" if precision != "tf32" else form.partition(",")[0])
+    assert illegal(CONFIGS[kind], call.problem, TARGETS["sm_90"]) is None
+    launch.run_interpreted(call, CONFIGS[kind])
+    assert_complex(out, a, b.conj(), precision, tensor_cores=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+def test_paths_of_64_bits(monkeypatch, form, precision):
+    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    a, b = operands(form)
+    a, b = torch.stack([a, a.conj()]), torch.stack([b, -b])
+    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+def test_three_products_err_where_parts_cancel():
+    """What its bound says: an imaginary part far below the others is lost, which four products keep."""
+    a, b = numbers((5, 30), torch.complex64), numbers((30, 6), torch.complex64, 1)
+    a, b = torch.complex(a.real, a.imag * 1e-6), torch.complex(b.real, b.imag * 1e-6)
+    wanted = a.to(torch.complex128) @ b.to(torch.complex128)
+
+    def error(precision):
+        got = tritile.matmul(a, b, precision=precision)
+        return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
+
+    assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
+
+
+@st.composite
+def products(draw):
+    size = st.integers(0, 30)
+    m, n, k = draw(size), draw(size), draw(size)
+    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    a_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
+    b_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
+    b_batch = b_batch[draw(st.integers(0, len(batch))) :]
+    case = draw(st.sampled_from(CASES))
+    layouts = draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 3))
+    return (*a_batch, m, k), (*b_batch, k, n), case, layouts, draw(st.tuples(st.booleans(), st.booleans()))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(products(), st.integers(0, 2**16))
+def test_any_product(product, seed):
+    a_shape, b_shape, (dtype, precision), (a_layout, b_layout, out_layout), conjugated = product
+    a = placed(numbers(a_shape, dtype, seed), a_layout)
+    b = placed(numbers(b_shape, dtype, seed + 1), b_layout)
+    a, b = (x.conj() if conj else x for x, conj in zip((a, b), conjugated, strict=True))
+    buffer, out = frame(tuple(torch.matmul(a, b).shape), dtype, out_layout)
+    tritile.matmul(a, b, out=out, precision=precision)
+    assert_complex(out, a, b, precision)
+    assert guard_intact(buffer, out)

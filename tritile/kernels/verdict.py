@@ -1,0 +1,29 @@
+"""The verdict on a call's data: an int32 word that tells which of a call's kernels is to make the product."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Its bits. A and B have one each for sparse rows, as one dense operand makes up for the other.
+A_SPARSE = tl.constexpr(1)
+B_SPARSE = tl.constexpr(2)
+LOSSY = tl.constexpr(4)  # the split of some elements loses more than their last bit
+UNFIT = tl.constexpr(7)  # all of these, from which on the product of parts is not good enough
+EXTREME = tl.constexpr(8)  # for plain fp32: infinities, NaN, numbers near the ends of fp32
+END = tl.constexpr(16)
+
+
+@triton.jit
+def reset(verdict_ptr, WAIT: tl.constexpr):
+    """Let the verdict be good to begin with: one program."""
+    if WAIT:
+        gdc_wait()
+        gdc_launch_dependents()
+    tl.store(verdict_ptr, 0)
+
+
+@triton.jit
+def wanted(verdict_ptr, VERDICTS: tl.constexpr):
+    """Whether the verdict is from the first of VERDICTS on and below the second."""
+    verdict = tl.load(verdict_ptr)
+    return (verdict >= VERDICTS[0]) & (verdict < VERDICTS[1])

@@ -1,0 +1,113 @@
+"""`tritile.scaled_matmul`: products of fp8 and int8 with scales, as quantised models have them."""
+
+from typing import Any, Final
+
+import torch
+
+from tritile.errors import DtypeError, ShapeError
+from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
+from tritile.ops.described import Extras
+from tritile.ops.fused import check_activation, fused_product
+from tritile.problem import FP8_DTYPES
+
+_BLOCK: Final = 128
+_QUANTISED: Final = (*FP8_DTYPES, "int8")
+
+
+def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
+    for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
+        check_tensor("scaled_matmul", name, tensor)
+        check_same_device("scaled_matmul", a, name, tensor)
+    for name, tensor in (("a", a), ("b", b)):
+        if name_of(tensor.dtype) not in _QUANTISED:
+            wanted = ", ".join(_QUANTISED)
+            raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted one of {wanted}")
+        if tensor.ndim != 2:
+            raise ShapeError(f"scaled_matmul: {name} is {tuple(tensor.shape)}: wanted 2 dimensions")
+    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if tensor.dtype != torch.float32:
+            raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted float32")
+
+
+def _blocks(size: int, shared: int) -> int:
+    return -(-size // shared)
+
+
+def _shared(scale: torch.Tensor, rows: int, k: int) -> int | None:
+    """How many rows share a scale of (blocks of rows, blocks of K), None where it has no such shape."""
+    for shared in (1, _BLOCK):
+        if tuple(scale.shape) == (_blocks(rows, shared), _blocks(k, _BLOCK)):
+            return shared
+    return None
+
+
+def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Extras:
+    """The scales by their shapes. Raises ShapeError where these fit no way of scaling."""
+    (m, k), n = a.shape, b.shape[1]
+    plain_a = scale_a.numel() == 1 or tuple(scale_a.shape) == (m, 1)
+    plain_b = scale_b.numel() == 1 or tuple(scale_b.shape) == (1, n)
+    if plain_a and plain_b:
+        one_a, one_b = (scale.reshape(()) if scale.numel() == 1 else scale for scale in (scale_a, scale_b))
+        return Extras(one_a, one_b)
+    of_a, of_b = _shared(scale_a, m, k), _shared(scale_b.t() if scale_b.ndim == 2 else scale_b, n, k)
+    if of_a is None or of_b is None or name_of(a.dtype) not in FP8_DTYPES:
+        wanted_a = f"one element, ({m}, 1)"
+        wanted_b = f"one element, (1, {n})"
+        if name_of(a.dtype) in FP8_DTYPES:
+            blocks = _blocks(k, _BLOCK)
+            wanted_a += f", or ({m} or {_blocks(m, _BLOCK)}, {blocks})"
+            wanted_b += f", or ({blocks}, {n} or {_blocks(n, _BLOCK)})"
+        raise ShapeError(
+            f"scaled_matmul: scale_a is {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: wanted "
+            f"{wanted_a}, and {wanted_b}; for each {_BLOCK} of K either both or neither"
+        )
+    return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
+
+
+def scaled_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """activation((a * scale_a) @ (b * scale_b) + bias) + residual, with the meaning of `torch._scaled_mm`.
+
+    Args:
+        a: (M, K), float8_e4m3fn, float8_e5m2 or int8.
+        b: (K, N), either fp8 type where a is one, int8 where a is. Any strides; fastest are rows of a and
+            columns of b that are contiguous and start on 16 bytes.
+        scale_a: float32. One element; (M, 1), one for each row; or, for fp8, one for each 128 of K:
+            (M, ceil(K / 128)) or (ceil(M / 128), ceil(K / 128)).
+        scale_b: float32. One element; (1, N); or (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)),
+            where scale_a has one for each 128 of K too.
+        out_dtype: bfloat16 (the default), float16 or float32.
+        bias: as `tritile.linear` takes it.
+        activation: likewise.
+        residual: likewise.
+        out: likewise.
+        use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits of them.
+            Otherwise, and always where each 128 of K has its scale, they are moved to fp32 as it goes.
+
+    int8 sums are exact in int32, and scaled in float32: a sum beyond int32 is not defined.
+
+    Raises as `tritile.matmul` does, before any launch.
+    """
+    _check_operands(a, b, scale_a, scale_b)
+    if a.shape[1] != b.shape[0]:
+        raise ShapeError(
+            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
+            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
+        )
+    extras = _extras(a, b, scale_a, scale_b)
+    extras = extras._replace(
+        bias=bias, residual=residual, activation=check_activation("scaled_matmul", activation)
+    )
+    fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
+    return fused_product("scaled_matmul", a, b, extras, out, out_dtype, "fast" if fast else None)

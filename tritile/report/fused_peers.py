@@ -1,0 +1,74 @@
+"""What a torch user calls for a product and what follows it: the peer of fused epilogues."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tritile.epilogue import activated
+from tritile.problem import FP8_DTYPES
+from tritile.subject import operands
+from tritile.views import MatmulCall
+
+
+def sides(call: MatmulCall) -> list[torch.Tensor]:
+    """The epilogue's tensors, as a user has them: in no more dimensions than they differ by."""
+    found = []
+    for view in call.fused.views:
+        if view is not None:
+            tensor = operands.matrix(view, call.problem.batch)
+            wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
+            rows, columns = (slice(None) if step else slice(1) for step in view.strides)
+            wide = wide[..., rows, columns]
+            found.append(wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide)
+    return found
+
+
+def _in_place(out: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation in ("gelu", "gelu_tanh"):
+        how = "tanh" if activation == "gelu_tanh" else "none"
+        return torch.ops.aten.gelu.out(out, approximate=how, out=out)
+    if activation:
+        (torch.relu_ if activation == "relu" else torch.ops.aten.silu_)(out)
+    return out
+
+
+def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """The product, scaled, with what is added and its activation; all in place where `out` is given."""
+    fused, kind = call.fused, getattr(torch, call.out_dtype)
+    names = [view is not None for view in fused.views]
+
+    one = torch.ones((), device=call.a.tensor.device)
+
+    def scaled(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor], **out: Any) -> torch.Tensor:
+        if call.dtype in FP8_DTYPES:
+            scale_a, scale_b = scales if len(scales) == 2 else (one, one)
+            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+        if call.dtype == "int8":
+            sums = torch._int_mm(a, b).float()
+            for scale in scales:
+                sums.mul_(scale)
+            return out["out"].copy_(sums) if out else sums.to(kind)
+        sums = torch.matmul(a, b, **out)
+        for scale in scales:
+            sums = torch.mul(sums, scale, **out)
+        return sums
+
+    def run(a: torch.Tensor, b: torch.Tensor, *given: torch.Tensor, **out: Any) -> torch.Tensor:
+        tensors = iter(given)
+        scale_a, scale_b, bias, residual = (next(tensors) if there else None for there in names)
+        scales = [scale for scale in (scale_a, scale_b) if scale is not None]
+        if bias is not None and not scales and call.dtype not in (*FP8_DTYPES, "int8"):
+            add = torch.addmm if a.ndim == 2 else torch.baddbmm
+            made = add(bias, a, b, beta=fused.beta, alpha=fused.alpha, **out)
+        else:
+            made = scaled(a, b, scales, **out)
+            made = made if fused.alpha == 1 else made * fused.alpha
+            made = made if bias is None else torch.add(made, bias, alpha=fused.beta, **out)
+        if out:
+            made = _in_place(made, fused.activation)
+            return made if residual is None else made.add_(residual)
+        made = activated(made, fused.activation)
+        return made if residual is None else made + residual
+
+    return run
