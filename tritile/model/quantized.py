@@ -27,6 +27,7 @@ class QuantizedFit:
     turn: float = 80.0  # barriers and bookkeeping in one turn of the K loop
     unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
     instructions: float = 128.0  # that a processor issues in a clock, over all lanes
+    spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
     shown: float = 0.3  # share of the shorter of unpacking and multiplying that is not hidden
     l2_bytes: float = 64.0  # of the L2 cache, all processors reading
     bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
@@ -58,7 +59,9 @@ def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit:
     unpack = n * k * fit.unpack * (1.5 if in_two else 1.0) / fit.instructions
     used = min(m, problem.m)
     feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / fit.l2_bytes
-    return max(multiply, unpack, feed) + fit.shown * min(multiply, unpack) + fit.turn
+    held = accumulator_words(config, device) + weight_words(config, device)
+    spilling = 1.0 + max(0.0, held - fit.spared) / 32
+    return (max(multiply, unpack, feed) + fit.shown * min(multiply, unpack)) * spilling + fit.turn
 
 
 def quantized_us(

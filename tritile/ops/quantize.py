@@ -47,12 +47,13 @@ def _rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Numbers (rows, K) in uint8, and for each group scales in `dtype` and zeros in int16."""
     rows, k = weight.shape
-    groups, top = -(-k // group_size), 2**bits - 1
+    groups, top, half = -(-k // group_size), 2**bits - 1, 2 ** (bits - 1)
     wide = torch.nn.functional.pad(weight.float(), (0, groups * group_size - k))
     wide = wide.reshape(rows, groups, group_size)
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
-    half = 2 ** (bits - 1)
-    steps = (high / top - low / top) if zero_points else torch.maximum(high / (half - 1), low / -half)
+    # By tensors, as CUDA multiplies by the reciprocal of a number, and scales would not be the host's.
+    whole, most = low.new_tensor(float(top)), low.new_tensor(half - 1.0)
+    steps = (high / whole - low / whole) if zero_points else torch.maximum(high / most, low / -half)
     scales = _rounded_up(steps, dtype)
     step = scales.float()
     step = torch.where(step == 0, 1.0, step)  # a group of zeros

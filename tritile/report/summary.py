@@ -48,7 +48,7 @@ def sizes_label(line: Result) -> str:
         axes = list(range(len(dims)))
         plain = dims == [*axes[:-2], *reversed(axes[-2:])]
         return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
-    batch = [line["batch"]] if line["batch"] > 1 else []
+    batch = [line["batch"]] if line.get("batch", 1) > 1 else []
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 
 

@@ -1,0 +1,274 @@
+"""Products with quantized weights on a GPU: each kind of weight, layout and edge, the same bits each time."""
+
+import threading
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
+from tritile import device as devices
+from tritile import launch, model
+from tritile.config import Config
+from tritile.errors import TuningError
+from tritile.ops.linear import described
+from tritile.problem import QuantizedProblem
+from tritile.report import peers
+from tritile.space import illegal, legal_configs
+from tritile.subject import answers, operands
+from tritile.tune.suites import parse_shape
+
+pytestmark = pytest.mark.gpu
+HALF = (torch.bfloat16, torch.float16)
+KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
+
+
+def tile(m, n, k, warps, stages, split=1, group=8):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
+    return Config.of(warps, stages, "tile", **sides)
+
+
+CONFIGS = [
+    tile(16, 64, 128, 4, 4),
+    tile(16, 64, 256, 4, 3),
+    tile(16, 128, 128, 4, 3, split=2),
+    tile(16, 64, 128, 4, 5, split=8),
+    tile(16, 32, 128, 2, 3),
+    tile(32, 16, 128, 1, 3),
+    tile(64, 128, 128, 8, 3, split=4),
+    tile(64, 64, 128, 4, 2, group=1),
+    tile(128, 128, 128, 8, 2),
+    tile(256, 64, 128, 4, 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Workspaces and outputs begin as NaN, so that what is not written shows."""
+    poison_empty(monkeypatch)
+
+
+def weight_of(n, k, dtype, bits=4, group=128, zeros=False, seed=1):
+    original = values((n, k), dtype, seed, "cuda") + 0.25
+    return tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+
+
+def assert_linear(out, x, weight, bias=None):
+    """x by what the numbers stand for, by the bound of `assert_product`: a bias is one more column of K."""
+    plain = weight.dequantize()
+    if bias is not None:
+        x = torch.cat([x.double(), torch.ones(*x.shape[:-1], 1, dtype=torch.float64, device="cuda")], -1)
+        plain = torch.cat([plain.double(), bias.double()[:, None]], -1)
+    assert_product(out, x.float(), plain.float().t())
+
+
+def run(config, x, weight, out, bias=None):
+    call = described(x, weight, bias, out)
+    reason = illegal(config, call.problem, devices.gpu(0))
+    if reason is not None:
+        pytest.skip(reason)
+    prepared = launch.prepare(call, config)
+    prepared(*call.tensors)
+    return prepared, call
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
+    weight = weight_of(200, 1100, dtype, bits, group, zeros)
+    x, bias = values((70, 1100), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
+    out = torch.empty(70, 200, dtype=dtype, device="cuda")
+    run(config, x, weight, out, bias)
+    assert_linear(out, x, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8]], ids=str)
+def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
+    """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
+    weight = weight_of(300, 700, dtype, bits, group, zeros)
+    out = torch.empty(700, 300, dtype=dtype, device="cuda")
+    run(config, torch.eye(700, dtype=dtype, device="cuda"), weight, out)
+    assert torch.equal(out.t(), weight.dequantize())
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (1, 1, 1), (1, 4096, 4096), (3, 130, 530), (16, 64, 1024), (17, 33, 1023), (33, 1000, 1025),
+        (129, 257, 129), (127, 4097, 2047), (1, 47, 4100), (256, 256, 4104),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_ragged_sizes(config, m, n, k, dtype):
+    weight = weight_of(n, k, dtype, 4, 64)
+    x = values((m, k), dtype, 0, "cuda")
+    buffer, out = frame((m, n), dtype, "offset", "cuda")
+    run(config, x, weight, out)
+    assert_linear(out, x, weight)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize("m", [5, 200])
+def test_layouts_of_x(m, dtype, layout):
+    weight = weight_of(320, 512, dtype, 8, 64, True)
+    x = placed(values((m, 512), dtype, 0, "cuda"), layout)
+    assert_linear(tritile.linear(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("shape", [(512,), (1, 512), (2, 3, 512), (0, 512), (3, 0, 512)], ids=str)
+def test_shapes_of_x(shape):
+    weight = weight_of(320, 512, torch.bfloat16)
+    x = values(shape, torch.bfloat16, 0, "cuda")
+    for _ in range(2):  # planned, then remembered
+        out = tritile.linear(x, weight)
+        assert out.shape == (*shape[:-1], 320)
+        if out.numel():
+            assert_linear(out, x, weight)
+    turned = values((5, 2, 512), torch.bfloat16, 0, "cuda").transpose(0, 1)
+    for _ in range(2):
+        assert_linear(tritile.linear(turned, weight), turned, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=name)
+def test_bias_of_any_type_and_stride(dtype):
+    weight, x = weight_of(320, 512, torch.bfloat16), values((9, 512), torch.bfloat16, 0, "cuda")
+    bias = values((640,), dtype, 2, "cuda")[::2]
+    for _ in range(2):
+        assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+
+
+def test_remembered_calls_take_the_tensors_that_they_are_given():
+    first, second = (weight_of(320, 512, torch.bfloat16, seed=seed) for seed in (1, 2))
+    zeros = weight_of(320, 512, torch.bfloat16, zeros=True)
+    x, y = (values((4, 512), torch.bfloat16, seed, "cuda") for seed in (3, 4))
+    shifted = placed(x, "offset")  # rows that start on 2 bytes
+    for _ in range(2):
+        for weight in (first, second, zeros):
+            for one in (x, y, shifted):
+                assert_linear(tritile.linear(one, weight), one, weight)
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c["SPLIT_K"] > 1], ids=str)
+def test_shared_sums_repeat_bit_for_bit(config):
+    weight = weight_of(1000, 4000, torch.bfloat16)
+    x = values((64, 4000), torch.bfloat16, 0, "cuda")
+    out = torch.empty(64, 1000, dtype=torch.bfloat16, device="cuda")
+    prepared, call = run(config, x, weight, out)
+    wanted = out.clone()
+    for _ in range(200):
+        out.fill_(float("nan"))
+        prepared(*call.tensors)
+        assert torch.equal(out, wanted)
+
+
+def test_graphs_streams_and_threads():
+    weight = weight_of(4096, 4096, torch.bfloat16)
+    x = values((16, 4096), torch.bfloat16, 0, "cuda")
+    wanted = tritile.linear(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = [tritile.linear(x, weight) for _ in range(3)]
+    for _ in range(20):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, wanted) for one in got)
+    failures = []
+
+    def work():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found = [tritile.linear(x, weight) for _ in range(50)]
+        stream.synchronize()
+        failures.extend(one for one in found if not torch.equal(one, wanted))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_what_follows_sees_the_result():
+    """A kernel that starts early waits for x; what reads the result waits for it."""
+    weight = weight_of(4096, 4096, torch.bfloat16)
+    x = values((16, 4096), torch.bfloat16, 0, "cuda")
+    wanted = tritile.linear(tritile.linear(x, weight) * 2**-8, weight)
+    for _ in range(50):
+        middle = tritile.linear(x, weight)
+        middle.mul_(2**-8)
+        got = tritile.linear(middle, weight)
+        middle.fill_(float("nan"))
+        assert torch.equal(got, wanted)
+
+
+def test_results_beyond_32_bits():
+    weight = weight_of(65600, 128, torch.bfloat16)
+    try:
+        x = values((33000, 128), torch.bfloat16, 0, "cuda")
+        out = tritile.linear(x, weight)
+    except torch.cuda.OutOfMemoryError:
+        pytest.skip("no memory for a result of 2^31 elements")
+    assert out.numel() > 2**31
+    for rows in (slice(0, 40), slice(-40, None)):
+        assert_linear(out[rows], x[rows], weight)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_quantized_on_the_gpu_as_on_the_host(bits, group, zeros, dtype):
+    original = values((100, 333), dtype)
+    here = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+    there = tritile.quantize(original.cuda(), bits=bits, group_size=group, zero_points=zeros)
+    assert torch.equal(there.packed.cpu(), here.packed)
+    assert torch.equal(there.scales.cpu(), here.scales)
+    assert not zeros or torch.equal(there.zeros.cpu(), here.zeros)
+    assert torch.equal(here.to("cuda").dequantize(), there.dequantize())
+
+
+@pytest.mark.parametrize("m", [1, 16, 300])
+@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
+def test_posed_problems_are_checked(bits, zeros, m):
+    problem = QuantizedProblem(m, 1000, 1024, "float16", bits, 32, zeros, bias=True)
+    device = devices.gpu(0)
+    calls = operands.copies_of(problem, device, 2)
+    prepared = launch.prepare(calls[0], model.pick(problem, device))
+    run = operands.run_of(prepared)
+    for call in calls:
+        assert 0 < answers.check(run, call) < 1e-3
+    calls[0].out.tensor[17] += 1000
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(calls[0])
+    peers.ready(calls)
+    assert answers.check(peers.torch_linear, calls[0]) > 0
+    guarded = operands.Guarded(operands.ragged(problem))
+    launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
+    answers.answer_error(guarded.call)
+    guarded.check()
+
+
+@pytest.mark.parametrize("m", [1, 256])
+def test_a_sample_of_the_space_is_right(m):
+    """Every ninth legal config, at sizes that end amid every tile."""
+    problem = QuantizedProblem(m - m // 16, 1008, 2000, "bfloat16", 4, 64, True, bias=True)
+    device = devices.gpu(0)
+    (call,) = operands.copies_of(problem, device, 1)
+    for config in legal_configs(problem, device)[::9]:
+        answers.check(operands.run_of(launch.prepare(call, config)), call)
+
+
+def test_measured_beside_torch():
+    """Decode reads a quarter of the bytes: it must at the least not be slower than torch's own product."""
+    from tritile.report.bench import measured
+
+    found = measured(parse_shape("16x8192x8192", "linear_quantized"))
+    assert found.error < 5e-3
+    assert found.torch_error < 5e-3
+    assert found.tritile_us < found.torch_us

@@ -1,0 +1,94 @@
+"""Products with quantized weights compiled for GPUs that are not here: they fit, and unpack in registers."""
+
+import itertools
+import os
+import re
+
+import pytest
+
+from tritile import ahead, model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import QuantizedProblem
+from tritile.space import illegal, legal_configs
+from tritile.space.quantized import shared_bytes
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
+H200 = target_device("nvidia-h200")
+KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
+
+
+def tile(m, n, k, warps, stages, split=1):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": split}
+    return Config.of(warps, stages, "tile", **sides)
+
+
+DECODE, PREFILL = tile(16, 64, 128, 4, 4, split=2), tile(128, 128, 128, 8, 2)
+
+
+def problem(m, bits=4, dtype="bfloat16", zeros=False, group=128, **more):
+    return QuantizedProblem(m, 4096, 4096, dtype, bits, group, zeros, **more)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
+def test_compiles_and_fits(name, bits, dtype, zeros):
+    device = target_device(name)
+    wide = tile(64, 64, 128, 4, 2) if name == "gfx942" else PREFILL
+    one, config = (
+        (problem(1021, bits, dtype, zeros, 32, bias=True), wide)
+        if zeros == (bits == 4)
+        else (problem(13, bits, dtype, zeros), DECODE)
+    )
+    assert illegal(config, one, device) is None
+    taken = ahead.compile_resources(one, config, device)
+    assert 0 < taken.registers <= 512
+    assert taken.shared <= device.shared_memory
+
+
+@pytest.mark.parametrize(("bits", "dtype", "zeros"), [KINDS[0], KINDS[5]])
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
+def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
+    one = problem(m, bits, dtype, zeros)
+    config = model.pick(one, H200)
+    taken = ahead.compile_resources(one, config, H200)
+    assert (taken.spills, taken.excess(H200)) == (0, None)
+    assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
+
+
+@pytest.mark.parametrize("config", [tile(16, 64, 128, 4, 4), tile(128, 128, 128, 8, 3)], ids=str)
+@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
+def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, config):
+    """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
+    kernel = ahead.compiled_for(problem(4096, bits, dtype, zeros), config, H200)
+    ptx, text = kernel.asm["ptx"], kernel.asm["ttgir"]
+    loop = text[text.index("scf.for") : text.index("scf.yield")]
+    assert "local_store" not in loop
+    assert "local_alloc" not in loop
+    assert "tt.load" not in loop
+    assert loop.count("async_copy_global_to_local") == 3 + zeros
+    assert loop.count("local_load") == 2 + zeros
+    assert "wgmma.mma_async" in ptx
+    assert re.search(r"cp\.async\.cg[^;]* 0x10", ptx)
+    assert re.search(r"ld\.shared\.v4", ptx)  # words, four at a time
+    opened = ptx[: ptx.rindex("wgmma.mma_async")]
+    body = opened[opened.rindex("$L__BB") :]  # the label at the head of the loop
+    assert "st.shared" not in body
+    assert "stmatrix" not in body
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_formulas_cover_the_space(bits):
+    """Every legal config has a time, and shared memory that the compiled kernel does not fall short of."""
+    for m, zeros in ((1, False), (300, True)):
+        one = problem(m, bits, zeros=zeros)
+        configs = legal_configs(one, H200)
+        times = [model.predict_us(config, one, H200) for config in configs]
+        assert len(configs) > 50
+        assert min(times) > one.bytes / (H200.memory_gbps * 1e3)
+        config = configs[len(configs) // 3]
+        taken = ahead.compile_resources(one, config, H200)
+        assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory

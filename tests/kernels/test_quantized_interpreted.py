@@ -1,0 +1,177 @@
+"""Products with quantized weights in Triton's interpreter, and the calls around them."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
+from tritile import launch
+from tritile.config import Config
+from tritile.errors import DeviceError, DtypeError, GradientError, ShapeError, TuningError, UnsupportedError
+from tritile.ops.linear import described
+
+HALF = (torch.bfloat16, torch.float16)
+KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
+
+
+def config(m=16, n=32, k=128, split=1, group=2):
+    return Config.of(4, 2, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, SPLIT_K=split)
+
+
+CONFIGS = [config(), config(32, 16, 256), config(split=2), config(n=64, split=4, group=1)]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def weight_of(n, k, dtype, bits, group, zeros, seed=1):
+    return tritile.quantize(
+        values((n, k), dtype, seed) + 0.25, bits=bits, group_size=group, zero_points=zeros
+    )
+
+
+def assert_linear(out, x, weight, bias=None):
+    """x by what the numbers stand for, by the bound of `assert_product`: a bias is one more column of K."""
+    plain = weight.dequantize()
+    if bias is not None:
+        x = torch.cat([x.double(), torch.ones(*x.shape[:-1], 1, dtype=torch.float64)], -1)
+        plain = torch.cat([plain.double(), bias.double()[:, None]], -1)
+    assert_product(out, x.float(), plain.float().t(), tensor_cores=False)
+
+
+def run(config, x, weight, out, bias=None):
+    """As the operation runs it on host tensors, with a config of one's own."""
+    wide = x.dtype == torch.bfloat16
+    into = torch.full(out.shape, float("nan")) if wide else out
+    call = described(x.float() if wide else x, weight, None if bias is None else bias.float(), into)
+    launch.run_interpreted(call, config)
+    if wide:
+        out.copy_(into)
+    assert_linear(out, x, weight, bias)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_kinds_of_weights(bits, group, zeros, dtype, config):
+    weight = weight_of(40, 1100, dtype, bits, group, zeros)
+    x, bias = values((5, 1100), dtype), values((40,), dtype, 2)
+    run(config, x, weight, torch.empty(5, 40, dtype=dtype), bias)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_weights_are_unpacked_bit_for_bit(bits, group, zeros, dtype):
+    """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
+    weight = weight_of(35, 150, dtype, bits, group, zeros)
+    out = tritile.linear(torch.eye(150, dtype=dtype), weight)
+    assert torch.equal(out.t(), weight.dequantize())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 1, 512), (16, 64, 1024), (17, 33, 1023), (3, 130, 530), (33, 16, 1025), (1, 47, 777)],
+    ids=str,
+)
+def test_ragged_sizes(config, m, n, k):
+    weight = weight_of(n, k, torch.float16, 4, 64, False)
+    buffer, out = frame((m, n), torch.float16, "offset")
+    run(config, values((m, k), torch.float16), weight, out)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_short_rows(bits, k):
+    for group, zeros in itertools.product((32, 128), (False, True)):
+        weight = weight_of(20, k, torch.bfloat16, bits, group, zeros)
+        x, bias = values((2, k), torch.bfloat16), values((20,), torch.float32, 2)
+        assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+def test_layouts_of_x(layout, dtype):
+    weight = weight_of(40, 96, dtype, 4, 32, True)
+    x = placed(values((7, 96), dtype), layout)
+    assert_linear(tritile.linear(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (2, 3, 96), (2, 1, 4, 96)], ids=str)
+def test_shapes_of_x(shape):
+    weight = weight_of(40, 96, torch.float16, 8, 32, False)
+    x = values(shape, torch.float16)
+    out = tritile.linear(x, weight)
+    assert out.shape == (*shape[:-1], 40)
+    assert out.is_contiguous()
+    assert_linear(out, x, weight)
+    turned = values((5, 2, 96), torch.float16).transpose(0, 1)  # rows that no one stride reaches
+    assert_linear(tritile.linear(turned, weight), turned, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=name)
+def test_bias_of_any_type_and_stride(dtype):
+    weight, x = weight_of(40, 96, torch.bfloat16, 4, 64, False), values((3, 96), torch.bfloat16)
+    bias = values((80,), dtype)[::2]
+    assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+
+
+def test_a_bias_alone_is_rounded_once():
+    """The sum of a zero row and a bias in float32 is the bias, rounded to the result's type."""
+    weight, bias = weight_of(40, 96, torch.bfloat16, 4, 64, False), values((40,), torch.float32)
+    out = tritile.linear(torch.zeros(2, 96, dtype=torch.bfloat16), weight, bias)
+    assert torch.equal(out, bias.to(torch.bfloat16).expand(2, 40))
+
+
+def test_nothing_to_do():
+    weight = weight_of(40, 96, torch.bfloat16, 4, 64, False)
+    for shape in ((0, 96), (3, 0, 96)):
+        out = tritile.linear(torch.empty(shape, dtype=torch.bfloat16), weight)
+        assert out.shape == (*shape[:-1], 40)
+        assert out.dtype == torch.bfloat16
+
+
+def test_infinities_and_nan_of_x_pass():
+    weight = tritile.quantize(torch.ones(16, 64, dtype=torch.float16), bits=4, group_size=32)
+    x = torch.ones(3, 64, dtype=torch.float16)
+    x[0, 5], x[1, 6] = float("inf"), float("nan")
+    out = tritile.linear(x, weight)
+    assert bool(out[0].isinf().all())
+    assert bool(out[1].isnan().all())
+    assert bool(out[2].isfinite().all())
+
+
+def test_programs_without_a_block_are_refused():
+    weight, x = weight_of(16, 128, torch.float16, 4, 64, False), values((1, 128), torch.float16)
+    with pytest.raises(TuningError, match="SPLIT_K = 2 leaves programs without a block of K = 128"):
+        run(config(split=2), x, weight, torch.empty(1, 16, dtype=torch.float16))
+
+
+def test_bad_arguments():
+    weight, x = weight_of(40, 96, torch.bfloat16, 4, 64, False), torch.ones(2, 96, dtype=torch.bfloat16)
+    bias = torch.ones(40)
+    with pytest.raises(DtypeError, match="x is float16 and the weight quantized for bfloat16"):
+        tritile.linear(x.half(), weight)
+    with pytest.raises(DtypeError, match="x is list"):
+        tritile.linear([1], weight)
+    with pytest.raises(DtypeError, match="a is bfloat16 and b int32"):
+        tritile.linear(x, weight.packed)
+    with pytest.raises(ShapeError, match=r"x is \(2, 95\) and weight \(40, 96\): wanted x of \(..., 96\)"):
+        tritile.linear(x[:, :95], weight)
+    with pytest.raises(ShapeError, match=r"x is \(\)"):
+        tritile.linear(x[0, 0], weight)
+    with pytest.raises(ShapeError, match=r"bias is \(39,\): wanted \(40,\)"):
+        tritile.linear(x, weight, bias[:39])
+    with pytest.raises(DtypeError, match=r"bias is float64 .* wanted float32, float16, bfloat16"):
+        tritile.linear(x, weight, bias.double())
+    with pytest.raises(DeviceError, match="weight is on meta: wanted cpu"):
+        tritile.linear(x, weight.to("meta"))
+    with pytest.raises(GradientError, match="x requires a gradient"):
+        tritile.linear(x.requires_grad_(), weight)
+    with pytest.raises(UnsupportedError, match="activation, residual with a QuantizedWeight"):
+        tritile.linear(x.detach(), weight, activation="relu", residual=x)

@@ -1,0 +1,252 @@
+"""Quantizing weights: how near the numbers come, how they lie in memory, what is kept and what is refused."""
+
+import io
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import FP8, name, values
+from tritile.errors import DeviceError, DtypeError, GradientError, InvalidValueError, ShapeError
+from tritile.quantized import by_group, by_row, packed, unpacked
+
+KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
+HALF = (torch.bfloat16, torch.float16)
+SIZES = [(1, 1), (16, 128), (33, 130), (40, 1000)]
+
+
+def steps_of(weight):
+    """The scale of each element, (N, K), in float64."""
+    n, k = weight.shape
+    scales = by_row(weight.scales, n, -(-k // weight.group_size)).double()
+    return scales.repeat_interleave(weight.group_size, 1)[:, :k]
+
+
+def assert_near(weight, original):
+    """Within half a scale, but for the quotient that is rounded to fp32 before it is rounded to a number.
+
+    A quotient of up to 255 errs by 2^-17 at the most.
+    """
+    error = (original.double() - weight.dequantize(torch.float64)).abs()
+    assert bool((error <= (0.5 + 2.0**-16) * steps_of(weight)).all())
+
+
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_within_half_a_scale(bits, group, zeros, dtype, shape):
+    for shift in (0.0, 3.0, -3.0):
+        original = values(shape, dtype) + shift
+        weight = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+        assert_near(weight, original)
+        assert weight.shape == shape
+        assert weight.dtype in HALF
+        assert (weight.zeros is not None) == zeros
+
+
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_scales_are_the_least_that_reach(bits, group, zeros):
+    """Rounded up to the scales' type: by less than a unit in their last place."""
+    original = values((20, 4 * group), torch.float32, 3) + 0.5
+    weight = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+    apart = original.reshape(20, 4, group)
+    low, high = apart.amin(-1).clamp(max=0), apart.amax(-1).clamp(min=0)
+    top = 2**bits - 1
+    half = 2 ** (bits - 1)
+    least = (high - low) / top if zeros else torch.maximum(high / (half - 1), -low / half)
+    scales = by_row(weight.scales, 20, 4).float()
+    assert bool((scales >= least * (1 - 2.0**-22)).all())
+    assert bool((scales <= least * (1 + torch.finfo(weight.dtype).eps)).all())
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+def test_values_of_a_grid_come_back(bits, zeros, dtype):
+    """What a scale and whole numbers make is what it was, where the whole range is used."""
+    numbers = torch.arange(2**bits).repeat(3, 128 // 2**bits or 1)[:, : max(128, 2**bits)]
+    original = ((numbers - (5 if zeros else 2 ** (bits - 1))) * 0.25).to(dtype)
+    group = 128 if bits == 4 else 32
+    weight = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+    if bits == 4:
+        assert torch.equal(weight.dequantize(), original)
+    assert_near(weight, original)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_of_zeros_stay_zeros(bits, zeros):
+    original = torch.zeros(5, 96, dtype=torch.bfloat16)
+    original[2, 40] = 1.0
+    weight = tritile.quantize(original, bits=bits, group_size=32, zero_points=zeros)
+    got = weight.dequantize()
+    got[2, 32:64] = 0
+    assert bool((got == 0).all())
+    assert_near(weight, original)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+def test_weights_smaller_than_the_least_normal_number(dtype, bits, zeros):
+    original = values((8, 64), torch.float32) * torch.finfo(dtype).smallest_normal * 0.1
+    weight = tritile.quantize(original, bits=bits, group_size=32, zero_points=zeros, dtype=dtype)
+    assert_near(weight, original)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_numbers_come_back_from_words(bits, shape):
+    generator = torch.Generator().manual_seed(bits)
+    numbers = torch.randint(0, 2**bits, shape, dtype=torch.uint8, generator=generator)
+    words = packed(numbers, bits)
+    assert words.numel() * 32 // bits == math.ceil(shape[0] / 16) * 16 * (
+        math.ceil(shape[1] * bits / 512) * 512 // bits
+    )
+    assert torch.equal(unpacked(words, *shape, bits), numbers)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_where_a_number_lies(bits):
+    """By the words of the module's head, one number at a time."""
+    unit = 512 // bits
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(60):
+        n, k = (int(torch.randint(0, size, (), generator=generator)) for size in (32, 3 * unit))
+        numbers = torch.zeros(32, 3 * unit, dtype=torch.uint8)
+        numbers[n, k] = 2**bits - 1
+        words = packed(numbers, bits).reshape(4, 3, 32, 4)
+        run, t, half = k % unit // 8, k % 8 // 2, k % 2
+        pairs = 16 // bits
+        wanted = torch.zeros_like(words)
+        value = (2**bits - 1) << (16 * half + bits * (run % pairs))
+        wanted[n // 8, k // unit, n % 8 * 4 + t, run // pairs] = value - (value >> 31 << 32)
+        assert torch.equal(words, wanted)
+
+
+def test_scales_come_back_from_their_order():
+    scales = torch.arange(40 * 3, dtype=torch.float32).reshape(40, 3)
+    laid = by_group(scales, (4, 48))
+    assert torch.equal(by_row(laid, 40, 3), scales)
+    assert laid[1, :4].tolist() == [scales[i, 1] for i in (0, 8, 1, 9)]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_slabs_of_rows_are_as_one(bits, zeros, monkeypatch):
+    original = values((70, 200), torch.bfloat16)
+    whole = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
+    monkeypatch.setattr("tritile.ops.quantize._AT_ONCE", 16 * 200)
+    parts = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
+    assert torch.equal(whole.packed, parts.packed)
+    assert torch.equal(whole.scales, parts.scales)
+    assert not zeros or torch.equal(whole.zeros, parts.zeros)
+
+
+def test_strides_do_not_matter():
+    original = values((130, 48), torch.float16)
+    one = tritile.quantize(original.t(), bits=4)
+    other = tritile.quantize(original.t().contiguous(), bits=4)
+    assert torch.equal(one.packed, other.packed)
+    assert torch.equal(one.scales, other.scales)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_saved_and_loaded(weights_only, zeros):
+    weight = tritile.quantize(values((20, 100), torch.bfloat16), bits=4, group_size=32, zero_points=zeros)
+    _ = weight.place  # kept by the object, and no part of it
+    file = io.BytesIO()
+    torch.save({"layer": weight}, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=weights_only)["layer"]
+    assert (again.bits, again.group_size, again.shape) == (4, 32, (20, 100))
+    assert torch.equal(again.dequantize(), weight.dequantize())
+    assert (again.zeros is None) == (not zeros)
+
+
+def test_moved():
+    weight = tritile.quantize(values((20, 100), torch.bfloat16), bits=8, zero_points=True)
+    assert weight.to("cpu") is weight
+    there = weight.to("meta")
+    assert {part.device.type for part in (there.packed, there.scales, there.zeros)} == {"meta"}
+    assert there.device.type == "meta"
+    assert there.nbytes == weight.nbytes
+
+
+def test_sizes_in_memory():
+    """Half a byte for each weight of 4 bits, 16 bits for each scale of a group."""
+    weight = tritile.quantize(values((256, 512), torch.bfloat16), bits=4, group_size=128)
+    assert weight.nbytes == 256 * 512 // 2 + 256 * 4 * 2
+    weight = tritile.quantize(values((256, 512), torch.bfloat16), bits=8, group_size=32, zero_points=True)
+    assert weight.nbytes == 256 * 512 + 256 * 16 * 4
+
+
+WEIGHT = torch.ones(4, 8, dtype=torch.bfloat16)
+WRONG = [
+    ((5,), {"bits": 4}, DtypeError, "weight is int '5': wanted a torch.Tensor"),
+    ((WEIGHT.double(),), {"bits": 4}, DtypeError, "weight is float64: wanted bfloat16, float16, float32"),
+    ((WEIGHT[0],), {"bits": 4}, ShapeError, r"weight is \(8,\): wanted \(N, K\)"),
+    ((WEIGHT[:0],), {"bits": 4}, ShapeError, r"weight is \(0, 8\): wanted \(N, K\), neither of them 0"),
+    ((WEIGHT,), {"bits": 3}, InvalidValueError, r"bits is 3: wanted one of \(4, 8\)"),
+    ((WEIGHT,), {"bits": 4.0}, InvalidValueError, r"bits is 4.0: wanted one of \(4, 8\)"),
+    ((WEIGHT,), {"bits": 4, "group_size": 48}, InvalidValueError, "group_size is 48: wanted one of"),
+    ((WEIGHT,), {"bits": 4, "zero_points": 1}, InvalidValueError, "zero_points is 1: wanted True or False"),
+    ((WEIGHT,), {"bits": 4, "dtype": torch.float32}, DtypeError, "dtype is torch.float32: wanted bfloat16"),
+    ((WEIGHT.float() * 1e38,), {"bits": 4, "dtype": torch.float16}, InvalidValueError, "overflow float16"),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs", "error", "match"), WRONG)
+def test_bad_arguments(args, kwargs, error, match):
+    with pytest.raises(error, match=match):
+        tritile.quantize(*args, **kwargs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_named(value):
+    original = torch.ones(20, 40)
+    original[17, 3] = value
+    with pytest.raises(InvalidValueError, match=rf"weight\[17, 3\] is {value}: wanted finite numbers"):
+        tritile.quantize(original, bits=8)
+
+
+def test_gradients_are_refused():
+    with pytest.raises(GradientError, match="weight requires a gradient"):
+        tritile.quantize(torch.ones(4, 8, requires_grad=True), bits=4)
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=name)
+def test_fp8_is_refused(dtype):
+    with pytest.raises(DtypeError, match="wanted bfloat16, float16, float32"):
+        tritile.quantize(WEIGHT.to(dtype), bits=4)
+
+
+def test_parts_that_do_not_fit():
+    good = tritile.quantize(values((20, 100), torch.bfloat16), bits=4, group_size=32, zero_points=True)
+    parts = {key: getattr(good, key) for key in ("packed", "scales", "zeros", "bits", "group_size", "shape")}
+
+    def made(**changed):
+        return tritile.QuantizedWeight(**(parts | changed))
+
+    with pytest.raises(DtypeError, match=r"packed is torch.int64: wanted a tensor of int32"):
+        made(packed=good.packed.long())
+    with pytest.raises(DtypeError, match=r"scales is torch.float32: wanted a tensor of bfloat16 or float16"):
+        made(scales=good.scales.float())
+    with pytest.raises(DtypeError, match="zeros is list"):
+        made(zeros=[1])
+    with pytest.raises(ShapeError, match=r"packed has shape \(4, 128\)"):
+        made(shape=(20, 300))
+    with pytest.raises(ShapeError, match=r"shape .* wanted two sizes"):
+        made(shape=(20, 0))
+    with pytest.raises(ShapeError, match=r"wanted .*, contiguous"):
+        made(scales=good.scales.t().contiguous().t())
+    with pytest.raises(InvalidValueError, match="bits 5"):
+        made(bits=5)
+    with pytest.raises(DeviceError, match="scales is on meta: wanted cpu"):
+        made(scales=good.scales.to("meta"))
+    with pytest.raises(InvalidValueError, match="wanted bits, group_size"):
+        good.__setstate__({"packed": good.packed})
+    with pytest.raises(DtypeError, match="wanted a floating dtype"):
+        good.dequantize(torch.int8)

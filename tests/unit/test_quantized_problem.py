@@ -1,0 +1,175 @@
+"""Problems with quantized weights: as values, posed, in suites and results, planned."""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritile
+from tritile import model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.offline import Pointer
+from tritile.ops.linear import described
+from tritile.problem import QuantizedProblem, problem_from_dict, problem_to_dict
+from tritile.report import results
+from tritile.report.summary import summary
+from tritile.space import illegal, legal_configs
+from tritile.subject.operands import neighbour, ragged
+from tritile.tune.suites import find, parse_shape
+from tritile.views import posed
+from tritile.work import work_of
+
+SUITES = Path(__file__).parents[2] / "tuning" / "suites"
+H200 = target_device("nvidia-h200")
+PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
+
+
+def pointer(dtype, elements):
+    return Pointer(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [PROBLEM, QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4)],
+    ids=lambda problem: problem.label,
+)
+def test_written_and_read(problem):
+    assert problem_from_dict(problem_to_dict(problem)) == problem
+    assert posed(problem, pointer).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("m", 0), ("dtype", "float32"), ("bits", 5), ("bits", True), ("group_size", 48), ("zero_points", 1),
+        ("bias", None), ("x_layout", "column"), ("x_align", 3),
+    ],
+)  # fmt: skip
+def test_fields_out_of_range(field, value):
+    with pytest.raises(InvalidValueError, match="wanted"):
+        replace(PROBLEM, **{field: value})
+
+
+def test_bytes_are_those_of_the_tensors():
+    weight = tritile.quantize(
+        torch.ones(40, 130, dtype=torch.float16), bits=8, group_size=32, zero_points=True
+    )
+    problem = QuantizedProblem(3, 40, 130, "float16", 8, 32, True, bias=True)
+    assert problem.words == tuple(weight.packed.shape)
+    assert problem.scales == tuple(weight.scales.shape)
+    assert problem.weight_bytes == weight.nbytes
+    assert problem.bytes == weight.nbytes + 2 * (3 * 130 + 3 * 40 + 40)
+
+
+def test_a_call_poses_its_problem():
+    weight = tritile.quantize(
+        torch.ones(40, 130, dtype=torch.float16), bits=8, group_size=32, zero_points=True
+    )
+    x, out = torch.ones(3, 130, dtype=torch.float16), torch.empty(3, 40, dtype=torch.float16)
+    call = described(x, weight, torch.ones(40), out)
+    assert call.problem == QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "row", 4)
+    assert [t.dtype for t in call.tensors] == [
+        torch.float16, torch.int32, torch.float16, torch.int16, torch.float32, torch.float16
+    ]  # fmt: skip
+    assert described(x.t().contiguous().t(), weight, None, out).problem.x_layout == "strided"
+    assert described(x[:1], weight, None, out[:1]).problem.x_align == 16  # of one row none is stepped over
+
+
+def test_the_suite_holds_decode_and_prefill():
+    cases = find(["weights"], SUITES)
+    assert {case.m for case in cases} == {1, 4, 16, 256, 4096}
+    assert {case.layout for case in cases} == {"int4/128", "int8/128", "int4/32 zeros"}
+    problem = cases[-1].problem
+    assert isinstance(problem, QuantizedProblem)
+    assert (problem.bits, problem.group_size, problem.zero_points) == (4, 32, True)
+
+
+def test_shapes_written_out():
+    problem = parse_shape("3x40x130", "linear_quantized", "float16", "int8/64 zeros").problem
+    assert problem == QuantizedProblem(3, 40, 130, "float16", 8, 64, True, x_align=4)
+    assert parse_shape("3x40x128", "linear_quantized").problem == QuantizedProblem(
+        3, 40, 128, "bfloat16", 4, 128
+    )
+    for text, dtype, layout in (
+        ("2x3x40x130", "float16", "int4/128"),
+        ("3x40x130", "float32", "int4/128"),
+        ("3x40x130", "float16", "int4/48"),
+    ):
+        with pytest.raises(InvalidValueError, match="wanted"):
+            parse_shape(text, "linear_quantized", dtype, layout)
+
+
+def test_results_name_their_case(tmp_path):
+    case, env = find(["weights"], SUITES)[0], dict.fromkeys(results.ENV_FIELDS, "here")
+    config = model.pick(case.problem, H200)
+    measured = results.Measurement(10.0, 25.0, None, 0.01, 1e-3, 1e-3, None, config, "model")
+    line = results.result(case, measured, env)
+    assert line["gbps"] == pytest.approx(case.problem.bytes / 1e4, rel=1e-5)
+    results.append(tmp_path / "weights.jsonl", [line])
+    (again,) = results.read(tmp_path / "weights.jsonl")
+    assert results.case_of(again) == case
+    (row,) = summary([again])
+    assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)
+
+
+def test_siblings():
+    assert ragged(PROBLEM) == replace(PROBLEM, n=752, k=8176)
+    assert neighbour(PROBLEM) == replace(PROBLEM, n=5120)
+
+
+def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 1, "SPLIT_K": split}
+    return Config.of(warps, stages, "tile", **sides)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "reason"),
+    [
+        (config(k=64), PROBLEM, "below the 128 columns that are packed together"),
+        (config(m=8), PROBLEM, "must be 16 at the least"),
+        (config(split=128), PROBLEM, "SPLIT_K = 128 leaves programs without a block"),
+        (config(m=256, n=256), PROBLEM, "accumulator and"),
+        (config(n=16, warps=8), PROBLEM, "leaves some of 8 warps idle"),
+        (config(m=128, n=128, k=256, warps=8, stages=8), PROBLEM, "bytes of shared memory"),
+        (config(split=2), replace(PROBLEM, n=2**21), "tiles share their K"),
+        (config(), replace(PROBLEM, k=2**31), "sizes above"),
+    ],
+)
+def test_illegal_configs(config, problem, reason):
+    assert reason in illegal(config, problem, H200)
+
+
+def test_legal_configs_make_work():
+    assert illegal(config(k=64), replace(PROBLEM, bits=8), H200) is None
+    call = posed(PROBLEM, pointer)
+    for one in legal_configs(PROBLEM, H200)[::7]:
+        work = work_of(call, one, H200.processors, True)
+        (step,) = work.steps
+        assert step.options["launch_pdl"]
+        assert prod(step.grid) == -(-4096 // one["BLOCK_N"]) * one["SPLIT_K"]
+        assert (work.counters > 0) == (one["SPLIT_K"] > 1) == bool(work.scratch)
+
+
+@pytest.mark.parametrize("m", [1, 16, 256, 4096])
+def test_more_to_read_takes_longer(m):
+    """Of weights, 8 bits take longer than 4, and neither less than memory or tensor cores need."""
+    times = []
+    for bits in (4, 8):
+        problem = replace(PROBLEM, m=m, bits=bits)
+        us = model.predict_us(model.pick(problem, H200), problem, H200)
+        assert us > problem.bytes / (H200.memory_gbps * 1e3)
+        assert us > problem.flops / 990e6  # the maker's peak
+        times.append(us)
+    assert times[0] <= times[1]
+
+
+def test_planned_and_not_explained():
+    plan = tritile.plan(PROBLEM, device=H200)
+    assert plan.source == "model"
+    assert illegal(plan.config, PROBLEM, H200) is None
+    with pytest.raises(UnsupportedError, match="wanted a product or permutation of plain operands"):
+        tritile.explain(PROBLEM, device=H200)
