@@ -27,6 +27,7 @@ from tritile.problem.checks import (
     alignment,
 )
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
+from tritile.problem.grouped import GROUPED_DTYPES, MAX_GROUPS, MAX_RAGGED, RAGGED, GroupedProblem
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
@@ -42,21 +43,23 @@ from tritile.problem.quantized import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUP_SIZES", "ITEMSIZE",
-    "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES",
-    "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Dense", "Epilogue", "KernelProblem", "MatmulProblem", "Operand",
-    "PermuteProblem", "Plane", "Problem", "QuantizedProblem", "Tiled", "alignment", "doublings",
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
+    "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED",
+    "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "UNIT_WORDS",
+    "WEIGHT_BITS", "Dense", "Epilogue", "GroupedProblem", "KernelProblem", "MatmulProblem", "Operand",
+    "PermuteProblem", "Plane", "Problem", "Product", "QuantizedProblem", "Tiled", "alignment", "doublings",
     "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
     "unit_columns", "words_shape",
 ]  # fmt: skip
 
 Dense = MatmulProblem | PermuteProblem  # all of whose operands are as they are
-Tiled = Dense | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Product = MatmulProblem | GroupedProblem
+Tiled = Dense | GroupedProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
 # Fields that came later: what was written before has them at their defaults.
 _ADDED: Final = ("epilogue", "b_dtype", "block_scales")
 _KINDS: Final[dict[str, type]] = {
-    kind.op: kind for kind in (MatmulProblem, PermuteProblem, QuantizedProblem, KernelProblem)
+    kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }
 
 
