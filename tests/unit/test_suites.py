@@ -22,6 +22,7 @@ COUNTS = {
     "epilogue": 35,
     "scaled": 26,
     "weights": 55,
+    "grouped": 46,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -47,7 +48,7 @@ def test_suites_hold_what_they_promise(name: str, count: int) -> None:
     cases = find([name], SUITES)
     assert len(cases) == len(set(cases)) == count
     assert {case.suite for case in cases} == {name}
-    assert {case.op for case in cases} <= {"matmul", "permute", "linear_quantized"}
+    assert {case.op for case in cases} <= {"matmul", "grouped", "permute", "linear_quantized"}
 
 
 def test_every_suite_file_is_counted() -> None:
@@ -171,7 +172,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
         (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
         (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 or complex only"),
-        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
+        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, grouped, permute"),
         (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),
         (GOOD.replace("NN", "AB") + "squares = [8]", "layout"),

@@ -89,9 +89,11 @@ def grouped_matmul_tile(
         in_k = ks < depth - k
         a = load_tile(a_ptrs, row_mask, in_k[None, :], True, MASK_K)  # [BLOCK_M, BLOCK_K]
         b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
-        if a.dtype.is_fp8():
+        if a.dtype.is_fp8() and PRECISION != "fast":
             # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
             acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+        elif a.dtype.is_fp8():
+            acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         a_ptrs += BLOCK_K * stride_ak

@@ -37,9 +37,11 @@ def load_cut(desc, end, row, column):
 @triton.jit
 def add_product(acc, a, b, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
     """acc + a @ b."""
-    if a.dtype.is_fp8():
+    if a.dtype.is_fp8() and PRECISION != "fast":
         # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
         acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+    elif a.dtype.is_fp8():
+        acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc

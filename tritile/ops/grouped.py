@@ -6,7 +6,7 @@ import torch
 
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import check_no_overlap, entangled, reach
-from tritile.ops.groups import OP, Operands, check, described
+from tritile.ops.groups import OP, Operands, check, described, empty
 from tritile.ops.matmul import default_precision, matmul
 from tritile.ops.run import (
     PLAIN,
@@ -72,7 +72,8 @@ def grouped_matmul(
         scale_b: the same for each column of b: (total,), (groups, N) or (groups * N,).
         out_dtype: float16, bfloat16 or float32. Default: that of out, else a's own; bfloat16 for fp8.
         out: the result goes here: its shape exactly, any strides, no memory shared with the operands.
-        precision: of float32 products, as in `tritile.matmul`; "ieee" adds without its compensation.
+        precision: of float32 products, "ieee" (without `tritile.matmul`'s compensation), "tf32x3" or "tf32",
+            by default as there; of fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
 
     Returns, contiguous: (total, N), a's rows by the b of their group; (M, total), the a of their group by b's
     columns; (groups, M, N), the columns of a by the rows of b of each group, zero for an empty one; and
@@ -81,7 +82,7 @@ def grouped_matmul(
     Groups may have any size, none included. Rows, or columns, of the result past the last offset are zero
     (torch leaves them as they are). An offset below an earlier one counts as that one, and one outside of
     0 to total as the nearest of these: whatever the offsets, nothing else is read or written.
-    Sums are kept in float32; of fp8, partial sums of one block of K in what tensor cores keep.
+    Sums are kept in float32; of fp8, those of a block of K in the 14 bits that Hopper's tensor cores keep.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
@@ -136,9 +137,7 @@ def _first(
         return matmul(of.a, of.b, out=out, out_dtype=dtype, precision=precision)
     out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
     dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
-    if out.numel() == 0:
-        return out
-    if of.a.shape[-1] == 0 or of.b.shape[0] == 0 or of.a.shape[0] == 0:
+    if empty(of, out):
         return out.zero_()
     if on_host(of.a):
         _on_host(dense, out, precision_of)

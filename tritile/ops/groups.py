@@ -4,10 +4,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tritile.errors import DtypeError, ShapeError, UnsupportedError
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
 from tritile.ops.matmul import check_gpu, check_precision
-from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, MAX_GROUPS, MAX_RAGGED
+from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
 from tritile.views import GroupedCall, Scales, View
 
 OP: Final = "grouped_matmul"
@@ -43,6 +43,14 @@ def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
     if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
         raise DtypeError(f"{OP}: scales are for fp8 operands, not {name_of(a.dtype)}")
     return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)
+
+
+def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
+    found, allowed = check_precision(OP, dtype, precision), GROUPED_PRECISIONS.get(name_of(dtype), ("ieee",))
+    if found not in allowed:
+        wanted = ", ".join(allowed)
+        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted} for {name_of(dtype)}")
+    return found
 
 
 def _check_offs(of: Operands, groups: int | None) -> None:
@@ -118,7 +126,7 @@ def check(
     dtype = _check_dtypes(of, out_dtype)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES:
         dtype = out.dtype
-    precision = check_precision(OP, of.a.dtype, precision)
+    precision = _check_precision(of.a.dtype, precision)
     check_gpu(OP, of.a)
     shape, groups, shared, scales = _shapes(of)
     _check_offs(of, groups)
@@ -128,6 +136,11 @@ def check(
     if out is not None:
         check_out(OP, out, shape, dtype, *of.given)
     return shape, dtype, precision
+
+
+def empty(of: Operands, out: torch.Tensor) -> bool:
+    """Whether there is nothing to multiply, so that all of the result is zero."""
+    return 0 in (out.numel(), of.a.shape[0], of.a.shape[-1], of.b.shape[0])
 
 
 def _view(tensor: torch.Tensor) -> View:

@@ -27,7 +27,16 @@ from tritile.problem.checks import (
     alignment,
 )
 from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
-from tritile.problem.grouped import GROUPED_DTYPES, MAX_GROUPS, MAX_RAGGED, RAGGED, GroupedProblem
+from tritile.problem.grouped import (
+    GROUPED_DTYPES,
+    GROUPED_PRECISIONS,
+    LOADS,
+    MAX_GROUPS,
+    MAX_RAGGED,
+    RAGGED,
+    GroupedProblem,
+    ends_of,
+)
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
@@ -44,12 +53,12 @@ from tritile.problem.quantized import (
 
 __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
-    "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES", "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED",
-    "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "UNIT_WORDS",
-    "WEIGHT_BITS", "Dense", "Epilogue", "GroupedProblem", "KernelProblem", "MatmulProblem", "Operand",
-    "PermuteProblem", "Plane", "Problem", "Product", "QuantizedProblem", "Tiled", "alignment", "doublings",
-    "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
-    "unit_columns", "words_shape",
+    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_EXTENT",
+    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE", "SCALE_K", "SIDES",
+    "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Dense", "Epilogue", "GroupedProblem", "KernelProblem",
+    "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Product", "QuantizedProblem", "Tiled",
+    "alignment", "doublings", "ends_of", "epilogue_of", "merged", "problem_from_dict", "problem_key",
+    "problem_to_dict", "scales_shape", "unit_columns", "words_shape",
 ]  # fmt: skip
 
 Dense = MatmulProblem | PermuteProblem  # all of whose operands are as they are

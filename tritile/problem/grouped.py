@@ -1,14 +1,17 @@
 """Products of groups: many products in one call, whose sizes only the GPU knows."""
 
+import itertools
+import math
+import random
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from tritile.errors import InvalidValueError
 from tritile.problem.checks import (
     ALIGNMENTS,
     FP8_DTYPES,
     ITEMSIZE,
     LAYOUTS,
-    PRECISIONS,
     among,
     check,
     extent_fits,
@@ -16,9 +19,33 @@ from tritile.problem.checks import (
 from tritile.problem.matmul import MatmulProblem, Operand, operand_of
 
 GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
+# Where there is a choice, as in `MatmulProblem`.
+GROUPED_PRECISIONS: Final = {
+    "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+}  # fmt: skip
 RAGGED: Final = ("m", "k", "none")
 MAX_GROUPS: Final = 1024  # a program holds where each of them ends
 MAX_RAGGED: Final = 2**31 - 2**16  # rows, or K, that groups share: offsets have 32 bits
+LOADS: Final = ("even", "skewed", "sparse")
+
+
+def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
+    """Where groups end that share `total`, for measuring, the same at every call.
+
+    "even": all as large, but for what does not divide; "skewed": in any order, the i-th largest has 1 / i of
+    the largest's share; "sparse": as "even" of every fourth group, the others being empty.
+    Raises InvalidValueError for another load.
+    """
+    if load not in LOADS:
+        raise InvalidValueError(f"load {load!r}: wanted one of {', '.join(LOADS)}")
+    weights = [1.0] * groups
+    if load == "skewed":
+        weights = [1 / (i + 1) for i in range(groups)]
+        random.Random(groups).shuffle(weights)
+    elif load == "sparse":
+        weights = [float(i % 4 == 0) for i in range(groups)]
+    whole = math.fsum(weights)
+    return tuple(round(total * share / whole) for share in itertools.accumulate(weights))
 
 
 @dataclass(frozen=True)
@@ -63,7 +90,8 @@ class GroupedProblem:
         check(among(outs, self.out_dtype), self, f"an out_dtype of {', '.join(outs)}")
         check(among(LAYOUTS, *self._layouts), self, f"layouts of {', '.join(LAYOUTS)}")
         check(among(ALIGNMENTS, *self._aligns), self, f"alignments of {ALIGNMENTS}")
-        check(among(PRECISIONS, self.precision), self, f"a precision of {', '.join(PRECISIONS)}")
+        precisions = GROUPED_PRECISIONS.get(self.dtype, ("ieee",))
+        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
         check(type(self.scaled) is bool, self, "scaled as True or False")
 
     @property
