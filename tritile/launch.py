@@ -22,6 +22,8 @@ from tritile.counters import counters_of
 from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
+from tritile.kernels.grouped import grouped_matmul_tile
+from tritile.kernels.grouped_descriptor import grouped_matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
 from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
@@ -48,6 +50,7 @@ def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, .
 
 
 _MATMUL_KEY: Final = ["M", "N", "K", "batch"]
+_GROUPED_KEY: Final = ["M", "N", "K", "groups"]
 _PERMUTE_KEY: Final = ["M", "N", "batch"]
 # Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
@@ -55,6 +58,10 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
         tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY),
         descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
         warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
+    },
+    "grouped": {
+        tile.NAME: _tuned("grouped", tile.NAME, grouped_matmul_tile, _GROUPED_KEY),
+        descriptor.NAME: _tuned("grouped", descriptor.NAME, grouped_matmul_descriptor, _GROUPED_KEY),
     },
     "permute": {
         tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
@@ -245,6 +252,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
+    assert isinstance(call, MatmulCall)  # groups are no batch
 
     assert isinstance(call, MatmulCall)  # others have no batch
 

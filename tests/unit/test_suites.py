@@ -24,6 +24,7 @@ COUNTS = {
     "weights": 55,
     "fp64": 28,
     "complex": 76,
+    "grouped": 46,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -49,7 +50,7 @@ def test_suites_hold_what_they_promise(name: str, count: int) -> None:
     cases = find([name], SUITES)
     assert len(cases) == len(set(cases)) == count
     assert {case.suite for case in cases} == {name}
-    assert {case.op for case in cases} <= {"matmul", "permute", "linear_quantized"}
+    assert {case.op for case in cases} <= {"matmul", "grouped", "permute", "linear_quantized"}
 
 
 def test_every_suite_file_is_counted() -> None:
@@ -173,7 +174,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
         (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
         (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "a precision of ieee"),
-        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
+        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, grouped, permute"),
         (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),
         (GOOD.replace("NN", "AB") + "squares = [8]", "layout"),

@@ -83,7 +83,8 @@ def _check_dtypes(
     return out_dtype
 
 
-def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+    """The precision of a product. Raises InvalidValueError for one that is none of its dtype."""
     allowed = PRECISIONS_OF.get(name_of(dtype))
     if precision is not None and allowed is None:
         wanted = " and ".join(PRECISIONS_OF)
@@ -100,7 +101,8 @@ def _check_depth(op: str, k: int, precision: str) -> None:
         raise UnsupportedError(f"{op}: sums of {k} products in precision 'ozaki': wanted {MAX_DEPTH} at most")
 
 
-def _check_gpu(op: str, a: torch.Tensor) -> None:
+def check_gpu(op: str, a: torch.Tensor) -> None:
+    """Raises UnsupportedError where the operand's GPU does not multiply its dtype."""
     if a.device.type != "cuda" or torch.version.hip is not None:
         return
     major, minor = torch.cuda.get_device_capability(a.device)
@@ -144,9 +146,9 @@ def check(
     dtype = _check_dtypes(op, a, b, out_dtype, scaled)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
         dtype = out.dtype
-    precision = _check_precision(op, a.dtype, precision)
+    precision = check_precision(op, a.dtype, precision)
     for operand in (a, b):
-        _check_gpu(op, operand)
+        check_gpu(op, operand)
     shape = _result_shape(op, a, b)
     _check_depth(op, a.shape[-1], precision)
     if out is not None:

@@ -47,7 +47,10 @@ def _leading(extent: int, itemsize: int, alignment: int) -> int:
     return stride
 
 
-def _operand(dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]) -> Operand:
+def operand_of(
+    dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]
+) -> Operand:
+    """An operand of this layout whose rows, or columns, have just this alignment, in bytes, and no gaps."""
     _, rows, columns = shape
     if layout == "column":
         leading = _leading(rows, itemsize, alignment)
@@ -167,15 +170,17 @@ class MatmulProblem:
         """a, b and out: tensors that pose this problem."""
         out_size = ITEMSIZE[self.out_dtype]
         return (
-            _operand(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
-            _operand(
+            operand_of(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
+            operand_of(
                 self.b_dtype or self.dtype,
                 self.itemsize,
                 self.b_layout,
                 self.b_align,
                 (self.batch, self.k, self.n),
             ),
-            _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
+            operand_of(
+                self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)
+            ),
         )
 
     @property

@@ -8,6 +8,8 @@ microseconds (`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer 
 faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
 Lines of before there was a tutorial peer lack its two fields.
 
+Of op "grouped" `batch` counts groups, `ragged` says which of m and k they share, and `load` how.
+
 A result of op "host" is the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
 `tritile_us, torch_us, ratio_torch` and `env`.
 """
@@ -34,11 +36,13 @@ HOST: Final = "host"  # the op and the suite of what a call costs the host
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
+    "grouped": ("tflops",),
     "permute": ("gbps", "copy_gbps"),
     "linear_quantized": ("tflops", "gbps"),
 }
 _CASE_FIELDS: Final = {
     "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
+    "grouped": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k", "ragged", "load"),
     "permute": ("op", "suite", "dtype", "shape", "dims"),
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }

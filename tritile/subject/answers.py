@@ -11,8 +11,9 @@ from tritile.errors import TuningError
 from tritile.measure.timing import Run
 from tritile.problem import REAL_DTYPE
 from tritile.problem.checks import THREE
+from tritile.subject.groups import grouped_error
 from tritile.subject.operands import matrix, poison, weight_rows
-from tritile.views import Call, MatmulCall, PermuteCall, QuantizedCall
+from tritile.views import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 
 _CHECKED_ROWS = 256
 _SLAB = 8192  # rows of a weight that are unpacked at once
@@ -49,8 +50,8 @@ def matmul_error(call: MatmulCall) -> float:
     return math.sqrt(worst / norm) if norm else float(worst > 0)
 
 
-def allowed_error(call: MatmulCall) -> float:
-    """How large `matmul_error` may be: rounding of the result, and of K terms summed in fp32.
+def allowed_error(call: MatmulCall | GroupedCall) -> float:
+    """How large the error of a product may be: rounding of the result, and of K terms summed in fp32.
 
     Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
     by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
@@ -63,7 +64,7 @@ def allowed_error(call: MatmulCall) -> float:
     k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
     inputs = 2e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
-    spared = 0.4 if call.fused.activation else 1.0
+    spared = 0.4 if isinstance(call, MatmulCall) and call.fused.activation else 1.0
     return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared
 
 
@@ -106,11 +107,13 @@ def allowed_quantized_error(call: QuantizedCall) -> float:
 
 _ERRORS: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": matmul_error,
+    "grouped": grouped_error,
     "permute": _copy_error,
     "linear_quantized": quantized_error,
 }
 _ALLOWED: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": allowed_error,
+    "grouped": allowed_error,
     "permute": _nothing,
     "linear_quantized": allowed_quantized_error,
 }

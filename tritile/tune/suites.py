@@ -8,6 +8,8 @@ one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m 
 the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
 Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
 bits and group size, as "int4/128", and with zero points "int4/128 zeros".
+Those of op "grouped" are `gmnk = [[groups, m, n, k]]`, its `ragged` says which of m and k groups share, and
+its `loads` how (`tritile.problem.ends_of`).
 """
 
 import itertools
@@ -24,14 +26,16 @@ from tritile.problem import (
     ACTIVATION_DTYPES,
     ITEMSIZE,
     PRECISIONS_OF,
+    GroupedProblem,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
     Tiled,
     alignment,
 )
+from tritile.tune import loads
 
-OPS: Final = ("matmul", "permute", "linear_quantized")
+OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
     "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
@@ -39,15 +43,29 @@ PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
-_SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # numbers in an item
+_SIZE_KEYS: Final = {
+    "squares": 1,
+    "mnk": 3,
+    "bmnk": 4,
+    "gmnk": 4,
+    "m": 1,
+    "nk": 2,
+    "shapes": 0,
+}  # numbers in an item
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
+    "grouped": ({"gmnk"},),
     "permute": ({"shapes"},),
     "linear_quantized": ({"squares"}, {"mnk"}, {"m", "nk"}),
 }
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
+_FORMS: Final = {
+    "matmul": ("MxNxK or BxMxNxK", (3, 4)), "grouped": ("GxMxNxK", (4,)), "permute": ("MxN or BxMxN", (2, 3)),
+    "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
+}  # fmt: skip
 _OTHER_KEYS: Final = {
     "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
+    "grouped": {"op", "dtypes", "layouts", "precisions", "ragged", "loads"},
     "permute": {"op", "dtypes", "dims"},
     "linear_quantized": {"op", "dtypes", "weights"},
 }
@@ -65,7 +83,8 @@ class Case:
     A "matmul" is `batch` products of m x k by k x n; the letters of its layout are those of a and b: N
     is stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves
     dimension `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind
-    that its layout names: "int4/128". Operands are contiguous.
+    that its layout names: "int4/128". A "grouped" is of `batch` groups, which share m or k, the
+    one that `ragged` names, by `load`. Operands are contiguous.
     Raises InvalidValueError where a field does not fit its op.
     """
 
@@ -81,18 +100,26 @@ class Case:
     shape: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     epilogue: str = ""
+    ragged: str = ""
+    load: str = ""
 
     def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue)
-        self._check(all(isinstance(word, str) for word in words), "words as text")
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue, self.ragged)
+        self._check(all(isinstance(word, str) for word in (*words, self.load)), "words as text")
         self._check(
             isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
         )
         numbers = (self.batch, self.m, self.n, self.k, *self.shape, *self.dims)
         self._check(all(type(number) is int for number in numbers), "sizes as whole numbers")
         self._check(self.op in OPS, f"an op of {', '.join(OPS)}")
-        if self.op == "matmul":
+        if self.op in ("matmul", "grouped"):
             self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
+        if self.op != "grouped":
+            self._check(not self.ragged and not self.load, "a ragged size and a load of groups only")
+        if self.op == "grouped":
+            wanted = loads.fault(self)
+            self._check(wanted is None, wanted or "")
+        elif self.op == "matmul":
             self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
             allowed = PRECISIONS_OF.get(self.dtype, ("ieee",))
@@ -144,6 +171,9 @@ class Case:
             precision=self.precision,
             epilogue=self.epilogue,
         )
+
+    def _grouped(self) -> GroupedProblem:
+        return loads.problem_of(self)
 
     def _linear_quantized(self) -> QuantizedProblem:
         found = _WEIGHT.fullmatch(self.layout)
@@ -242,6 +272,12 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     if op == "permute":
         return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
+    if op == "grouped":
+        layouts, ragged, how = (_listed(entry, key, str) for key in ("layouts", "ragged", "loads"))
+        return [
+            loads.case_of(Case, suite, *words)
+            for words in itertools.product(sizes, dtypes, layouts, precisions, ragged, how)
+        ]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
     layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
     ways = itertools.product(dtypes, layouts, precisions, epilogues, sizes)
@@ -298,14 +334,18 @@ def parse_shape(
 ) -> Case:  # fmt: skip
     """The case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
 
-    Layout and precision mean nothing to a permute; a layout of letters is "int4/128" to a "linear_quantized".
-    Raises InvalidValueError if it is not a case.
+    Of op "grouped" GxMxNxK: groups share M by the skewed load. Layout and precision mean nothing to a
+    permute; a layout of letters is "int4/128" to a "linear_quantized". Raises InvalidValueError if it is not
+    a case.
     """
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
     parts = text.lower().split("x")
-    form, counts = ("MxNxK or BxMxNxK", (3, 4)) if op != "permute" else ("MxN or BxMxN", (2, 3))
+    form, counts = _FORMS[op]
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
+    sizes = [int(part) for part in parts]
     layout = "int4/128" if op == "linear_quantized" and layout in MATMUL_LAYOUTS else layout
-    return _sized_case([int(part) for part in parts], suite, op, dtype, layout, precision)
+    if op == "grouped":
+        return loads.case_of(Case, suite, sizes, dtype, layout, precision)
+    return _sized_case(sizes, suite, op, dtype, layout, precision)

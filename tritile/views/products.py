@@ -1,4 +1,4 @@
-"""A call reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
+"""Products reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,9 +13,6 @@ from tritile.problem import (
     Epilogue,
     MatmulProblem,
     Operand,
-    PermuteProblem,
-    QuantizedProblem,
-    Tiled,
     alignment,
     epilogue_of,
 )
@@ -232,100 +229,11 @@ class MatmulCall:
         return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
 
 
-@dataclass(frozen=True)
-class PermuteCall:
-    """The copy that `problem` tells of, from x to out, words of `flip` bits inverted.
-
-    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of
-    16 bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
-    exchanged.
-    """
-
-    op: ClassVar[str] = "permute"
-    problem: PermuteProblem
-    x: Any
-    out: Any
-    flip: tuple[int, int] = (0, 0)
-    in_place: bool = False
-
-    @property
-    def batch_dims(self) -> tuple[int, ...]:
-        """The dimensions over which tiles are repeated."""
-        problem = self.problem
-        steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
-        return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Their sizes."""
-        return tuple(self.problem.shape[i] for i in self.batch_dims)
-
-    @property
-    def target(self) -> Any:
-        """Which of its tensors is written."""
-        return self.out
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to."""
-        return (self.x, self.out)
-
-
-@dataclass(frozen=True)
-class QuantizedCall:
-    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
-
-    These are laid out as `tritile.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
-    `fused` holds the bias, if any.
-    """
-
-    op: ClassVar[str] = "linear_quantized"
-    batch_shape: ClassVar[tuple[int, ...]] = ()
-    x: View
-    words: Any
-    scales: Any
-    zeros: Any | None
-    out: View
-    dtype: str
-    bits: int
-    group_size: int
-    fused: Fused = UNFUSED
-
-    @property
-    def problem(self) -> QuantizedProblem:
-        """What planning needs to know of this call."""
-        return QuantizedProblem(
-            *self.out.shape,
-            self.x.shape[1],
-            self.dtype,
-            self.bits,
-            self.group_size,
-            self.zeros is not None,
-            self.fused.bias is not None,
-            "row" if self.x.layout == "row" else "strided",
-            self.x.align,
-        )
-
-    @property
-    def target(self) -> Any:
-        """Which of its tensors is written."""
-        return self.out.tensor
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: x, words, scales, zeros and bias if there are, and out."""
-        bias = self.fused.bias and self.fused.bias.tensor
-        sides = (side for side in (self.zeros, bias) if side is not None)
-        return (self.x.tensor, self.words, self.scales, *sides, self.out.tensor)
-
-
-Call = MatmulCall | PermuteCall | QuantizedCall
-
-
 Make = Callable[[str, int], Any]
 
 
-def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+    """An operand on memory of its own."""
     batch_stride, *strides = operand.strides
     real = REAL_DTYPE.get(operand.dtype)
     tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
@@ -355,11 +263,12 @@ def _fused(problem: MatmulProblem, make: Make) -> Fused:
     return Fused(a, b, bias, residual, epilogue.activation, weight, weight)
 
 
-def _posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
+def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
+    """A call that poses a product."""
     batch = (problem.batch,) if problem.batch > 1 else ()
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
-        _view(operand, size, problem.batch, make)
+        view_of(operand, size, problem.batch, make)
         for operand, size in zip(problem.operands, sizes, strict=True)
     )
     dtypes = (problem.dtype, problem.out_dtype)
@@ -374,36 +283,3 @@ def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
     rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
     a, b = make("float32", rows * blocks), make("float32", blocks * columns)
     return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
-
-
-def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
-    kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
-    x, out = (make(kind, lanes * span) for span in problem.spans)
-    return PermuteCall(problem, x, out)
-
-
-def _posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
-    m, n, size = problem.m, problem.n, problem.itemsize
-    x = _view(problem.x, size, 1, make)
-    words, scales = make("int32", prod(problem.words)), make(problem.dtype, prod(problem.scales))
-    zeros = make("int16", prod(problem.scales)) if problem.zero_points else None
-    bias = View(make(problem.dtype, n), (m, n), (0, 1), (), size) if problem.bias else None
-    out = View(make(problem.dtype, m * n), (m, n), (n, 1), (), size)
-    weight = (problem.dtype, problem.bits, problem.group_size)
-    return QuantizedCall(x, words, scales, zeros, out, *weight, Fused(bias=bias))
-
-
-_POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
-    "matmul": _posed_product,
-    "permute": _posed_permute,
-    "linear_quantized": _posed_quantized,
-}
-
-
-def posed(problem: Tiled, make: Make) -> Call:
-    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
-
-    The output is asked for last. A complex number of a product is asked for as two real ones, other elements
-    of 16 bytes as two of int64.
-    """
-    return _POSERS[problem.op](problem, make)
