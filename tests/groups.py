@@ -18,6 +18,7 @@ OFFSETS = {
     "decreasing": [30, 10, 35, 20],
     "past the end": [10, 90, 2**31 - 1],
     "below zero": [-5, 8, -(2**31), 25],
+    "far below zero at first": [-(2**31), 8, 40],
     "bad throughout": [2**31 - 1, -1, 3],
 }
 SHARED = 40

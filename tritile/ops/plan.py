@@ -89,8 +89,8 @@ def plan(
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
-        what: `tritile.matmul`, `permute` or `transpose`, followed by the arguments of the call; or a
-            problem alone.
+        what: `tritile.matmul`, `grouped_matmul`, `permute` or `transpose`, followed by the arguments of the
+            call; or a problem alone.
         args: the call's positional arguments.
         device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
             problem the current GPU.
@@ -109,7 +109,8 @@ def plan(
             return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
-        raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, permute, transpose or a problem")
+        wanted = "tritile.matmul, grouped_matmul, permute, transpose or a problem"
+        raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
     device = device or here
     if device is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
