@@ -5,9 +5,9 @@ import triton.language as tl
 
 
 @triton.jit
-def larger(a, b):
-    """The larger of two, for scans."""
-    return tl.maximum(a, b)
+def larger(end_a, start_a, end_b, start_b):
+    """The larger of two ends, and of two starts: so far along the groups."""
+    return tl.maximum(end_a, end_b), tl.maximum(start_a, start_b)
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def ends_of_groups(offs_ptr, groups, total, tiles_n, BLOCK_M: tl.constexpr, BLOC
     Lanes past the last group hold what its own does.
     """
     index = tl.arange(0, BLOCK_G)
-    ends = tl.associative_scan(cut_offsets(offs_ptr, index, groups, total), 0, larger)
-    starts = tl.associative_scan(cut_offsets(offs_ptr, index - 1, groups, total), 0, larger)
+    own = cut_offsets(offs_ptr, index, groups, total)
+    ends, starts = tl.associative_scan((own, cut_offsets(offs_ptr, index - 1, groups, total)), 0, larger)
     starts = tl.where(index < groups, starts, ends)
     return ends, tl.cumsum((ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
 
