@@ -12,6 +12,8 @@ from tritile import launch
 from tritile.config import Config
 from tritile.errors import TuningError
 from tritile.ops.groups import Operands, described
+from tritile.work import tile
+from tritile.work.grouped import tile_work
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 TILE = Config.of(4, 2, "tile", BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, GROUP_M=2)
@@ -195,3 +197,31 @@ def test_nothing_to_multiply(ragged):
         flat = tritile.grouped_matmul(*operands(ragged, 2, (4, 4, 0), torch.float32), empty)
         assert flat.shape == (4, 4)
         assert not flat.any()
+
+
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_offsets_of_64_bits_within_a_tile(ragged, monkeypatch):
+    """Where tensors do not need them: the answers must be the same."""
+    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    offs = offsets("a rest")
+    a, b = posed(ragged, offs)
+    assert wide(a, b, offs)
+    run(TILE, placed(a, "sparse"), placed(b, "column"), offs)
+
+
+def wide(a, b, offs):
+    out = torch.empty((), device="meta").expand(shape_of(a, b, offs))
+    (step,) = tile_work(described(Operands(a, b, offs, None, None), out, "ieee"), TILE, 1, False).steps
+    return dict(zip(step.kernel.arg_names, step.args, strict=True))["WIDE"]
+
+
+def test_strides_that_make_tiles_wide():
+    """16 rows of a tile, or 16 of K, that reach beyond 32 bits."""
+    offs = offsets("uneven")
+    a, b = posed("rows", offs)
+    assert not wide(a, b, offs)
+    for stride, needed in ((2**27 - 2**13, False), (2**27, True)):
+        far_a = torch.empty_strided(a.shape, (stride, 1), device="meta")
+        far_b = torch.empty_strided(b.shape, (28 * stride, stride, 1), device="meta")
+        assert wide(far_a, b, offs) is needed
+        assert wide(a, far_b, offs) is needed
