@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 import tritile
 from tests.complexes import assert_complex, numbers, parts
 from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty, poisoned
-from tritile import launch
+from tritile import launch, plans
 from tritile.device import TARGETS
+from tritile.errors import TuningError
 from tritile.ops.described import described
-from tritile.problem import PRECISIONS_OF
+from tritile.problem import PRECISIONS_OF, MatmulProblem
 from tritile.problem.complexes import form_of
 from tritile.space import illegal
+from tritile.subject import answers
+from tritile.views import posed
 from tritile.work import tile
 
 pytestmark = [
@@ -254,6 +257,22 @@ def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
     for piece in pieces:
         launch.run_interpreted(piece, CONFIGS["tile"])
     assert_complex(out, a, b, precision)
+
+
+@pytest.mark.parametrize("fields", [{}, {"b_layout": "column", "m": 5}, {"batch": 2, "out_layout": "column"}])
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_the_tuner_tells_right_answers_from_wrong_ones(monkeypatch, dtype, precision, fields):
+    monkeypatch.setattr(answers, "_sampled", lambda rows: torch.arange(rows))
+    sizes = {"batch": 1, "m": 40, "n": 30, "k": 20} | fields
+    problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
+    call = posed(problem, lambda kind, size: torch.randn(size, dtype=getattr(torch, kind)))
+    call.out.tensor.fill_(math.nan)
+    assert answers.matmul_error(call) == math.inf
+    launch.run_interpreted(call, plans.interpreted(call.problem).config)
+    assert 0 < answers.answer_error(call) <= answers.allowed_error(call)
+    call.out.tensor[1] += 1e3
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(call)
 
 
 def test_three_products_err_where_parts_cancel():
