@@ -81,3 +81,10 @@ DATA = {
     "huge": lambda a, b: (_with(a, 3.4e38), b * 1e-20),
     "denormal": lambda a, b: (a * 1e-39, b),
 }  # fmt: skip
+
+
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 numbers rounded to 11 bits, ties to even, by arithmetic in float64."""
+    wide = x.double()
+    unit = torch.frexp(wide).exponent.clamp(min=-125).double().exp2() * 2.0**-11
+    return torch.where(wide.isfinite(), (wide / unit).round() * unit, wide).float()
