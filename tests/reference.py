@@ -142,12 +142,12 @@ def tolerance(
     k = max(1, a.shape[-1])
     eps_acc = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
     growth = 4 * math.sqrt(k)
-    inputs = 0.0
+    inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0  # each factor is rounded to 11 bits
     if tensor_cores:
         products = 3 if precision == "tf32x3" else 1
         growth = products * (growth + k / 8)
-        # tf32 keeps 10 of 23 bits of each factor; x3 what the second ten bits leave, and no low times low
-        inputs = {"tf32": 2 * 2.0**-10, "tf32x3": 3 * 2.0**-20}.get(precision, 0.0)
+        # x3 keeps what the second ten of 23 bits leave, and no low times low
+        inputs += 3 * 2.0**-20 if precision == "tf32x3" else 0.0
         # fp8 sums keep 13 bits for at most 256 of K, in instructions of 32
         inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)

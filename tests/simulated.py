@@ -69,8 +69,8 @@ DATA = {
     "cancelling": _cancelling,
     "constant": lambda a, b: (torch.full_like(a, 1 + 2.0**-11 - 2.0**-20), torch.full_like(b, 1 + 2.0**-11)),
     "large": lambda a, b: (a * 2.0**50, b * 2.0**-55),
-    "identity": lambda a, b: (torch.eye(*a.shape, device=a.device), b),
-    "zero": lambda a, b: (a * 0, b),
+    "identity": lambda a, b: (torch.eye(*a.shape, device=a.device), b + b.sign()),
+    "zero": lambda a, b: (a * 0, b + b.sign()),
     "wide": lambda a, b: (a * (3 * b[: len(a), : 1]).exp() * (4 * a).exp(), b * (4 * b).exp()),
     "graded": _graded,
     "one small": lambda a, b: (torch.eye(*a.shape, device=a.device), _with(b, 2.0**-40)),
@@ -81,3 +81,10 @@ DATA = {
     "huge": lambda a, b: (_with(a, 3.4e38), b * 1e-20),
     "denormal": lambda a, b: (a * 1e-39, b),
 }  # fmt: skip
+
+
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 numbers rounded to 11 bits, ties to even, by arithmetic in float64."""
+    wide = x.double()
+    unit = torch.frexp(wide).exponent.clamp(min=-125).double().exp2() * 2.0**-11
+    return torch.where(wide.isfinite(), (wide / unit).round() * unit, wide).float()

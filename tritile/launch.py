@@ -31,7 +31,7 @@ from tritile.kernels.quantized import linear_quantized
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
-from tritile.native import NativeLaunch
+from tritile.native import TFLOAT32, NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, packed, quantized, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.views import Call, MatmulCall, PermuteCall, View
@@ -151,6 +151,10 @@ class _TritonLaunch:
 
     def __init__(self, kernel: Any, step: Step, dtypes: Sequence[torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
+        seen = [value for value in step.args if isinstance(value, Descriptor)]
+        for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
+            if value.rounded:
+                how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]

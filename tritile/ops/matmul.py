@@ -190,7 +190,7 @@ def matmul(
             on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
             `tritile.problem.error_bound`), and where data do not suit that, as is found on the GPU, other
             kernels; "tf32x3" takes three products in TF32, for an error near fp32's; "tf32" takes one,
-            with inputs cut to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
+            with inputs rounded to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
             products: "fast" leaves sums to the tensor cores, which on Hopper keep 14 bits of them;
             "ieee", the default, moves these to fp32 as it goes. Of complex64 products: these of float32, of
             complex128 ones "ieee", for the real products that they are made of: four, or three where "-3m"

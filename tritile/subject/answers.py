@@ -55,7 +55,7 @@ def allowed_error(call: MatmulCall | GroupedCall) -> float:
 
     Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
     by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
-    bits of each input, cut and not rounded. An activation leaves less than half of what it is given, and of
+    bits of each input, rounded. An activation leaves less than half of what it is given, and of
     its error up to 1.13 times. A part of a complex number is a sum of 2 K products, or, by three real
     products, made of sums that together are up to four times as large as it.
     """
@@ -63,7 +63,7 @@ def allowed_error(call: MatmulCall | GroupedCall) -> float:
     dtype, out_dtype = real or call.dtype, real or call.out_dtype
     k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
-    inputs = 2e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
+    inputs = 1e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
     spared = 0.4 if isinstance(call, MatmulCall) and call.fused.activation else 1.0
     return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared
 

@@ -23,10 +23,10 @@ class Seen(NamedTuple):
     strides: tuple[int, int, int, int]
     transposed: bool
 
-    def descriptor(self, rows: int, columns: int, layout: Any = None) -> Descriptor:
+    def descriptor(self, rows: int, columns: int, layout: Any = None, rounded: bool = False) -> Descriptor:
         """The descriptor for tiles of so many of the operand's own rows and columns."""
         block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
-        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block))
+        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
 
 def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -91,9 +91,10 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     grid, flat = _grid(call, config, split, processors)
     scales, shared = block_scales(call)
     word, verdicts = verdict(call)
+    rounded = call.precision == "tf32"
     args = (
-        read.a.descriptor(block_m, block_k),
-        read.b.descriptor(block_k, block_n),
+        read.a.descriptor(block_m, block_k, rounded=rounded),
+        read.b.descriptor(block_k, block_n, rounded=rounded),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
         not read.a.transposed, not read.b.transposed, by_descriptor, input_precision(call), early,
