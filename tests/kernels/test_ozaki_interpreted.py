@@ -6,14 +6,17 @@ from fractions import Fraction
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import tritile
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.interpreter import interpret
 from tritile.kernels import residues
+from tritile.kernels.epilogue import remainder
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem, moduli
+from tritile.problem import MatmulProblem, epilogue_of, moduli
 from tritile.views import Placed, posed
 from tritile.work.lower import ozaki
 
@@ -77,13 +80,13 @@ def test_the_sums_of_kernels_are_exact():
         quotient_error = Fraction(value, p) * Fraction(2, 2**24) * Fraction(5, 4)  # 1 / p and the product
         assert p == 256 or math.floor(Fraction(p, 2) + p * quotient_error) <= 127
     for part in (1, 2, 3):
-        places = [int(weights[part]) for weights in (*ozaki.WEIGHTS, ozaki.WHOLE)]
+        places = [int(weights[part - 1]) for weights in (*ozaki.WEIGHTS, ozaki.WHOLE[1:])]
         lowest = min((x & -x).bit_length() - 1 for x in places if x)
-        total = sum(255 * w for w in places[:-1])
-        turns = total // moduli.RANGE + sum(255 for _ in moduli.MODULI)
+        total = sum(128 * w for w in places[:-1])
+        turns = 128 * len(moduli.MODULI)
         assert total >> lowest < 2**53
         assert turns * places[-1] >> lowest < 2**53
-    for p, *parts in ozaki.WEIGHTS:
+    for p, parts in zip(moduli.MODULI, ozaki.WEIGHTS, strict=True):
         whole = sum(map(int, parts))
         assert (whole % p, whole % (moduli.RANGE // p)) == (1, 0)
     assert sum(map(int, ozaki.WHOLE[1:])) == moduli.RANGE
@@ -105,7 +108,7 @@ def split(x, exponents, padded):
     out = torch.full((len(moduli.MODULI), size, padded), 99, dtype=torch.int8)
     args = (size, depth, padded, out[0].numel(), *x.stride(), 1, (1,), (0,), ozaki.DIGITS, 4, 16)
     blocks = -(-size // 4) * -(-padded // 16)
-    interpret(residues.split_residues, (blocks, 1, 1), (x, exponents, out, *args), {})
+    interpret(residues.split_residues, (blocks, 1, 1), (x, exponents, out, None, *args), {})
     return out
 
 
@@ -140,11 +143,33 @@ def test_remainders_of_vectors_left_to_plain_float64_are_zero():
     assert (out[:, 1::2, :5] == 3).all()
 
 
+@triton.jit
+def reduce_sums(sums_ptr, moduli_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    found = remainder(tl.load(sums_ptr + at), tl.load(moduli_ptr + tl.program_id(0)))
+    tl.store(out_ptr + at, found.to(tl.int8))
+
+
+def test_sums_are_reduced_to_remainders_that_fit():
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for p in moduli.MODULI:
+        halves = [q * p + p // 2 + d for q in (0, 1, 2**30 // p, -(2**31) // p + 1) for d in (-1, 0, 1)]
+        ends = [0, 1, -1, 2**31 - 1, -(2**31) + 1, 2**24 + 1, 2**31 - 129]
+        drawn = torch.randint(-(2**31), 2**31, (64 - len(halves) - len(ends),), generator=generator)
+        rows.append([*halves, *ends, *drawn.tolist()])
+    sums, out = torch.tensor(rows, dtype=torch.int32), torch.empty(len(rows), 64, dtype=torch.int8)
+    table = torch.tensor(moduli.MODULI, dtype=torch.float32)
+    interpret(reduce_sums, (len(rows), 1, 1), (sums, table, out, 64), {})
+    for p, row, found in zip(moduli.MODULI, rows, out.tolist(), strict=True):
+        assert all((x - r) % p == 0 and abs(r) <= p // 2 for x, r in zip(row, found, strict=True))
+
+
 def join(numbers, scale):
     """What the kernel makes of the remainders of these numbers, 2**-scale being undone on either side."""
     parts = torch.tensor(
-        [[[n % p + p * (n % 5 - 2) for n in row] for row in numbers] for p in moduli.MODULI],
-        dtype=torch.int32,
+        [[[(n + p // 2) % p - p // 2 for n in row] for row in numbers] for p in moduli.MODULI],
+        dtype=torch.int8,
     )
     _, m, n = parts.shape
     out = torch.empty((m, n), dtype=torch.float64)
@@ -394,6 +419,7 @@ def test_the_core_that_is_judged_is_the_core_that_runs(a_shape, b_shape):
     assert all(isinstance(tensor, Placed) for tensor in core.tensors)
     last = max(tensor.buffer for tensor in core.tensors)
     assert last == len(call.tensors) + len(scratch) - 1
+    assert core.out.tensor.dtype == scratch[-2].dtype
 
 
 @pytest.mark.parametrize("layouts", [("row", "column"), ("column", "row"), ("strided", "strided")])
@@ -423,6 +449,23 @@ def test_wrong_precisions_and_depths_are_refused():
         MatmulProblem(1, 8, 8, moduli.MAX_DEPTH + 1, "float64", "float64", precision="ozaki")
     with pytest.raises(InvalidValueError, match="float64 and k up to"):
         MatmulProblem(1, 8, 8, 8, "float32", "float32", precision="ozaki")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "remainder",
+        "scale_a=row remainder",
+        "scale_a=one bias=row remainder",
+        "scale_a=one weighted remainder",
+    ],
+)
+def test_remainders_are_fused_with_nothing_else(text):
+    assert str(epilogue_of("scale_a=one remainder")) == "scale_a=one remainder"
+    with pytest.raises(InvalidValueError):
+        epilogue_of(text)
+    with pytest.raises(InvalidValueError, match="wanted"):
+        tritile.linear(normal(2, 2), normal(2, 2), activation="remainder")
 
 
 def test_the_default_of_float64_is_plain():

@@ -199,7 +199,7 @@ def matmul(
             K up to 131,072: each element errs by at most 2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in
             Euclidean norms, which suits rows and columns of numbers of like sizes. Those whose root mean
             square is above 4 times their mean magnitude (zeros not counted), or that have an infinity or
-            NaN, are multiplied in fp64 all the same. It takes workspaces of 14 (M + N) K + 56 M N bytes.
+            NaN, are multiplied in fp64 all the same. It takes workspaces of 14 (M K + K N + M N) bytes.
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.

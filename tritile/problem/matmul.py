@@ -19,7 +19,7 @@ from tritile.problem.checks import (
     extent_fits,
 )
 from tritile.problem.complexes import core_of
-from tritile.problem.epilogue import epilogue_of
+from tritile.problem.epilogue import REMAINDER, Epilogue, epilogue_of
 from tritile.problem.moduli import MAX_DEPTH, MODULI
 from tritile.problem.parts import part_length
 
@@ -205,9 +205,11 @@ class MatmulProblem:
             return replace(self, **core_of(self)).core
         if self.precision == "ozaki":
             k = -(-self.k // 16) * 16
+            epilogue = str(Epilogue(scale_a="one", activation=REMAINDER))
             return MatmulProblem(
-                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int32", b_layout="column"
-            )
+                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
+                b_layout="column", epilogue=epilogue,
+            )  # fmt: skip
         if not self.in_parts:
             return self
         return replace(
