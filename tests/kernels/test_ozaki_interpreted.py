@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 
 import tritile
+from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty
+from tritile import launch
+from tritile.config import Config
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.interpreter import interpret
 from tritile.kernels import residues
@@ -384,6 +387,45 @@ def test_unfit_matrices_of_a_batch():
     assert torch.allclose(got, plain, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
+@pytest.mark.parametrize("precision", ["ozaki", "ozaki-3m"])
+@pytest.mark.parametrize(
+    ("size", "layouts"),
+    [
+        ((9, 3, 20), ("row", "row")),
+        ((2, 17, 20), ("row", "row")),
+        ((2, 17, 20), ("row", "column")),
+        ((5, 6, 7), ("strided", "sparse")),
+    ],
+    ids=str,
+)
+def test_complex_products_are_made_of_these(size, layouts, precision):
+    m, n, k = size
+    a, b = numbers((m, k), torch.complex128), numbers((k, n), torch.complex128, 1)
+    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
+    assert_complex(got, a, b, precision)
+    a[1, 2] = complex(math.inf, 1)
+    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
+    plain = tritile.matmul(a, b, precision=precision.replace("ozaki", "ieee"))
+    assert torch.equal(torch.isfinite(got), torch.isfinite(plain))
+
+
+def run_with(config, a, b):
+    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float64)
+    launch.run_interpreted(described(a, b, out, "ozaki"), config)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("persistent", "split", "subtiles"), [(False, 1, 1), (True, 1, 2), (False, 2, 1)], ids=str
+)
+def test_every_family_gives_the_same_bits(persistent, split, subtiles):
+    a, b = normal(40, 70), normal(70, 35, seed=1)
+    wanted = tritile.matmul(a, b, precision="ozaki")
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    more = {"PERSISTENT": persistent, "SPLIT_K": split, "SUBTILES": subtiles}
+    assert torch.equal(run_with(Config.of(4, 3, "descriptor", **blocks, **more), a, b), wanted)
+
+
 def test_answers_repeat_bit_for_bit():
     a, b = normal(20, 90), normal(90, 30, seed=1)
     assert torch.equal(*(tritile.matmul(a, b, precision="ozaki") for _ in range(2)))
@@ -445,7 +487,10 @@ def test_wrong_precisions_and_depths_are_refused():
     deep = torch.zeros(1, dtype=torch.float64).expand(moduli.MAX_DEPTH + 1)
     with pytest.raises(UnsupportedError, match=r"131073 products .* wanted 131072 at most"):
         tritile.matmul(deep, deep, precision="ozaki")
-    with pytest.raises(InvalidValueError, match="float64 and k up to 131072"):
+    half = torch.zeros(moduli.MAX_DEPTH // 2 + 1, dtype=torch.complex128)
+    with pytest.raises(UnsupportedError, match=r"65537 products .* wanted 65536 at most"):
+        tritile.matmul(half, half, precision="ozaki-3m")
+    with pytest.raises(InvalidValueError, match="float64 and k up to 131072, or complex128 and half that"):
         MatmulProblem(1, 8, 8, moduli.MAX_DEPTH + 1, "float64", "float64", precision="ozaki")
     with pytest.raises(InvalidValueError, match="float64 and k up to"):
         MatmulProblem(1, 8, 8, 8, "float32", "float32", precision="ozaki")

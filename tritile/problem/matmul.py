@@ -14,6 +14,7 @@ from tritile.problem.checks import (
     PRECISIONS,
     PRECISIONS_OF,
     REAL_DTYPE,
+    THREE,
     among,
     check,
     extent_fits,
@@ -106,8 +107,10 @@ class MatmulProblem:
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
         check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
-        if self.precision == "ozaki":
-            check(self.dtype == "float64" and self.k <= MAX_DEPTH, self, f"float64 and k up to {MAX_DEPTH}")
+        if self.precision.removesuffix(THREE) == "ozaki":
+            deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
+            fits = self.dtype in ("float64", "complex128") and self.k <= deepest
+            check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
         epilogue_of(self.epilogue)
 
     @property
