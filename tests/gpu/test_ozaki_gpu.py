@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tritile
+from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty, values
 from tritile import device as devices
 from tritile import launch, model
@@ -239,6 +240,18 @@ def test_rows_of_a_wide_range_keep_the_digits_of_plain_float64():
     got, plain = ozaki(a, b), torch.matmul(a, b)
     magnitudes = torch.matmul(a.abs(), b.abs())
     assert bool(((got - plain).abs() <= 2 * 300 * UNIT * magnitudes).all())
+
+
+@pytest.mark.parametrize("precision", ["ozaki", "ozaki-3m"])
+@pytest.mark.parametrize("size", [(300, 70, 200), (16, 512, 333)], ids=str)
+def test_complex_products_are_made_of_these(size, precision):
+    m, n, k = size
+    a, b = numbers((m, k), torch.complex128, 0, "cuda"), numbers((k, n), torch.complex128, 1, "cuda")
+    for right in (b, b.mT.contiguous().mT):
+        assert_complex(tritile.matmul(a, right, precision=precision), a, b, precision)
+    a[1, 2] = complex(math.inf, 1)
+    got, plain = tritile.matmul(a, b, precision=precision), tritile.matmul(a, b)
+    assert torch.equal(got.isfinite(), plain.isfinite())
 
 
 def test_what_is_fused():

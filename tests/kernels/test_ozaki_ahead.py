@@ -61,7 +61,7 @@ def test_the_int8_product_runs_on_tensor_cores(name):
 def test_weights_reach_the_kernel_with_all_their_digits():
     kernels = {kernel.name: kernel for kernel in compiled(SQUARE, target_device("nvidia-h200"))}
     text = kernels["join_residues"].asm["ptx"].upper()
-    for _, *parts in (*ozaki.WEIGHTS, ozaki.WHOLE):
+    for parts in (*ozaki.WEIGHTS, ozaki.WHOLE[1:]):
         for part in parts:
             positive, negative = (struct.pack(">d", x).hex().upper() for x in (part, -part))
             assert part == 0 or f"0D{positive}" in text or f"0D{negative}" in text
@@ -69,5 +69,5 @@ def test_weights_reach_the_kernel_with_all_their_digits():
 
 def test_words_are_wide():
     kernels = {kernel.name: kernel for kernel in compiled(SQUARE, target_device("nvidia-h200"))}
-    assert "ld.global.v4.b32" in kernels["join_residues"].asm["ptx"]
+    assert "ld.global.v2.b32" in kernels["join_residues"].asm["ptx"]
     assert "st.global.v2.b32" in kernels["split_residues"].asm["ptx"]

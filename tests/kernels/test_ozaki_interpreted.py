@@ -6,14 +6,20 @@ from fractions import Fraction
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import tritile
+from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty
+from tritile import launch
+from tritile.config import Config
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.interpreter import interpret
 from tritile.kernels import residues
+from tritile.kernels.epilogue import remainder
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem, moduli
+from tritile.problem import MatmulProblem, epilogue_of, moduli
 from tritile.views import Placed, posed
 from tritile.work.lower import ozaki
 
@@ -77,13 +83,13 @@ def test_the_sums_of_kernels_are_exact():
         quotient_error = Fraction(value, p) * Fraction(2, 2**24) * Fraction(5, 4)  # 1 / p and the product
         assert p == 256 or math.floor(Fraction(p, 2) + p * quotient_error) <= 127
     for part in (1, 2, 3):
-        places = [int(weights[part]) for weights in (*ozaki.WEIGHTS, ozaki.WHOLE)]
+        places = [int(weights[part - 1]) for weights in (*ozaki.WEIGHTS, ozaki.WHOLE[1:])]
         lowest = min((x & -x).bit_length() - 1 for x in places if x)
-        total = sum(255 * w for w in places[:-1])
-        turns = total // moduli.RANGE + sum(255 for _ in moduli.MODULI)
+        total = sum(128 * w for w in places[:-1])
+        turns = 128 * len(moduli.MODULI)
         assert total >> lowest < 2**53
         assert turns * places[-1] >> lowest < 2**53
-    for p, *parts in ozaki.WEIGHTS:
+    for p, parts in zip(moduli.MODULI, ozaki.WEIGHTS, strict=True):
         whole = sum(map(int, parts))
         assert (whole % p, whole % (moduli.RANGE // p)) == (1, 0)
     assert sum(map(int, ozaki.WHOLE[1:])) == moduli.RANGE
@@ -105,7 +111,7 @@ def split(x, exponents, padded):
     out = torch.full((len(moduli.MODULI), size, padded), 99, dtype=torch.int8)
     args = (size, depth, padded, out[0].numel(), *x.stride(), 1, (1,), (0,), ozaki.DIGITS, 4, 16)
     blocks = -(-size // 4) * -(-padded // 16)
-    interpret(residues.split_residues, (blocks, 1, 1), (x, exponents, out, *args), {})
+    interpret(residues.split_residues, (blocks, 1, 1), (x, exponents, out, None, *args), {})
     return out
 
 
@@ -140,11 +146,33 @@ def test_remainders_of_vectors_left_to_plain_float64_are_zero():
     assert (out[:, 1::2, :5] == 3).all()
 
 
+@triton.jit
+def reduce_sums(sums_ptr, moduli_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    found = remainder(tl.load(sums_ptr + at), tl.load(moduli_ptr + tl.program_id(0)))
+    tl.store(out_ptr + at, found.to(tl.int8))
+
+
+def test_sums_are_reduced_to_remainders_that_fit():
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for p in moduli.MODULI:
+        halves = [q * p + p // 2 + d for q in (0, 1, 2**30 // p, -(2**31) // p + 1) for d in (-1, 0, 1)]
+        ends = [0, 1, -1, 2**31 - 1, -(2**31) + 1, 2**24 + 1, 2**31 - 129]
+        drawn = torch.randint(-(2**31), 2**31, (64 - len(halves) - len(ends),), generator=generator)
+        rows.append([*halves, *ends, *drawn.tolist()])
+    sums, out = torch.tensor(rows, dtype=torch.int32), torch.empty(len(rows), 64, dtype=torch.int8)
+    table = torch.tensor(moduli.MODULI, dtype=torch.float32)
+    interpret(reduce_sums, (len(rows), 1, 1), (sums, table, out, 64), {})
+    for p, row, found in zip(moduli.MODULI, rows, out.tolist(), strict=True):
+        assert all((x - r) % p == 0 and abs(r) <= p // 2 for x, r in zip(row, found, strict=True))
+
+
 def join(numbers, scale):
     """What the kernel makes of the remainders of these numbers, 2**-scale being undone on either side."""
     parts = torch.tensor(
-        [[[n % p + p * (n % 5 - 2) for n in row] for row in numbers] for p in moduli.MODULI],
-        dtype=torch.int32,
+        [[[(n + p // 2) % p - p // 2 for n in row] for row in numbers] for p in moduli.MODULI],
+        dtype=torch.int8,
     )
     _, m, n = parts.shape
     out = torch.empty((m, n), dtype=torch.float64)
@@ -359,6 +387,45 @@ def test_unfit_matrices_of_a_batch():
     assert torch.allclose(got, plain, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
+@pytest.mark.parametrize("precision", ["ozaki", "ozaki-3m"])
+@pytest.mark.parametrize(
+    ("size", "layouts"),
+    [
+        ((9, 3, 20), ("row", "row")),
+        ((2, 17, 20), ("row", "row")),
+        ((2, 17, 20), ("row", "column")),
+        ((5, 6, 7), ("strided", "sparse")),
+    ],
+    ids=str,
+)
+def test_complex_products_are_made_of_these(size, layouts, precision):
+    m, n, k = size
+    a, b = numbers((m, k), torch.complex128), numbers((k, n), torch.complex128, 1)
+    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
+    assert_complex(got, a, b, precision)
+    a[1, 2] = complex(math.inf, 1)
+    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
+    plain = tritile.matmul(a, b, precision=precision.replace("ozaki", "ieee"))
+    assert torch.equal(torch.isfinite(got), torch.isfinite(plain))
+
+
+def run_with(config, a, b):
+    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float64)
+    launch.run_interpreted(described(a, b, out, "ozaki"), config)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("persistent", "split", "subtiles"), [(False, 1, 1), (True, 1, 2), (False, 2, 1)], ids=str
+)
+def test_every_family_gives_the_same_bits(persistent, split, subtiles):
+    a, b = normal(40, 70), normal(70, 35, seed=1)
+    wanted = tritile.matmul(a, b, precision="ozaki")
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    more = {"PERSISTENT": persistent, "SPLIT_K": split, "SUBTILES": subtiles}
+    assert torch.equal(run_with(Config.of(4, 3, "descriptor", **blocks, **more), a, b), wanted)
+
+
 def test_answers_repeat_bit_for_bit():
     a, b = normal(20, 90), normal(90, 30, seed=1)
     assert torch.equal(*(tritile.matmul(a, b, precision="ozaki") for _ in range(2)))
@@ -394,6 +461,7 @@ def test_the_core_that_is_judged_is_the_core_that_runs(a_shape, b_shape):
     assert all(isinstance(tensor, Placed) for tensor in core.tensors)
     last = max(tensor.buffer for tensor in core.tensors)
     assert last == len(call.tensors) + len(scratch) - 1
+    assert core.out.tensor.dtype == scratch[-2].dtype
 
 
 @pytest.mark.parametrize("layouts", [("row", "column"), ("column", "row"), ("strided", "strided")])
@@ -419,10 +487,30 @@ def test_wrong_precisions_and_depths_are_refused():
     deep = torch.zeros(1, dtype=torch.float64).expand(moduli.MAX_DEPTH + 1)
     with pytest.raises(UnsupportedError, match=r"131073 products .* wanted 131072 at most"):
         tritile.matmul(deep, deep, precision="ozaki")
-    with pytest.raises(InvalidValueError, match="float64 and k up to 131072"):
+    half = torch.zeros(moduli.MAX_DEPTH // 2 + 1, dtype=torch.complex128)
+    with pytest.raises(UnsupportedError, match=r"65537 products .* wanted 65536 at most"):
+        tritile.matmul(half, half, precision="ozaki-3m")
+    with pytest.raises(InvalidValueError, match="float64 and k up to 131072, or complex128 and half that"):
         MatmulProblem(1, 8, 8, moduli.MAX_DEPTH + 1, "float64", "float64", precision="ozaki")
     with pytest.raises(InvalidValueError, match="float64 and k up to"):
         MatmulProblem(1, 8, 8, 8, "float32", "float32", precision="ozaki")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "remainder",
+        "scale_a=row remainder",
+        "scale_a=one bias=row remainder",
+        "scale_a=one weighted remainder",
+    ],
+)
+def test_remainders_are_fused_with_nothing_else(text):
+    assert str(epilogue_of("scale_a=one remainder")) == "scale_a=one remainder"
+    with pytest.raises(InvalidValueError):
+        epilogue_of(text)
+    with pytest.raises(InvalidValueError, match="wanted"):
+        tritile.linear(normal(2, 2), normal(2, 2), activation="remainder")
 
 
 def test_the_default_of_float64_is_plain():

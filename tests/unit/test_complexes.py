@@ -139,7 +139,7 @@ def test_problems_survive_being_written(dtype, precision):
     [
         ({"precision": "3m"}, "ieee-3m"),
         ({"precision": "fast"}, "a precision of"),
-        ({"dtype": "complex128", "precision": "tf32"}, "a precision of ieee, ieee-3m"),
+        ({"dtype": "complex128", "precision": "tf32"}, "a precision of ieee, ozaki, ieee-3m, ozaki-3m"),
         ({"dtype": "float32", "precision": "ieee-3m"}, "a precision of"),
         ({"out_dtype": "float32"}, "one dtype"),
         ({"out_dtype": "complex128"}, "one dtype"),

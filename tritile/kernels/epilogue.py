@@ -55,13 +55,22 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr):
-    """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile of a product.
+def remainder(acc, modulus):
+    """int32 sums modulo a whole number from 64 to 256, given in fp32, as near 0 as they go.
 
-    `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
-    pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of
-    tuples within tuples Triton 3.6 loses strides of 1.) EPILOGUE: `tritile.problem.Epilogue.constants`.
+    In two turns: fp32 holds 24 bits of a sum, so the first quotient is off by a few, the second right.
     """
+    whole = modulus.to(tl.int32)
+    inverse = 1.0 / modulus
+    acc -= (acc.to(tl.float32) * inverse).to(tl.int32) * whole
+    # Adding 1.5 * 2^23 and taking it away rounds to an integer.
+    quotient = (acc.to(tl.float32) * inverse + 12582912.0) - 12582912.0
+    return acc - quotient.to(tl.int32) * whole
+
+
+@triton.jit
+def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr):
+    """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile (see `finished`)."""
     WEIGHTS: tl.constexpr = 4 * (3 + len(shape))
     SCALE_A: tl.constexpr = EPILOGUE[0]
     SCALE_B: tl.constexpr = EPILOGUE[1]
@@ -85,4 +94,21 @@ def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constex
     acc = activated(acc, ACTIVATION)
     if RESIDUAL != "":
         acc = acc + side_tile(extra, 3, RESIDUAL, rows, columns, M, N, index, shape)
+    return acc
+
+
+@triton.jit
+def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr):
+    """What `tritile.problem.Epilogue` says done to a tile of a product.
+
+    `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
+    pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of
+    tuples within tuples Triton 3.6 loses strides of 1.) EPILOGUE: `tritile.problem.Epilogue.constants`.
+    """
+    MODULUS: tl.constexpr = EPILOGUE[0]
+    ACTIVATION: tl.constexpr = EPILOGUE[4]
+    if ACTIVATION == "remainder":
+        acc = remainder(acc, side_tile(extra, 0, MODULUS, rows, columns, M, N, index, shape))
+    else:
+        acc = weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE)
     return acc

@@ -76,7 +76,7 @@ def measure_vectors(
 
 @triton.jit
 def split_residues(
-    x_ptr, exponents_ptr, out_ptr,
+    x_ptr, exponents_ptr, out_ptr, moduli_ptr,
     R, K, K_PADDED, stride_part, stride_r, stride_k,
     matrices, batch_shape, batch_strides,
     DIGITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -125,6 +125,8 @@ def split_residues(
         residue = value - quotient * p
         tl.store(to_rows, residue.to(tl.int32).to(tl.int8), mask=in_copy)
         to_rows += stride_part
+        if moduli_ptr is not None:
+            tl.store(moduli_ptr + i, p * 1.0, mask=(tl.program_id(0) == 0) & (matrix == 0))
 
 
 @triton.jit
@@ -139,8 +141,8 @@ def join_residues(
 
     Of all such numbers the one nearest 0, rounded to float64, and again where the scales make it subnormal.
     Elements of UNFIT vectors are left alone.
-    WEIGHTS has, for each modulus, the modulus and three parts, of 41 bits or less, of the multiple of all
-    others that is 1 modulo this one; RANGE has the product of all moduli, in three parts of the same places.
+    WEIGHTS has, for each modulus, three parts, of 41 bits or less, of the multiple of all others that is 1
+    modulo this one; RANGE has the product of all moduli, in three parts of the same places.
     Every sum but the last two is exact in float64. EPILOGUE, `extra`: see `finished`.
     """
     matrix = batch_index(False)
@@ -161,10 +163,10 @@ def join_residues(
     middle = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
     low = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
     for i in tl.static_range(len(WEIGHTS)):
-        residue = (tl.load(parts, mask=in_parts, other=0) % WEIGHTS[i][0]).to(tl.float64)
-        high += residue * tl.full((), WEIGHTS[i][1], tl.float64)
-        middle += residue * tl.full((), WEIGHTS[i][2], tl.float64)
-        low += residue * tl.full((), WEIGHTS[i][3], tl.float64)
+        residue = tl.load(parts, mask=in_parts, other=0).to(tl.float64)
+        high += residue * tl.full((), WEIGHTS[i][0], tl.float64)
+        middle += residue * tl.full((), WEIGHTS[i][1], tl.float64)
+        low += residue * tl.full((), WEIGHTS[i][2], tl.float64)
         parts += stride_part
     turns = high * tl.full((), 1.0 / RANGE[0], tl.float64)
     turns = (turns + 6755399441055744.0) - 6755399441055744.0  # to the nearest integer

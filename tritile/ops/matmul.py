@@ -43,6 +43,7 @@ _OUT_DTYPES: Final = {
     torch.complex64: (torch.complex64,),
     torch.complex128: (torch.complex128,),
 }  # the first of each is the default, except that 16-bit types keep their own
+_BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
 _IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
@@ -96,9 +97,12 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
     return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
-def _check_depth(op: str, k: int, precision: str) -> None:
-    if precision == "ozaki" and k > MAX_DEPTH:
-        raise UnsupportedError(f"{op}: sums of {k} products in precision 'ozaki': wanted {MAX_DEPTH} at most")
+def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
+    deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
+    if precision in _BY_REMAINDERS and a.shape[-1] > deepest:
+        raise UnsupportedError(
+            f"{op}: sums of {a.shape[-1]} products in precision {precision!r}: wanted {deepest} at most"
+        )
 
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
@@ -150,7 +154,7 @@ def check(
     for operand in (a, b):
         check_gpu(op, operand)
     shape = _result_shape(op, a, b)
-    _check_depth(op, a.shape[-1], precision)
+    _check_depth(op, a, precision)
     if out is not None:
         check_out(op, out, shape, dtype, a, b)
     return shape, dtype, precision
@@ -193,13 +197,14 @@ def matmul(
             with inputs rounded to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
             products: "fast" leaves sums to the tensor cores, which on Hopper keep 14 bits of them;
             "ieee", the default, moves these to fp32 as it goes. Of complex64 products: these of float32, of
-            complex128 ones "ieee", for the real products that they are made of: four, or three where "-3m"
-            is appended ("tf32x3-3m").
+            complex128 ones these of float64, for the real products that they are made of: four, or three
+            where "-3m" is appended ("tf32x3-3m").
             Of float64 products: "ieee", the default, multiplies in fp64; "ozaki" in int8 on tensor cores, for
-            K up to 131,072: each element errs by at most 2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in
-            Euclidean norms, which suits rows and columns of numbers of like sizes. Those whose root mean
-            square is above 4 times their mean magnitude (zeros not counted), or that have an infinity or
-            NaN, are multiplied in fp64 all the same. It takes workspaces of 14 (M + N) K + 56 M N bytes.
+            K up to 131,072 (half that for complex128): each element errs by at most
+            2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in Euclidean norms, which suits rows and columns
+            of numbers of like sizes. Those whose root mean square is above 4 times their mean magnitude
+            (zeros not counted), or that have an infinity or NaN, are multiplied in fp64 all the same. It
+            takes workspaces of 14 (M K + K N + M N) bytes.
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.

@@ -9,6 +9,7 @@ from tritile.errors import InvalidValueError
 # What an operand of an epilogue differs by: not at all, by columns (it is one row), by rows, by both.
 SPREADS: Final = ("one", "row", "column", "full")
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")
+REMAINDER: Final = "remainder"
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class Epilogue:
 
     `scale_a`, `scale_b`, `bias` and `residual` say how each is spread over the result (see SPREADS), "" where
     there is none; `activation` is one of ACTIVATIONS or "". `weighted`: alpha and beta are given.
+
+    Of int32 sums `activation` may be REMAINDER, for lowered products: they modulo scale_a, which differs by
+    matrix alone, as near 0 as they go.
 
     As text it is the names of what there is: "scale_a=column scale_b=row bias=row gelu".
     Raises InvalidValueError for anything that could not be one.
@@ -31,8 +35,12 @@ class Epilogue:
 
     def __post_init__(self) -> None:
         spreads = (self.scale_a, self.scale_b, self.bias, self.residual)
-        good = all(spread in ("", *SPREADS) for spread in spreads)
-        if not (good and self.activation in ("", *ACTIVATIONS) and isinstance(self.weighted, bool)):
+        good = all(spread in ("", *SPREADS) for spread in spreads) and isinstance(self.weighted, bool)
+        if self.activation == REMAINDER:
+            good = good and spreads == ("one", "", "", "") and not self.weighted
+        elif self.activation not in ("", *ACTIVATIONS):
+            good = False
+        if not good:
             raise InvalidValueError(
                 f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
             )

@@ -14,12 +14,13 @@ from tritile.problem.checks import (
     PRECISIONS,
     PRECISIONS_OF,
     REAL_DTYPE,
+    THREE,
     among,
     check,
     extent_fits,
 )
 from tritile.problem.complexes import core_of
-from tritile.problem.epilogue import epilogue_of
+from tritile.problem.epilogue import REMAINDER, Epilogue, epilogue_of
 from tritile.problem.moduli import MAX_DEPTH, MODULI
 from tritile.problem.parts import part_length
 
@@ -106,8 +107,10 @@ class MatmulProblem:
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
         check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
-        if self.precision == "ozaki":
-            check(self.dtype == "float64" and self.k <= MAX_DEPTH, self, f"float64 and k up to {MAX_DEPTH}")
+        if self.precision.removesuffix(THREE) == "ozaki":
+            deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
+            fits = self.dtype in ("float64", "complex128") and self.k <= deepest
+            check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
         epilogue_of(self.epilogue)
 
     @property
@@ -205,9 +208,11 @@ class MatmulProblem:
             return replace(self, **core_of(self)).core
         if self.precision == "ozaki":
             k = -(-self.k // 16) * 16
+            epilogue = str(Epilogue(scale_a="one", activation=REMAINDER))
             return MatmulProblem(
-                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int32", b_layout="column"
-            )
+                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
+                b_layout="column", epilogue=epilogue,
+            )  # fmt: skip
         if not self.in_parts:
             return self
         return replace(

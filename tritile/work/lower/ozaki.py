@@ -24,15 +24,16 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tritile.kernels.residues import join_residues, measure_vectors, multiply_unfit, split_residues
+from tritile.problem.epilogue import REMAINDER
 from tritile.problem.moduli import MODULI, RANGE, REACH
-from tritile.views import MatmulCall, Placed, View
+from tritile.views import Fused, MatmulCall, Placed, View
 from tritile.work.fused import extra
 from tritile.work.lower.values import Lowered
 from tritile.work.tile import grid
 from tritile.work.values import Buffer, Section, Step
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
-_PART: Final = 41  # bits: so many, a remainder's 8 and 4 for 14 of them make the 53 of float64
+_PART: Final = 41  # bits: so many, a remainder's 8 and 4 for 14 of them make 53
 
 # Tiles, and their warps: of vectors whose elements are contiguous, and of others.
 _MEASURED: Final = {True: (4, 512, 4), False: (16, 128, 4)}
@@ -56,7 +57,7 @@ def _apart(value: int) -> tuple[float, float, float]:
 
 # What kernels take: see `split_residues` and `join_residues`.
 DIGITS: Final = tuple((p, *(_nearest(1 << bits, p) for bits in (16, 32, 48))) for p in MODULI)
-WEIGHTS: Final = tuple((p, *_apart(RANGE // p * pow(RANGE // p, -1, p))) for p in MODULI)
+WEIGHTS: Final = tuple(_apart(RANGE // p * pow(RANGE // p, -1, p)) for p in MODULI)
 WHOLE: Final = (float(RANGE), *_apart(RANGE))
 
 
@@ -115,8 +116,11 @@ def _fitting(most: int, extent: int) -> int:
     return min(most, max(16, 1 << (extent - 1).bit_length()))
 
 
-def _made_over(vectors: _Vectors) -> tuple[Step, Step]:
-    """The launches that find the scales of vectors, and that make remainders of the scaled ones."""
+def _made_over(vectors: _Vectors, moduli: int | None) -> tuple[Step, Step]:
+    """The launches that find the scales of vectors, and that make remainders of the scaled ones.
+
+    `moduli`: the buffer to which the moduli are to be written, or None.
+    """
     x, exponents, residues = map(Buffer, vectors[:3])
     of = (*vectors.strides, vectors.matrices, vectors.batch_shape, vectors.batch_strides)
     contiguous = vectors.strides[1] == 1
@@ -136,30 +140,43 @@ def _made_over(vectors: _Vectors) -> tuple[Step, Step]:
     split = Step(
         split_residues,
         grid(tiles, vectors.matrices),
-        (x, exponents, residues, *sizes, *of, DIGITS, rows, columns),
+        (
+            x,
+            exponents,
+            residues,
+            None if moduli is None else Buffer(moduli),
+            *sizes,
+            *of,
+            DIGITS,
+            rows,
+            columns,
+        ),
         {"num_warps": warps},
     )
     return measure, split
 
 
-def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: int) -> MatmulCall:
-    """The int8 product of all remainders; its result goes to buffer `parts`, in rows of whole 64 bytes."""
+def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: int, moduli: int) -> MatmulCall:
+    """The int8 product of all remainders, reduced to remainders, in buffer `parts`, in aligned rows."""
     matrices = prod(call.batch_shape)
     batch = (len(MODULI), matrices) if matrices > 1 else (len(MODULI),)
-    stride = -(-b.size // 16) * 16
-    steps = (matrices * a.size * stride, a.size * stride)[: len(batch)]
-    out = View(Placed(parts, "int32"), (a.size, b.size), (stride, 1), steps, 4)
-    turned = b.view(len(batch)).transposed
-    return MatmulCall(a.view(len(batch)), turned, out, batch, "int8", "int32", "ieee")
+    rank, shape, stride = len(batch), (a.size, b.size), -(-b.size // 16) * 16
+    steps = (matrices * a.size * stride, a.size * stride)[:rank]
+    out = View(Placed(parts, "int8"), shape, (stride, 1), steps, 1)
+    modulus = View(Placed(moduli, "float32"), shape, (0, 0), (1, 0)[:rank], 4)
+    reduced = Fused(scale_a=modulus, activation=REMAINDER)
+    turned = b.view(rank).transposed
+    return MatmulCall(a.view(rank), turned, out, batch, "int8", "int8", "ieee", reduced)
 
 
 def lowered(call: MatmulCall) -> Lowered:
     """The launches and the int8 product that an fp64 product, of K up to MAX_DEPTH, becomes."""
-    first = len(call.tensors)  # workspace: exponents and remainders of a, the same of b, parts
+    # Workspaces: exponents and remainders of a, the same of b, remainders of the product, moduli.
+    first = len(call.tensors)
     a = _vectors(call, call.a, (0, first, first + 1))
     b = _vectors(call, call.b.transposed, (1, first + 2, first + 3))
-    parts = first + 4
-    core = _product(call, a, b, parts)
+    parts, moduli = first + 4, first + 5
+    core = _product(call, a, b, parts, moduli)
     batch_shape, matrices = call.batch_shape or (1,), prod(call.batch_shape)
     steps_a, steps_b, steps_out = (v.batch_strides or (0,) for v in (call.a, call.b, call.out))
     exponents = (Buffer(a.exponents), Buffer(b.exponents))
@@ -191,5 +208,6 @@ def lowered(call: MatmulCall) -> Lowered:
         ),
         {"num_warps": warps, "num_stages": 3},
     )  # fmt: skip
-    scratch = (*a.sections, *b.sections, Section("int32", len(MODULI) * core.out.batch_strides[0]))
-    return Lowered((*_made_over(a), *_made_over(b)), core, (join, plain), scratch)
+    reduced = Section("int8", len(MODULI) * core.out.batch_strides[0])
+    scratch = (*a.sections, *b.sections, reduced, Section("float32", len(MODULI)))
+    return Lowered((*_made_over(a, moduli), *_made_over(b, None)), core, (join, plain), scratch)
