@@ -23,9 +23,13 @@ HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
-def tile(m, n, k, warps, stages, split=1, group=8):
+def tile(m, n, k, warps, stages, split=1, group=8, family="tile"):
     sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
-    return Config.of(warps, stages, "tile", **sides)
+    return Config.of(warps, stages, family, **sides)
+
+
+def tma(m, n, k, warps, stages, split=1, group=8):
+    return tile(m, n, k, warps, stages, split, group, "descriptor")
 
 
 CONFIGS = [
@@ -39,6 +43,12 @@ CONFIGS = [
     tile(64, 64, 128, 4, 2, group=1),
     tile(128, 128, 128, 8, 2),
     tile(256, 64, 128, 4, 2),
+    tma(16, 64, 128, 4, 4),
+    tma(16, 64, 256, 4, 5, split=2),
+    tma(32, 16, 128, 1, 3),
+    tma(64, 128, 128, 8, 4, split=4),
+    tma(128, 128, 128, 8, 3),
+    tma(256, 128, 128, 8, 3),
 ]
 
 
@@ -76,8 +86,8 @@ def run(config, x, weight, out, bias=None):
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
-    weight = weight_of(200, 1100, dtype, bits, group, zeros)
-    x, bias = values((70, 1100), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
+    weight = weight_of(200, 1096, dtype, bits, group, zeros)
+    x, bias = values((70, 1096), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
     out = torch.empty(70, 200, dtype=dtype, device="cuda")
     run(config, x, weight, out, bias)
     assert_linear(out, x, weight, bias)
@@ -85,12 +95,12 @@ def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8]], ids=str)
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8], tma(128, 128, 128, 8, 2)], ids=str)
 def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
     """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
-    weight = weight_of(300, 700, dtype, bits, group, zeros)
-    out = torch.empty(700, 300, dtype=dtype, device="cuda")
-    run(config, torch.eye(700, dtype=dtype, device="cuda"), weight, out)
+    weight = weight_of(300, 712, dtype, bits, group, zeros)
+    out = torch.empty(712, 300, dtype=dtype, device="cuda")
+    run(config, torch.eye(712, dtype=dtype, device="cuda"), weight, out)
     assert torch.equal(out.t(), weight.dequantize())
 
 

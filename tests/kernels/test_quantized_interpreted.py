@@ -16,11 +16,16 @@ HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
-def config(m=16, n=32, k=128, split=1, group=2):
-    return Config.of(4, 2, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, SPLIT_K=split)
+def config(m=16, n=32, k=128, split=1, group=2, family="tile"):
+    return Config.of(4, 2, family, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, SPLIT_K=split)
 
 
-CONFIGS = [config(), config(32, 16, 256), config(split=2), config(n=64, split=4, group=1)]
+CONFIGS = [
+    config(),
+    config(32, 16, 256, family="descriptor"),
+    config(split=2),
+    config(n=64, split=4, group=1, family="descriptor"),
+]
 
 
 @pytest.fixture(autouse=True)
