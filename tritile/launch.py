@@ -32,7 +32,7 @@ from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
 from tritile.native import TFLOAT32, NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, packed, quantized, tile, warpgroups
+from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work import work_of
@@ -68,7 +68,8 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
         packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
     },
     "linear_quantized": {
-        quantized.NAME: _tuned("linear_quantized", quantized.NAME, linear_quantized, ["M", "N", "K"]),
+        family: _tuned("linear_quantized", family, linear_quantized, ["M", "N", "K"])
+        for family in (tile.NAME, descriptor.NAME)
     },
 }
 

@@ -23,9 +23,13 @@ HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
-def tile(m, n, k, warps, stages, split=1, group=8):
+def tile(m, n, k, warps, stages, split=1, group=8, family="tile"):
     sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
-    return Config.of(warps, stages, "tile", **sides)
+    return Config.of(warps, stages, family, **sides)
+
+
+def tma(m, n, k, warps, stages, split=1, group=8):
+    return tile(m, n, k, warps, stages, split, group, "descriptor")
 
 
 CONFIGS = [
@@ -39,6 +43,12 @@ CONFIGS = [
     tile(64, 64, 128, 4, 2, group=1),
     tile(128, 128, 128, 8, 2),
     tile(256, 64, 128, 4, 2),
+    tma(16, 64, 128, 4, 4),
+    tma(16, 64, 256, 4, 5, split=2),
+    tma(32, 16, 128, 1, 3),
+    tma(64, 128, 128, 8, 4, split=4),
+    tma(128, 128, 128, 8, 3),
+    tma(256, 128, 128, 8, 3),
 ]
 
 
@@ -51,6 +61,13 @@ def _poison(monkeypatch):
 def weight_of(n, k, dtype, bits=4, group=128, zeros=False, seed=1):
     original = values((n, k), dtype, seed, "cuda") + 0.25
     return tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
+
+
+def on_16_bytes(x):
+    """The same values in rows that start on 16 bytes, with NaN between them, which descriptors need."""
+    buffer = torch.empty(x.shape[0], -(-x.shape[1] // 8) * 8, dtype=x.dtype, device=x.device)
+    buffer.fill_(float("nan"))[:, : x.shape[1]] = x
+    return buffer[:, : x.shape[1]]
 
 
 def assert_linear(out, x, weight, bias=None):
@@ -76,8 +93,8 @@ def run(config, x, weight, out, bias=None):
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
-    weight = weight_of(200, 1100, dtype, bits, group, zeros)
-    x, bias = values((70, 1100), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
+    weight = weight_of(200, 1096, dtype, bits, group, zeros)
+    x, bias = values((70, 1096), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
     out = torch.empty(70, 200, dtype=dtype, device="cuda")
     run(config, x, weight, out, bias)
     assert_linear(out, x, weight, bias)
@@ -85,12 +102,12 @@ def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8]], ids=str)
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8], tma(128, 128, 128, 8, 2)], ids=str)
 def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
     """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
-    weight = weight_of(300, 700, dtype, bits, group, zeros)
-    out = torch.empty(700, 300, dtype=dtype, device="cuda")
-    run(config, torch.eye(700, dtype=dtype, device="cuda"), weight, out)
+    weight = weight_of(300, 712, dtype, bits, group, zeros)
+    out = torch.empty(712, 300, dtype=dtype, device="cuda")
+    run(config, torch.eye(712, dtype=dtype, device="cuda"), weight, out)
     assert torch.equal(out.t(), weight.dequantize())
 
 
@@ -107,6 +124,7 @@ def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
 def test_ragged_sizes(config, m, n, k, dtype):
     weight = weight_of(n, k, dtype, 4, 64)
     x = values((m, k), dtype, 0, "cuda")
+    x = on_16_bytes(x) if config.family == "descriptor" else x
     buffer, out = frame((m, n), dtype, "offset", "cuda")
     run(config, x, weight, out)
     assert_linear(out, x, weight)

@@ -21,9 +21,9 @@ H200 = target_device("nvidia-h200")
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
 
 
-def tile(m, n, k, warps, stages, split=1):
+def tile(m, n, k, warps, stages, split=1, family="tile"):
     sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": split}
-    return Config.of(warps, stages, "tile", **sides)
+    return Config.of(warps, stages, family, **sides)
 
 
 DECODE, PREFILL = tile(16, 64, 128, 4, 4, split=2), tile(128, 128, 128, 8, 2)
@@ -59,17 +59,21 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
     assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
 
 
-@pytest.mark.parametrize("config", [tile(16, 64, 128, 4, 4), tile(128, 128, 128, 8, 3)], ids=str)
+@pytest.mark.parametrize("family", ["tile", "descriptor"])
+@pytest.mark.parametrize("sizes", [(16, 64, 128, 4, 4), (128, 128, 128, 8, 3)], ids=str)
 @pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
-def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, config):
+def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, sizes, family):
     """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
+    config = tile(*sizes, family=family)
     kernel = ahead.compiled_for(problem(4096, bits, dtype, zeros), config, H200)
     ptx, text = kernel.asm["ptx"], kernel.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "local_store" not in loop
     assert "local_alloc" not in loop
     assert "tt.load" not in loop
-    assert loop.count("async_copy_global_to_local") == 3 + zeros
+    by_tma = family == "descriptor"
+    assert loop.count("async_copy_global_to_local") == 3 + zeros - by_tma
+    assert loop.count("async_tma_copy_global_to_local") == by_tma
     assert loop.count("local_load") == 2 + zeros
     assert "wgmma.mma_async" in ptx
     assert re.search(r"cp\.async\.cg[^;]* 0x10", ptx)

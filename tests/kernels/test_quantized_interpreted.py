@@ -16,11 +16,16 @@ HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
-def config(m=16, n=32, k=128, split=1, group=2):
-    return Config.of(4, 2, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, SPLIT_K=split)
+def config(m=16, n=32, k=128, split=1, group=2, family="tile"):
+    return Config.of(4, 2, family, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, SPLIT_K=split)
 
 
-CONFIGS = [config(), config(32, 16, 256), config(split=2), config(n=64, split=4, group=1)]
+CONFIGS = [
+    config(),
+    config(32, 16, 256, family="descriptor"),
+    config(split=2),
+    config(n=64, split=4, group=1, family="descriptor"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +39,13 @@ def weight_of(n, k, dtype, bits, group, zeros, seed=1):
     )
 
 
+def on_16_bytes(x):
+    """The same values in rows that start on 16 bytes, with NaN between them, which descriptors need."""
+    buffer = torch.empty(x.shape[0], -(-x.shape[1] // 8) * 8, dtype=x.dtype, device=x.device)
+    buffer.fill_(float("nan"))[:, : x.shape[1]] = x
+    return buffer[:, : x.shape[1]]
+
+
 def assert_linear(out, x, weight, bias=None):
     """x by what the numbers stand for, by the bound of `assert_product`: a bias is one more column of K."""
     plain = weight.dequantize()
@@ -45,9 +57,10 @@ def assert_linear(out, x, weight, bias=None):
 
 def run(config, x, weight, out, bias=None):
     """As the operation runs it on host tensors, with a config of one's own."""
-    wide = x.dtype == torch.bfloat16
+    x, wide = on_16_bytes(x) if config.family == "descriptor" else x, x.dtype == torch.bfloat16
     into = torch.full(out.shape, float("nan")) if wide else out
-    call = described(x.float() if wide else x, weight, None if bias is None else bias.float(), into)
+    widened = on_16_bytes(x.float()) if wide else x
+    call = described(widened, weight, None if bias is None else bias.float(), into)
     launch.run_interpreted(call, config)
     if wide:
         out.copy_(into)

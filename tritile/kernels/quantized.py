@@ -103,7 +103,7 @@ def dequantized(
 
 @triton.jit
 def linear_quantized(
-    x_ptr, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
+    x_ptr, x_desc, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, stride_xm, stride_xk, magic, extra,
     ALIGN_X: tl.constexpr, ALIGN_K: tl.constexpr,
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
@@ -114,7 +114,8 @@ def linear_quantized(
 ):  # fmt: skip
     """out = x @ weight^T: each program makes one BLOCK_M x BLOCK_N tile of out, or a part of its sum.
 
-    x: (M, K). out: (M, N), contiguous. words, scales, zeros: as `tritile.quantized` lays them out.
+    x: (M, K), read by `x_desc` where there is one. out: (M, N), contiguous. words, scales, zeros: as
+    `tritile.quantized` lays them out.
     MASK_*: tiles overhang that edge. ALIGN_*: units of x's row stride and of K (see `multiple`).
     magic: the pattern of 1024 (fp16) or 128 (bf16) in both halves. It is an argument, and so in a register,
     as one instruction takes one immediate.
@@ -156,17 +157,22 @@ def linear_quantized(
     if MASK_N:  # rows past the last are the last again, and not stored
         eights = tl.minimum(eights, padded_n // 8 - 1)
         twos = tl.minimum(twos, padded_n // 2 - 1)
-    x_ptrs = x_ptr + (rows[:, None].to(tl.int64) * stride_xm + ks[None, :].to(tl.int64) * stride_xk)
+    if x_desc is None:
+        x_ptrs = x_ptr + (rows[:, None].to(tl.int64) * stride_xm + ks[None, :].to(tl.int64) * stride_xk)
+        step = SPLIT_K * BLOCK_K * tl.cast(stride_xk, tl.int64)
     words_ptrs = words_ptr + (eights[:, None].to(tl.int64) * width + columns[None, :])
     row_mask = rows[:, None] < M
-    step = SPLIT_K * BLOCK_K * tl.cast(stride_xk, tl.int64)
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     blocks = tl.cdiv(K, BLOCK_K)
     tl.assume(blocks > part)
     for block in range(part, blocks, SPLIT_K):
         ahead = block - part
-        x = load_tile(x_ptrs, row_mask, ks[None, :] < K - ahead * BLOCK_K, MASK_M, MASK_K)
+        if x_desc is None:
+            x = load_tile(x_ptrs, row_mask, ks[None, :] < K - ahead * BLOCK_K, MASK_M, MASK_K)
+            x_ptrs += step
+        else:
+            x = x_desc.load([m, block * BLOCK_K])
         in_row = columns[None, :] < width - ahead * WIDTH
         words = load_tile(words_ptrs, in_row, in_row, MASK_K, False)  # [BLOCK_N / 8, WIDTH]
         group = (block * BLOCK_K + tl.arange(0, SCALES)[:, None] * SPAN) // GROUP_SIZE
@@ -177,7 +183,6 @@ def linear_quantized(
             zeros = load_tile(zero_words + places, group < groups, group < groups, MASK_K, False)
         weight = dequantized(words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K)
         acc = tl.dot(weight, x.T, acc)
-        x_ptrs += step
         words_ptrs += SPLIT_K * WIDTH
     outer = row * 0
     if SPLIT_K > 1:

@@ -1,8 +1,8 @@
 """A formula that predicts the time of a product with a quantized weight, in microseconds.
 
 As of other products: it follows one multiprocessor, whose programs go through K at the pace of the slowest of
-tensor cores, the instructions that unpack the weight, the L2 cache, and the latency that too few stages
-leave uncovered; device memory bounds the whole.
+tensor cores, the instructions that unpack the weight and ask for x, the L2 cache, and the latency that too
+few stages leave uncovered; device memory bounds the whole.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.model.matmul import rate
 from tritile.problem import QuantizedProblem
-from tritile.space.quantized import accumulator_words, shared_bytes, tiles, weight_words
+from tritile.space.quantized import NAME, accumulator_words, shared_bytes, tiles, weight_words
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class QuantizedFit:
     unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
     instructions: float = 128.0  # that a processor issues in a clock, over all lanes
     spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
+    copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
     shown: float = 0.3  # share of the shorter of unpacking and multiplying that is not hidden
     l2_bytes: float = 64.0  # of the L2 cache, all processors reading
     bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
@@ -46,7 +47,8 @@ QUANTIZED_FITTED = QuantizedFit()
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     """How many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
-    registers = min(255, accumulator_words(config, device) + weight_words(config, device) + 48)
+    held = accumulator_words(config, device) + weight_words(config, device)
+    registers = min(255, held + (64 if config.family == NAME else 32))  # pointers to x take some
     by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
 
@@ -56,12 +58,14 @@ def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
-    unpack = n * k * fit.unpack * (1.5 if in_two else 1.0) / fit.instructions
+    issue = n * k * fit.unpack * (1.5 if in_two else 1.0) / fit.instructions
+    if config.family == NAME:  # x through pointers
+        issue += fit.copy * m * k * problem.itemsize / (16 * 32)
     used = min(m, problem.m)
     feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / fit.l2_bytes
     held = accumulator_words(config, device) + weight_words(config, device)
     spilling = 1.0 + max(0.0, held - fit.spared) / 32
-    return (max(multiply, unpack, feed) + fit.shown * min(multiply, unpack)) * spilling + fit.turn
+    return (max(multiply, issue, feed) + fit.shown * min(multiply, issue)) * spilling + fit.turn
 
 
 def quantized_us(

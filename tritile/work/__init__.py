@@ -23,7 +23,7 @@ _MAKERS: Final[dict[str, dict[str, Callable[[Any, Config, int, bool], Work]]]] =
     "permute": dict.fromkeys(
         (TILE, packed.NAME), lambda call, config, processors, early: permute.work(call, config, early)
     ),
-    "linear_quantized": {TILE: quantized.work},
+    "linear_quantized": dict.fromkeys((TILE, descriptor.NAME), quantized.work),
 }
 
 

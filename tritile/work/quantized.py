@@ -1,4 +1,4 @@
-"""The work of products with quantized weights: one launch."""
+"""The work of products with quantized weights, of both families: one launch."""
 
 from dataclasses import replace
 from typing import Final
@@ -6,11 +6,12 @@ from typing import Final
 from tritile.config import Config
 from tritile.errors import TuningError
 from tritile.kernels.quantized import linear_quantized
+from tritile.space import descriptor
 from tritile.space import quantized as space
 from tritile.views import QuantizedCall
 from tritile.work.fused import extra
 from tritile.work.tile import options, unit
-from tritile.work.values import Buffer, Section, Step, Work
+from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
 _POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
 _MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
@@ -30,8 +31,10 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     last = len(call.tensors)
     scratch = (Section("float32", tiles * split * block_m * block_n),) if split > 1 else ()
     turned = replace(call, fused=call.fused.transposed)  # of out^T, which is what the kernel makes
+    described = Descriptor(0, call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
-        "x_ptr": Buffer(0), "words_ptr": Buffer(1), "scales_ptr": Buffer(2),
+        "x_ptr": Buffer(0), "x_desc": described if config.family == descriptor.NAME else None,
+        "words_ptr": Buffer(1), "scales_ptr": Buffer(2),
         "zeros_ptr": Buffer(3) if call.zeros is not None else None, "out_ptr": Buffer(last - 1),
         "parts_ptr": Buffer(last) if split > 1 else None,
         "counters_ptr": Buffer(last + 1) if split > 1 else None,
