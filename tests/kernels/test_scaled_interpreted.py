@@ -1,0 +1,211 @@
+"""Products of fp8 and int8 with scales, in Triton's interpreter."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import (
+    FP8,
+    Sides,
+    assert_fused,
+    assert_within,
+    finished64,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    sums64,
+    values,
+)
+from tritile import launch
+from tritile.config import Config
+from tritile.ops.described import Extras, described
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at overflow
+]
+E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
+QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
+HALF = (torch.bfloat16, torch.float16, FP32)
+SHARED = list(itertools.product((1, 128), repeat=2))
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def scale(*shape, seed=9):
+    """Positive scales between 1/32 and 1/2, that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator) * 0.45 + 1 / 32
+
+
+def expanded(scales, rows, k, shared):
+    """A scale for each element of a (rows, k), of scales for each `shared` rows and 128 of k."""
+    return scales.repeat_interleave(shared, 0)[:rows].repeat_interleave(128, 1)[:, :k]
+
+
+def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=Sides(), precision="ieee"):
+    """In float64 of the scaled operands; beside a plain product's error, three steps for each block's scale."""
+    (m, k), n = a.shape, b.shape[1]
+    wide_a = a.double() * expanded(scale_a, m, k, shared[0])
+    wide_b = b.double() * expanded(scale_b.mT, n, k, shared[1]).mT
+    sums, error, eps = sums64(wide_a.float(), wide_b.float(), precision, got.is_cuda)
+    sums = wide_a @ wide_b
+    error = error + 4 * eps * (wide_a.abs() @ wide_b.abs())
+    assert_within(got, *finished64(sums, error, sides, eps))
+
+
+def blocks_of(m, n, k, shared):
+    blocks = -(-k // 128)
+    return scale(-(-m // shared[0]), blocks), scale(blocks, -(-n // shared[1]), seed=10)
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+@pytest.mark.parametrize("of_a", ["()", "(1,)", "(1,1)", "(M,1)"])
+@pytest.mark.parametrize("of_b", ["()", "(1,)", "(1,1)", "(1,N)"])
+def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b):
+    m, n, k = 19, 23, 41
+    shapes = {"()": (), "(1,)": (1,), "(1,1)": (1, 1), "(M,1)": (m, 1), "(1,N)": (1, n)}
+    a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
+    scales = scale(*shapes[of_a]) / 64, scale(*shapes[of_b], seed=10) / 64
+    for out_dtype in HALF:
+        got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
+        assert got.dtype == out_dtype
+        assert_fused(got, a, b, Sides(*scales))
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+def test_what_follows_the_scales(a_dtype, b_dtype):
+    a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
+    scales = scale(19, 1) / 64, scale(1, 23) / 64
+    for activation in (None, "relu", "gelu", "gelu_tanh", "silu"):
+        for kind in HALF:
+            bias, residual = values((23,), kind, 2), values((19, 23), kind, 3)
+            how = {"bias": bias, "activation": activation, "residual": residual}
+            got = tritile.scaled_matmul(a, b, *scales, **how)
+            assert got.dtype == torch.bfloat16
+            assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_fast_sums_are_the_same_here(fast):
+    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
+    scales = scale(), scale(seed=10)
+    assert_fused(tritile.scaled_matmul(a, b, *scales, use_fast_accum=fast), a, b, Sides(*scales))
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+@pytest.mark.parametrize(
+    "size", [(19, 23, 41), (1, 1, 1), (130, 23, 128), (19, 257, 129), (129, 130, 300)], ids=str
+)
+def test_scales_for_each_128_of_k(size, shared):
+    m, n, k = size
+    for a_dtype, b_dtype in QUANTISED[:4] if m == 19 else QUANTISED[:1]:
+        a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
+        scales = blocks_of(m, n, k, shared)
+        got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32)
+        if all(s.numel() == 1 for s in scales):
+            assert_fused(got, a, b, Sides(*scales))
+        else:
+            assert_block_scaled(got, a, b, *scales, shared)
+
+
+def test_scales_for_each_128_of_k_lie_in_any_way():
+    m, n, k = 35, 150, 300
+    a, b = values((m, k), E4M3), values((k, n), E4M3, 1)
+    bias, residual = values((n,), FP32, 2), values((m, n), torch.bfloat16, 3)
+    for shared in ((1, 128), (1, 1), (128, 128)):
+        scales = blocks_of(m, n, k, shared)
+        for layout in ("column", "sliced", "sparse", "strided"):
+            lain = [placed(s, layout) for s in scales]
+            got = tritile.scaled_matmul(a, b, *lain, bias=bias, residual=residual, activation="silu")
+            assert_block_scaled(got, a, b, *scales, shared, Sides(None, None, bias, residual, "silu"))
+
+
+TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
+WIDE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=128, GROUP_M=2)
+
+
+def tma(block_k=32, persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": block_k, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
+
+
+CONFIGS = [TILE, WIDE, tma(), tma(64, True), tma(128, True, subtiles=2), tma(split=2), tma(64, split=4)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_every_family_scales_within_the_sum(config, shared, layout):
+    """float32 stands for fp8, which the interpreter rounds wrongly; `column` is made as b^T a^T."""
+    m, n, k = 140, 150, 300
+    a, b = values((m, k), FP32), values((k, n), FP32, 1)
+    scale_a, scale_b = blocks_of(m, n, k, shared)
+    sides = Sides(bias=values((n,), FP32, 2), residual=values((m, n), FP32, 3), activation="silu")
+    extras = Extras(*sides, blocks=(scale_a, scale_b), shared=f"{shared[0]}x{shared[1]}")
+    buffer, out = frame((m, n), FP32, layout)
+    call = described(a, b, out, "tf32", extras)
+    assert call.swapped == (layout == "column")
+    turned = shared[::-1] if call.swapped else shared
+    assert call.problem.block_scales == f"{turned[0]}x{turned[1]}"
+    launch.run_interpreted(call, config)
+    assert_block_scaled(out, a, b, scale_a, scale_b, shared, sides)
+    assert guard_intact(buffer, out)
+
+
+def test_sums_of_int8_are_exact_before_they_are_scaled():
+    """By fp32 alone these would cancel to something else: 2^24 and one, minus 2^24."""
+    a = torch.tensor([[127] * 1041 + [1]], dtype=INT8)
+    b = torch.tensor([[127]] * 1041 + [[-1]], dtype=INT8)
+    exact = int((a.long() @ b.long()).item())
+    assert exact > 2**24
+    bias = torch.tensor([-float(exact - exact % 2)])
+    got = tritile.scaled_matmul(a, b, scale(1) * 0 + 1, scale(1) * 0 + 1, out_dtype=FP32)
+    assert got.item() == float(torch.tensor(exact, dtype=torch.int64).float())
+    assert tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), bias=bias, out_dtype=FP32).item() in (
+        -1,
+        0,
+        1,
+        2,
+    )
+
+
+def test_without_a_sum_or_without_elements():
+    one = torch.ones(())
+    a, b = values((5, 0), E4M3), values((0, 7), E4M3)
+    bias = values((7,), FP32)
+    assert torch.equal(tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32), bias.expand(5, 7))
+    blocks = torch.empty(5, 0), torch.empty(0, 1)
+    assert torch.equal(tritile.scaled_matmul(a, b, *blocks, out_dtype=FP32), torch.zeros(5, 7))
+    assert tritile.scaled_matmul(a[:0], b, one, one).shape == (0, 7)
+    full = values((0, 41), INT8), values((41, 7), INT8)
+    assert tritile.scaled_matmul(*full, scale(0, 1), scale(1, 7)).shape == (0, 7)
+
+
+def test_into_a_tensor_given():
+    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
+    scales = scale(19, 1), scale(1, 23)
+    for layout in ("row", "column", "sliced"):
+        buffer, out = frame((19, 23), torch.float16, layout)
+        assert tritile.scaled_matmul(a, b, *scales, out=out) is out
+        assert_fused(out, a, b, Sides(*scales))
+        residual = values((19, 23), torch.float16, 3)
+        out.copy_(residual)
+        tritile.scaled_matmul(a, b, *scales, residual=out, out=out)
+        assert_fused(out, a, b, Sides(*scales, residual=residual))
+        assert guard_intact(buffer, out)
+
+
+def test_operands_lie_in_any_way():
+    a, b = values((19, 141), E4M3), values((141, 23), E5M2, 1)
+    scales = blocks_of(19, 23, 141, (1, 128))
+    for of_a, of_b in itertools.product(("column", "sliced", "sparse"), repeat=2):
+        got = tritile.scaled_matmul(placed(a, of_a), placed(b, of_b), *scales, out_dtype=FP32)
+        assert_block_scaled(got, a, b, *scales, (1, 128))
