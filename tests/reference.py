@@ -184,7 +184,7 @@ def assert_product(
 
 
 class Sides(NamedTuple):
-    """What is done to a product's sums, in the words of `tritile.problem.Epilogue`: tensors that broadcast."""
+    """What is done to a product's sums, in the words of `tritile.problem.Epilogue`."""
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None

@@ -230,6 +230,13 @@ class MatmulCall:
         verdict = () if self.verdict is None else (self.verdict.word,)
         return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        pairs = zip(SIDES, self.fused.views, strict=True)
+        fused = (name for name, view in pairs if view is not None)
+        return ("a", "b", "out", *fused, *(("scale_a", "scale_b") if self.scales else ()))
+
 
 @dataclass(frozen=True)
 class PermuteCall:

@@ -1,6 +1,5 @@
-"""Epilogues in Triton's interpreter, in every family that it runs: what follows the sums, for all operands."""
+"""Epilogues in Triton's interpreter, in every family that it runs: what follows the sums of a product."""
 
-import itertools
 import math
 
 import pytest
@@ -28,19 +27,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
 ]
-TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, GROUP_M=2)
+TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 
 def tma(persistent=False, split=1, subtiles=1):
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2}
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
     return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
 
 
 CONFIGS = [TILE, tma(), tma(True), tma(True, subtiles=2), tma(subtiles=2), tma(split=2)]
 IDS = ["tile", "descriptor", "persistent", "persistent-subtiles", "subtiles", "split"]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+some_configs = pytest.mark.parametrize("config", CONFIGS[:3], ids=IDS[:3])
 FP32, FP16, FP64 = torch.float32, torch.float16, torch.float64
-M, N, K = 37, 45, 51
+M, N, K = 37, 29, 51
 
 
 @pytest.fixture(autouse=True)
@@ -66,35 +66,33 @@ def operands(dtype, batch=(), seed=0):
 
 
 @every_config
-@pytest.mark.parametrize("which", ["scale_a", "scale_b", "bias", "residual"])
 @pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
-def test_every_operand_in_every_spread(config, which, spread):
+def test_every_operand_in_every_spread(config, spread):
     a, b = operands(FP32)
     buffer, out = frame((M, N), FP32, "sliced")
-    run(config, a, b, out, Sides(**{which: side(spread)}))
+    run(config, a, b, out, Sides(*(side(spread, seed=seed) for seed in range(4))))
     assert guard_intact(buffer, out)
 
 
 @every_config
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_every_activation_with_weights_and_without(config, activation, weighted):
+def test_every_activation_with_weights(config, activation):
     a, b = operands(FP32)
-    out = torch.empty(M, N)
-    weights = {"alpha": -0.3, "beta": 1.7} if weighted else {}
-    run(
-        config,
-        a,
-        b,
-        out,
-        Sides(bias=side("row"), residual=side("full", seed=6), activation=activation, **weights),
-    )
-    run(config, a, b, out, Sides(activation=activation, **weights))
+    sides = Sides(None, None, side("row"), side("full", seed=6), activation, -0.3, 1.7)
+    run(config, a, b, torch.empty(M, N), sides)
+
+
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_activations_alone(activation):
+    a, b = operands(FP32)
+    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation))
+    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation, alpha=3.0))
 
 
 @every_config
 @pytest.mark.parametrize(
-    ("bias", "residual"), list(itertools.product(["", "one", "row", "column", "full"], repeat=2))
+    ("bias", "residual"),
+    [("one", "full"), ("row", "column"), ("column", "row"), ("full", "one"), ("", "full")],
 )
 def test_every_pair_of_what_is_added(config, bias, residual):
     a, b = operands(FP16)
@@ -105,13 +103,19 @@ def test_every_pair_of_what_is_added(config, bias, residual):
     run(config, a, b, out, sides)
 
 
-@every_config
+@some_configs
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype"),
-    [(FP32, FP32), (FP32, FP16), (FP16, FP16), (FP16, FP32), (torch.int8, FP32), (torch.int8, FP16)],
+    ("dtype", "out_dtype", "kind"),
+    [
+        (FP32, FP32, FP16),
+        (FP32, FP16, FP32),
+        (FP16, FP16, FP32),
+        (FP16, FP32, FP16),
+        (torch.int8, FP32, FP32),
+        (torch.int8, FP16, FP16),
+    ],
     ids=name,
 )
-@pytest.mark.parametrize("kind", [FP32, FP16], ids=name)
 def test_dtypes(config, dtype, out_dtype, kind):
     a, b = operands(dtype)
     out = torch.empty(M, N, dtype=out_dtype)
@@ -138,18 +142,16 @@ def test_float64_keeps_its_digits(activation, weighted):
     )
 
 
-@every_config
-@pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=str)
+@some_configs
 @pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
-def test_batches(config, batch, spread):
+def test_batches(config, spread):
     """What is added differs by matrix, or is the same for some dimensions of the batch, or for all."""
-    a, b = operands(FP32, batch)
+    a, b = operands(FP32, (2, 2))
     m, n = (M if spread in ("column", "full") else 1), (N if spread in ("row", "full") else 1)
-    for given in {batch, (1,) * len(batch), batch[1:], (*batch[:-1], 1)}:
-        for layout in ("row", "column"):
-            _, out = frame((*batch, M, N), FP32, layout)
-            run(config, a, b, out, Sides(bias=values((*given, m, n), FP32, 3), activation="relu"))
-            run(config, a, b, out, Sides(residual=values((*given, m, n), FP32, 4)))
+    for given, other in (((2, 2), (1, 1)), ((1, 2), (2, 1)), ((2,), ())):
+        _, out = frame((2, 2, M, N), FP32, "column" if given == (2, 2) else "row")
+        bias, residual = values((*given, m, n), FP32, 3), values((*other, m, n), FP32, 4)
+        run(config, a, b, out, Sides(bias=bias, residual=residual, activation="relu"))
 
 
 def test_a_batch_of_three_dimensions():
@@ -162,17 +164,17 @@ def test_a_batch_of_three_dimensions():
     run(TILE, a, b, out, Sides(bias=bias, residual=residual, activation="silu"))
 
 
-@every_config
+@some_configs
 @pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
 def test_a_batch_folds_into_rows(config, spread):
     """Where what is added goes along with it; else it stays a batch."""
-    x, weight = values((2, 5, 7, K), FP32), values((K, N), FP32, 1)
+    x, weight = values((2, 2, 7, K), FP32), values((K, N), FP32, 1)
     m, n = (7 if spread in ("column", "full") else 1), (N if spread in ("row", "full") else 1)
-    for given in ((), (2, 5), (2, 1), (5,)):
+    out = torch.empty(2, 2, 7, N)
+    for given in ((), (2, 2), (2, 1)):
         bias = values((*given, m, n), FP32, 2)
-        out = torch.empty(2, 5, 7, N)
-        run(config, x, weight, out, Sides(bias=bias, residual=values((2, 5, 7, N), FP32, 3)))
-    call = described(x, weight, out, "ieee", Extras(bias=values((2, 5, 7, N), FP32)))
+        run(config, x, weight, out, Sides(bias=bias, residual=values((2, 2, 7, N), FP32, 3)))
+    call = described(x, weight, out, "ieee", Extras(bias=values((2, 2, 7, N), FP32)))
     assert call.batch_shape == ()
     assert call.problem.epilogue == "bias=full"
 
@@ -195,8 +197,8 @@ def test_results_that_lie_column_by_column_are_made_turned(config, layout):
     )
 
 
-@every_config
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
+@some_configs
+@pytest.mark.parametrize("layout", ["column", "sliced", "sparse", "offset"])
 def test_what_is_added_lies_in_any_way(config, layout):
     a, b = operands(FP32)
     bias, residual = placed(side("full"), layout), placed(side("full", seed=6), layout)
@@ -208,7 +210,7 @@ def test_what_is_added_lies_in_any_way(config, layout):
 
 
 @every_config
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "sparse"])
+@pytest.mark.parametrize("layout", ["row", "column"])
 @pytest.mark.parametrize("which", ["bias", "residual"])
 def test_the_result_may_take_the_place_of_what_is_added(config, layout, which):
     a, b = operands(FP32)
@@ -222,15 +224,13 @@ def test_the_result_may_take_the_place_of_what_is_added(config, layout, which):
 
 
 @every_config
-@pytest.mark.parametrize(
-    "size", [(1, 1, 16), (1, 45, 51), (37, 1, 51), (32, 32, 32), (33, 65, 17), (3, 70, 130)], ids=str
-)
+@pytest.mark.parametrize("size", [(1, 1, 16), (1, 45, 51), (37, 1, 51), (32, 32, 32), (33, 65, 17)], ids=str)
 def test_sizes(config, size):
     m, n, k = size
-    if config in CONFIGS[5:] and k < 32:
-        k = 32  # a block for each of two programs
+    if config == tma(split=2):
+        k += 32  # a block for each of two programs
     a, b = values((m, k), FP32), values((k, n), FP32, 1)
-    for bias in ((n,), (m, 1), (m, n), ()):
+    for bias in ((n,), (m, 1)):
         buffer, out = frame((m, n), FP32, "row")
         run(
             config,
@@ -242,16 +242,16 @@ def test_sizes(config, size):
         assert guard_intact(buffer, out)
 
 
-@every_config
+@some_configs
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"),
-    [((K,), (K,)), ((K,), (K, N)), ((M, K), (K,)), ((3, M, K), (K,)), ((K,), (3, K, N))],
+    [((K,), (K,)), ((K,), (K, N)), ((M, K), (K,)), ((2, 5, K), (K,)), ((K,), (2, K, N))],
     ids=str,
 )
 def test_vectors(config, a_shape, b_shape):
     a, b = values(a_shape, FP32), values(b_shape, FP32, 1)
     out = torch.empty(torch.matmul(a, b).shape)
-    for shape in (out.shape, out.shape[-1:], ()):
+    for shape in (out.shape, out.shape[-1:]):
         run(
             config,
             a,
@@ -261,7 +261,7 @@ def test_vectors(config, a_shape, b_shape):
         )
 
 
-@every_config
+@some_configs
 def test_not_finite_values_come_out_where_torch_has_them(config):
     a, b = operands(FP32)
     a[3, 5], a[20, 50], b[7, 9] = math.nan, math.inf, -math.inf
@@ -286,7 +286,7 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP16, FP32, FP64], ids=name)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-@pytest.mark.parametrize("batch", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
 def test_linear(dtype, activation, batch):
     x, weight = values((*batch, 9, 21), dtype), values((13, 21), dtype, 1)
     bias, residual = values((13,), dtype, 2), values((*batch, 9, 13), dtype, 3)
@@ -365,10 +365,10 @@ def test_overwriting_is_told_to_autograd():
 def test_an_empty_sum_is_what_is_added(batch):
     x, weight = values((*batch, 9, 0), FP32), values((13, 0), FP32)
     bias, residual = values((13,), FP32, 2), values((*batch, 9, 13), FP32, 3)
-    wanted = torch.nn.functional.silu(bias).expand(*batch, 9, 13) + residual
-    assert torch.equal(tritile.linear(x, weight, bias, activation="silu", residual=residual), wanted)
+    wanted = bias.relu().expand(*batch, 9, 13) + residual
+    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=residual), wanted)
     out = residual.clone()
-    assert torch.equal(tritile.linear(x, weight, bias, activation="silu", residual=out, out=out), wanted)
+    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=out, out=out), wanted)
 
 
 def test_results_without_elements():

@@ -31,6 +31,7 @@ pytestmark = [
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
 HALF = (torch.bfloat16, torch.float16, FP32)
+NOTHING = Sides()
 SHARED = list(itertools.product((1, 128), repeat=2))
 
 
@@ -50,8 +51,8 @@ def expanded(scales, rows, k, shared):
     return scales.repeat_interleave(shared, 0)[:rows].repeat_interleave(128, 1)[:, :k]
 
 
-def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=Sides(), precision="ieee"):
-    """In float64 of the scaled operands; beside a plain product's error, three steps for each block's scale."""
+def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=NOTHING, precision="ieee"):
+    """In float64 of the scaled operands; beside a plain product's error, four steps for a block's scales."""
     (m, k), n = a.shape, b.shape[1]
     wide_a = a.double() * expanded(scale_a, m, k, shared[0])
     wide_b = b.double() * expanded(scale_b.mT, n, k, shared[1]).mT
@@ -74,7 +75,7 @@ def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b
     shapes = {"()": (), "(1,)": (1,), "(1,1)": (1, 1), "(M,1)": (m, 1), "(1,N)": (1, n)}
     a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
     scales = scale(*shapes[of_a]) / 64, scale(*shapes[of_b], seed=10) / 64
-    for out_dtype in HALF:
+    for out_dtype in HALF if of_a == of_b else HALF[:1]:
         got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
         assert got.dtype == out_dtype
         assert_fused(got, a, b, Sides(*scales))
@@ -84,13 +85,12 @@ def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b
 def test_what_follows_the_scales(a_dtype, b_dtype):
     a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
     scales = scale(19, 1) / 64, scale(1, 23) / 64
-    for activation in (None, "relu", "gelu", "gelu_tanh", "silu"):
-        for kind in HALF:
-            bias, residual = values((23,), kind, 2), values((19, 23), kind, 3)
-            how = {"bias": bias, "activation": activation, "residual": residual}
-            got = tritile.scaled_matmul(a, b, *scales, **how)
-            assert got.dtype == torch.bfloat16
-            assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
+    for activation, kind in ((None, FP32), ("relu", HALF[0]), ("gelu", HALF[1]), ("silu", FP32)):
+        bias, residual = values((23,), kind, 2), values((19, 23), kind, 3)
+        how = {"bias": bias, "activation": activation, "residual": residual}
+        got = tritile.scaled_matmul(a, b, *scales, **how)
+        assert got.dtype == torch.bfloat16
+        assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -101,9 +101,7 @@ def test_fast_sums_are_the_same_here(fast):
 
 
 @pytest.mark.parametrize("shared", SHARED, ids=str)
-@pytest.mark.parametrize(
-    "size", [(19, 23, 41), (1, 1, 1), (130, 23, 128), (19, 257, 129), (129, 130, 300)], ids=str
-)
+@pytest.mark.parametrize("size", [(19, 23, 41), (1, 1, 1), (130, 23, 128), (19, 257, 129)], ids=str)
 def test_scales_for_each_128_of_k(size, shared):
     m, n, k = size
     for a_dtype, b_dtype in QUANTISED[:4] if m == 19 else QUANTISED[:1]:
@@ -120,15 +118,18 @@ def test_scales_for_each_128_of_k_lie_in_any_way():
     m, n, k = 35, 150, 300
     a, b = values((m, k), E4M3), values((k, n), E4M3, 1)
     bias, residual = values((n,), FP32, 2), values((m, n), torch.bfloat16, 3)
-    for shared in ((1, 128), (1, 1), (128, 128)):
+    for shared, layouts in (
+        ((1, 128), ("column", "sliced")),
+        ((1, 1), ("sparse",)),
+        ((128, 128), ("strided",)),
+    ):
         scales = blocks_of(m, n, k, shared)
-        for layout in ("column", "sliced", "sparse", "strided"):
+        for layout in layouts:
             lain = [placed(s, layout) for s in scales]
             got = tritile.scaled_matmul(a, b, *lain, bias=bias, residual=residual, activation="silu")
             assert_block_scaled(got, a, b, *scales, shared, Sides(None, None, bias, residual, "silu"))
 
 
-TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 WIDE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=128, GROUP_M=2)
 
 
@@ -137,7 +138,7 @@ def tma(block_k=32, persistent=False, split=1, subtiles=1):
     return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
 
 
-CONFIGS = [TILE, WIDE, tma(), tma(64, True), tma(128, True, subtiles=2), tma(split=2), tma(64, split=4)]
+CONFIGS = [WIDE, tma(64, True), tma(128, True, subtiles=2), tma(64, split=4)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -145,7 +146,7 @@ CONFIGS = [TILE, WIDE, tma(), tma(64, True), tma(128, True, subtiles=2), tma(spl
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_every_family_scales_within_the_sum(config, shared, layout):
     """float32 stands for fp8, which the interpreter rounds wrongly; `column` is made as b^T a^T."""
-    m, n, k = 140, 150, 300
+    m, n, k = 33, 150, 300
     a, b = values((m, k), FP32), values((k, n), FP32, 1)
     scale_a, scale_b = blocks_of(m, n, k, shared)
     sides = Sides(bias=values((n,), FP32, 2), residual=values((m, n), FP32, 3), activation="silu")

@@ -77,7 +77,7 @@ SHAPES = [
     ("scaled inner", scaled(A8, typed(FP8, 255, 7), ONE, ONE), ("(3, 256)", "(255, 7)", "256", "255")),
     ("scaled batch", scaled(typed(FP8, 2, 3, 4), B8, ONE, ONE), ("a is (2, 3, 4)", "2 dimensions")),
     ("scales of a", scaled(A8, B8, f32(3), ONE), ("scale_a is (3,)", "(3, 1)", "(3 or 1, 2)")),
-    ("scales of b", scaled(A8, B8, ONE, f32(7, 1)), ("scale_b is (7, 1)", "(1, 7)", "(2, 7 or 1)")),
+    ("scales of b", scaled(A8, B8, ONE, f32(7, 1)), ("scale_b (7, 1)", "(1, 7)", "(2, 7 or 1)")),
     ("scales turned", scaled(A8, B8, f32(1, 3), f32(1, 7)), ("scale_a is (1, 3)",)),
     ("block scales of one", scaled(A8, B8, f32(3, 2), ONE), ("scale_a is (3, 2)", "both or neither")),
     ("block scales and rows", scaled(A8, B8, f32(3, 2), f32(1, 7)), ("(3, 2)", "(1, 7)", "both or neither")),
@@ -90,7 +90,7 @@ SHAPES = [
 DTYPES = [
     ("mixed", linear(X, W.half()), ("float32", "float16", "one dtype")),
     ("whole numbers", linear(typed(INT8, 3, 5), typed(INT8, 7, 5)), ("int8", "floating")),
-    ("complex", linear(typed(torch.complex64, 3, 5), typed(torch.complex64, 7, 5)), ("complex64", "float16")),
+    ("complex", linear(X.cfloat(), W.cfloat()), ("x is complex64", "floating")),
     ("x is a list", linear([[1.0]], W), ("x is", "list", "torch.Tensor")),
     ("weight is None", linear(X, None), ("weight is", "NoneType", "torch.Tensor")),
     ("bias is a number", linear(X, W, 1.0), ("bias is", "float", "torch.Tensor")),
@@ -122,8 +122,8 @@ DEVICES = [
     ("scale", scaled(A8, B8, ONE, torch.zeros((), device="meta")), ("scale_b", "meta")),
 ]
 OVERLAPS = [
-    ("out is a", addmm(f32(5), S, f32(5, 5), out=S), ("out", "input 0")),
-    ("out is b", addmm(f32(5), f32(5, 5), S, out=S), ("out", "input 1")),
+    ("out is a", addmm(f32(5), S, f32(5, 5), out=S), ("out overlaps a:",)),
+    ("out is b", addmm(f32(5), f32(5, 5), S, out=S), ("out overlaps b:",)),
     ("out over half of bias", linear(X, W, BASE[0:3, 0:7], out=BASE[1:4, 0:7]), ("out overlaps bias",)),
     ("out is bias turned", linear(f32(7, 5), W, BASE[:7, :7], out=BASE[:7, :7].mT), ("out overlaps bias",)),
     ("out holds a row of bias", linear(X, W, BASE[0, :7], out=BASE[:3, :7]), ("out overlaps bias",)),

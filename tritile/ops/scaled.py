@@ -8,9 +8,11 @@ from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.fused import check_activation, fused_product
-from tritile.problem import FP8_DTYPES
+from tritile.ops.recall import again, met
+from tritile.problem import FP8_DTYPES, SCALE_K
 
-_BLOCK: Final = 128
+_OP: Final = "scaled_matmul"
+_BLOCK: Final = SCALE_K
 _QUANTISED: Final = (*FP8_DTYPES, "int8")
 
 
@@ -24,6 +26,11 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
             raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted one of {wanted}")
         if tensor.ndim != 2:
             raise ShapeError(f"scaled_matmul: {name} is {tuple(tensor.shape)}: wanted 2 dimensions")
+    if a.shape[1] != b.shape[0]:
+        raise ShapeError(
+            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
+            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
+        )
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
         if tensor.dtype != torch.float32:
             raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted float32")
@@ -99,15 +106,13 @@ def scaled_matmul(
 
     Raises as `tritile.matmul` does, before any launch.
     """
+    tensors = (a, b, scale_a, scale_b, bias, residual)
+    key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    if ready is not None:
+        return again(_OP, ready, tensors, out)
     _check_operands(a, b, scale_a, scale_b)
-    if a.shape[1] != b.shape[0]:
-        raise ShapeError(
-            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
-            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
-        )
     extras = _extras(a, b, scale_a, scale_b)
-    extras = extras._replace(
-        bias=bias, residual=residual, activation=check_activation("scaled_matmul", activation)
-    )
+    extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
     fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    return fused_product("scaled_matmul", a, b, extras, out, out_dtype, "fast" if fast else None)
+    precision = "fast" if fast else None
+    return fused_product(_OP, tensors, a, b, extras, out, out_dtype, precision, key)
