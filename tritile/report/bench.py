@@ -77,6 +77,8 @@ def measured(
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):
         torch_error = _torch_error(calls[0], theirs)
+        for call in calls if peers.torch_call(calls[0]) else ():
+            theirs(call)  # makes its operands ready, once
         sides |= {"torch": timing.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
     if is_copy:
         # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
@@ -97,6 +99,7 @@ def measured(
         copy_gbps=copy_gbps,
         config=chosen.config,
         plan_source=chosen.source,
+        torch_call=peers.torch_call(calls[0]),
     )
 
 

@@ -12,6 +12,7 @@ from tritile.measure.timing import Run
 from tritile.problem import REAL_DTYPE
 from tritile.problem.checks import THREE
 from tritile.subject.operands import matrix, poison
+from tritile.subject.scales import applied
 from tritile.views import Call, MatmulCall, PermuteCall
 
 _CHECKED_ROWS = 256
@@ -29,11 +30,13 @@ def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
 def matmul_error(call: MatmulCall) -> float:
     """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
 
-    What is fused is done to a b in float64.
+    What is fused is done to a b in float64, and scales within the sum are applied to a and b.
     """
     batch, fused = call.problem.batch, call.fused
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if call.scales is not None:
+        a, b = (tensor.unsqueeze(0) for tensor in applied(call, torch.float64))
     if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
         return math.inf
     wide = _wider(out, torch.float64)

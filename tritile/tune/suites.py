@@ -2,9 +2,9 @@
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
-writes them; left out: none) and sizes. Sizes of op "matmul" are
-one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
-`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
+writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
+"matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
+with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
 the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
 """
 
@@ -34,7 +34,7 @@ _SIZES_WANTED: Final = {
     "permute": ({"shapes"},),
 }
 _OTHER_KEYS: Final = {
-    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
+    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues", "block_scales"},
     "permute": {"op", "dtypes", "dims"},
 }
 
@@ -66,10 +66,12 @@ class Case:
     shape: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     epilogue: str = ""
+    block_scales: str = ""
 
     def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue)
-        self._check(all(isinstance(word, str) for word in words), "words as text")
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
+        texts = (*words, self.epilogue, self.block_scales)
+        self._check(all(isinstance(text, str) for text in texts), "words as text")
         self._check(
             isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
         )
@@ -84,8 +86,9 @@ class Case:
             self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
-            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
-            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee", ""), "shape and dims only")
+            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
+            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            self._check(self.epilogue == self.block_scales == "", "shape and dims only")
             self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
             axes = list(range(len(self.shape)))
             self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
@@ -120,6 +123,7 @@ class Case:
             out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
             precision=self.precision,
             epilogue=self.epilogue,
+            block_scales=self.block_scales,
         )
 
     def _permute(self) -> PermuteProblem:
@@ -145,13 +149,14 @@ def _sized_case(
     layout: str = "NN",
     precision: str = "ieee",
     epilogue: str = "",
+    block_scales: str = "",
 ) -> Case:
     """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
         return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
     batch, m, n, k = (1, *sizes)[-4:]
-    return Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
+    return Case(suite, op, dtype, layout, batch, m, n, k, precision, (), (), epilogue, block_scales)
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -210,7 +215,8 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
         return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
-    ways = itertools.product(dtypes, _listed(entry, "layouts", str), precisions, epilogues, sizes)
+    scales = _listed(entry, "block_scales", str) if "block_scales" in entry else [""]
+    ways = itertools.product(dtypes, _listed(entry, "layouts", str), precisions, epilogues, scales, sizes)
     return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
 
 
