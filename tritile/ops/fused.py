@@ -22,6 +22,7 @@ from tritile.ops.run import interpret, on_host, prepared, written
 from tritile.problem import ACTIVATIONS, SIDES
 from tritile.settings import current_mode
 
+_ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
 
 
@@ -75,8 +76,9 @@ def _checked(
     shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, extras.scaled, names)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")
-    for role, tensor in zip(SIDES, extras[:4], strict=True):
-        if tensor is not None:
+    for role in SIDES:
+        tensor = getattr(extras, role)
+        if tensor is not None and role not in _ZEROS:
             _check_side(op, name_of_role(op, role), tensor, a, shape)
     if out is not None:
         check_out(op, out, shape, dtype)
@@ -92,7 +94,8 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
     if a.dtype != torch.int8:
         precision = precision if a.dtype == torch.float32 else "ieee"
         a, b = a.float(), b.float()
-    interpret(described(a, b, wide, precision, extras.mapped(torch.Tensor.float)))
+    floats = extras.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+    interpret(described(a, b, wide, precision, floats))
     out.copy_(wide)
     return None
 
@@ -124,7 +127,9 @@ def fused_product(
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
         sums = torch.zeros(shape, dtype=dtype, device=a.device)
-        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:7]))
+        up = None if plain.up is None else sums
+        how = (plain.activation, plain.alpha, plain.beta)
+        result.copy_(epilogue.finished(sums, plain.tensors, *how, up))
     elif on_host(a):
         _on_host(plain_a, plain_b, result, precision, plain)
     else:

@@ -10,6 +10,7 @@ from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.matmul import default_precision
 from tritile.ops.run import PLAIN, differentiating_forward, fresh, lasting, new_memo, place, written
+from tritile.problem import TURNED
 from tritile.settings import current_mode
 from tritile.views import MatmulCall
 
@@ -19,12 +20,15 @@ ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "linear": (("a", "x"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
     "addmm": (("bias", "input"), ("a", "a"), ("b", "b")),
     "baddbmm": (("bias", "input"), ("a", "a"), ("b", "b")),
-    "scaled_matmul": (
-        *((name, name) for name in ("a", "b", "scale_a", "scale_b", "bias", "residual")),
+    "scaled_matmul": tuple(
+        (name, name) for name in ("a", "b", "scale_a", "scale_b", "bias", "residual", "zero_a", "zero_b")
+    ),
+    "gated_linear": (
+        ("a", "x"), ("b", "weight_gate"), ("up", "weight_up"), ("bias", "bias_gate"), ("bias_up", "bias_up"),
     ),
 }  # fmt: skip
-_ADDED: Final = ("bias", "residual")  # of which each element is read just before its place is written
-_TURNED: Final = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
+_ADDED: Final = ("bias", "residual", "bias_up")  # of which elements are read just before theirs are written
+_TURNED: Final = {"a": "b", "b": "a", **TURNED}
 
 Tensors = Sequence[Any]
 

@@ -26,16 +26,16 @@ from tritile.problem.checks import (
     SCALE_K,
     alignment,
 )
-from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
+from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, TURNED, Epilogue, epilogue_of
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
 from tritile.problem.permute import PermuteProblem, Plane, merged
 
 __all__ = [
     "ACTIVATIONS", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "ITEMSIZE", "LAYOUTS", "MATMUL_DTYPES",
-    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "Epilogue",
-    "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled", "alignment",
-    "doublings", "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
+    "MAX_EXTENT", "PRECISIONS", "PRECISIONS_OF", "REAL_DTYPE", "SCALE_K", "SIDES", "SPREADS", "TURNED",
+    "Epilogue", "KernelProblem", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem", "Tiled",
+    "alignment", "doublings", "epilogue_of", "merged", "problem_from_dict", "problem_key", "problem_to_dict",
 ]  # fmt: skip
 
 Tiled = MatmulProblem | PermuteProblem  # tritile's own: what its kernels make tile by tile

@@ -4,8 +4,9 @@ A file holds a `description` and entries `[[cases]]`. An entry stands for every 
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
 writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
 "matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
-with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
-the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
+with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says
+which of the dimensions comes at each place, for each shape or once for all (left out: the last two are
+exchanged).
 """
 
 import itertools
