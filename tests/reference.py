@@ -229,6 +229,34 @@ def finished64(sums: torch.Tensor, error: torch.Tensor, sides: Sides, eps: float
     return wanted, error
 
 
+def assert_gated(
+    got: torch.Tensor,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    activation: str = "silu",
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    precision: str = "ieee",
+    *,
+    tensor_cores: bool | None = None,
+) -> None:
+    """activation(x @ gate + bias_gate) * (x @ up + bias_up), gate and up being K x N.
+
+    A product of two factors errs by each one's error times the other, by both errors' product, and by the
+    rounding of the multiplication.
+    """
+    on_cores = got.is_cuda if tensor_cores is None else tensor_cores
+    factors = []
+    for weight, sides in ((gate, Sides(bias=bias_gate, activation=activation)), (up, Sides(bias=bias_up))):
+        sums, error, eps = sums64(x, weight, precision, on_cores)
+        factors.append(finished64(sums, error, sides, eps))
+    (left, of_left), (right, of_right) = factors
+    wanted = left * right
+    error = of_left * right.abs() + of_right * left.abs() + of_left * of_right + eps * wanted.abs()
+    assert_within(got, wanted, error)
+
+
 def assert_within(got: torch.Tensor, wanted: torch.Tensor, error: torch.Tensor) -> None:
     """Equal to what is wanted, but for this error and rounding to got's type; no element is a NaN."""
     assert got.shape == wanted.shape

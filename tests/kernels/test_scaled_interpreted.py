@@ -23,6 +23,8 @@ from tests.reference import (
 from tritile import launch
 from tritile.config import Config
 from tritile.ops.described import Extras, described
+from tritile.work import work_of
+from tritile.work.values import Buffer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
@@ -210,3 +212,96 @@ def test_operands_lie_in_any_way():
     for of_a, of_b in itertools.product(("column", "sliced", "sparse"), repeat=2):
         got = tritile.scaled_matmul(placed(a, of_a), placed(b, of_b), *scales, out_dtype=FP32)
         assert_block_scaled(got, a, b, *scales, (1, 128))
+
+
+def less(x, zero):
+    """x without its zero points, in float64, where whole numbers of 53 bits are exact."""
+    return x.double() if zero is None else x.double() - zero.double()
+
+
+def assert_zeroed(got, a, b, zero_a, zero_b, sides):
+    """Sums are exact in int32, then rounded to fp32."""
+    sums, eps = less(a, zero_a) @ less(b, zero_b), torch.finfo(torch.float32).eps
+    assert sums.abs().max() < 2**31
+    assert_within(got, *finished64(sums, eps / 2 * sums.abs(), sides, eps))
+
+
+def zero(*shape, seed=11, kind=INT8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, shape, generator=generator).to(kind)
+
+
+ZEROS = {
+    "none": (None, None),
+    "one": (zero(), zero(1, seed=12)),
+    "one of a": (zero(1, 1, kind=torch.int32), None),
+    "one of b": (None, zero(kind=torch.int32)),
+    "rows": (zero(19, 1), None),
+    "columns": (None, zero(1, 23, kind=torch.int32)),
+    "rows and columns": (zero(19, 1, kind=torch.int32), zero(1, 23)),
+    "one and columns": (zero(), zero(1, 23)),
+}
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.parametrize("k", [1, 41, 1100])
+def test_zero_points(zeros, k):
+    a, b = values((19, k), INT8), values((k, 23), INT8, 1)
+    scales, (zero_a, zero_b) = (scale(19, 1), scale(1, 23)), ZEROS[zeros]
+    got = tritile.scaled_matmul(a, b, *scales, zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
+    assert_zeroed(got, a, b, zero_a, zero_b, Sides(*scales))
+
+
+@pytest.mark.parametrize("layout", ["column", "sliced", "sparse"])
+def test_zero_points_of_operands_that_lie_in_any_way(layout):
+    a, b = placed(values((19, 141), INT8), layout), placed(values((141, 23), INT8, 1), layout)
+    zero_a, zero_b = (placed(z, layout) for z in ZEROS["rows and columns"])
+    bias, residual = values((23,), FP32, 2), values((19, 23), torch.float16, 3)
+    how = {"bias": bias, "residual": residual, "activation": "gelu"}
+    got = tritile.scaled_matmul(a, b, scale(), scale(), zero_a=zero_a, zero_b=zero_b, **how)
+    assert_zeroed(got, a, b, zero_a, zero_b, Sides(scale(), scale(), bias, residual, "gelu"))
+
+
+@pytest.mark.parametrize("config", [WIDE, tma(64, True), tma(64, split=4)], ids=str)
+@pytest.mark.parametrize("zeros", ["one of a", "one of b", "rows and columns"])
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_every_family_takes_zero_points(config, zeros, layout):
+    m, n, k = 19, 23, 300
+    a, b = values((m, k), INT8), values((k, n), INT8, 1)
+    zero_a, zero_b = ZEROS[zeros]
+    scales, bias = (scale(m, 1), scale(1, n)), values((n,), FP32, 2)
+    buffer, out = frame((m, n), FP32, layout)
+    call = described(a, b, out, "ieee", Extras(*scales, bias, zero_a=zero_a, zero_b=zero_b))
+    assert call.swapped == (layout == "column")
+    launch.run_interpreted(call, config)
+    assert_zeroed(out, a, b, zero_a, zero_b, Sides(*scales, bias))
+    assert guard_intact(buffer, out)
+
+
+def test_zero_points_are_exact_where_float32_is_not():
+    """All sums are near 2^25 before zero points take them away, down to small odd numbers."""
+    k = 2100
+    a = torch.full((3, k), 127, dtype=INT8)
+    a[:, 0] = torch.tensor([126, 125, 124])
+    b = torch.full((k, 2), 127, dtype=INT8)
+    one, zero_a = torch.ones(()), torch.tensor(127, dtype=torch.int32)
+    got = tritile.scaled_matmul(a, b, one, one, zero_a=zero_a, out_dtype=FP32)
+    assert torch.equal(got, torch.tensor([[-127.0] * 2, [-254.0] * 2, [-381.0] * 2]))
+
+
+def test_one_tensor_as_both_operands():
+    a = values((23, 23), INT8)
+    zero_a, zero_b = zero(23, 1), zero(1, 23)
+    got = tritile.scaled_matmul(a, a, scale(), scale(), zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
+    assert_zeroed(got, a, a, zero_a, zero_b, Sides(scale(), scale()))
+    call = described(
+        a, a, torch.empty(23, 23), "ieee", Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
+    )
+    step = work_of(call, WIDE, 1, False).steps[-1]
+    assert step.args[:3] == (Buffer(0), Buffer(1), Buffer(2))  # not one buffer for both
+
+
+def test_zero_points_without_a_sum():
+    a, b = torch.empty(5, 0, dtype=INT8), torch.empty(0, 7, dtype=INT8)
+    got = tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), zero_a=zero(), zero_b=zero())
+    assert torch.equal(got, torch.zeros(5, 7, dtype=torch.bfloat16))
