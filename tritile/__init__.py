@@ -16,6 +16,7 @@ from tritile.errors import TritileError
 from tritile.explain import Explanation
 from tritile.ops.explain import explain
 from tritile.ops.fused import addmm, baddbmm, linear
+from tritile.ops.gated import gated_linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
@@ -52,6 +53,7 @@ __all__ = [
     "errors",
     "explain",
     "forget",
+    "gated_linear",
     "grouped_matmul",
     "linear",
     "matmul",

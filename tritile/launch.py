@@ -22,6 +22,7 @@ from tritile.counters import counters_of
 from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
+from tritile.kernels.gated import gated_descriptor, gated_tile
 from tritile.kernels.grouped import grouped_matmul_tile
 from tritile.kernels.grouped_descriptor import grouped_matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
@@ -55,8 +56,10 @@ _PERMUTE_KEY: Final = ["M", "N", "batch"]
 # Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "matmul": {
-        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY),
-        descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
+        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY, (gated_tile,)),
+        descriptor.NAME: _tuned(
+            "matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack, gated_descriptor)
+        ),
         warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
     },
     "grouped": {
@@ -267,7 +270,8 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
     batch_shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
     whole = replace(call, fused=call.fused.mapped(part), batch_shape=batch_shape)
-    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out))
+    up = call.up and part(call.up)
+    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out), up=up)
 
 
 def _pieces(call: Call, config: Config) -> list[Call]:

@@ -88,7 +88,7 @@ def tiled(problem: Known, config: Config) -> Traffic:
     rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written
-    found = Traffic(once * (problem.m * columns + problem.n * rows), out)
+    found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
     if config.family == tile.NAME:
         return found
     split = config["SPLIT_K"] if config.family == descriptor.NAME else 1

@@ -22,7 +22,8 @@ def test_products_in_fp32_err_little(dtype, precision, name, k):
     assert one.differing == 0
     if name in data.FINITE:
         assert one.worst is not None
-        assert one.worst < (one.bound or 2 * (k + 3) * UNIT)
+        inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0  # each rounded to 11 bits
+        assert one.worst < (one.bound or 2 * (k + 3) * UNIT + inputs)
         assert one.torch_worst is not None
         assert one.torch_worst < 2 * (k + 3) * UNIT
 

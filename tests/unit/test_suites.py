@@ -20,11 +20,11 @@ COUNTS = {
     "quick": 8,
     "study": 12,
     "epilogue": 35,
-    "scaled": 26,
     "weights": 55,
     "fp64": 28,
     "complex": 76,
     "grouped": 46,
+    "scaled": 30,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -228,3 +228,13 @@ def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
 def test_case_refuses_what_does_not_fit(fields: dict) -> None:
     with pytest.raises(InvalidValueError):
         Case(suite="mine", **fields)
+
+
+def test_scales_for_each_128_of_k(tmp_path: Path) -> None:
+    scaled = [case for case in find(["scaled"], SUITES) if case.block_scales]
+    assert {(case.m, case.n, case.k) for case in scaled} >= {(8192, 8192, 8192), (4096, 14336, 4096)}
+    assert {matmul(case).block_scales for case in scaled} == {"1x128"}
+    assert all("scales 1x128" in case.problem.label for case in scaled)
+    for wrong in ('block_scales = ["1x64"]', 'block_scales = "1x128"', 'block_scales = ["1x128"]'):
+        with pytest.raises(InvalidValueError):  # the last: of float16
+            load(write(tmp_path, GOOD + wrong + "\nsquares = [256]"))

@@ -68,11 +68,13 @@ def default_precision() -> str:
 
 
 def _check_dtypes(
-    op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, scaled: bool
-) -> torch.dtype:
+    op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None,
+    scaled: bool,
+) -> torch.dtype:  # fmt: skip
     mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
     if a.dtype != b.dtype and not mixed:
-        raise DtypeError(f"{op}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+        kinds = f"{names[0]} is {name_of(a.dtype)} and {names[1]} {name_of(b.dtype)}"
+        raise DtypeError(f"{op}: {kinds}: wanted one dtype")
     if a.dtype not in _OUT_DTYPES:
         raise DtypeError(f"{op}: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
     allowed = _SCALED if scaled else _OUT_DTYPES[a.dtype]
@@ -138,16 +140,16 @@ def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 def check(
     a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
-    scaled: bool = False,
+    scaled: bool = False, names: tuple[str, str] = ("a", "b"),
 ) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
     """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
 
-    `scaled`: sums are multiplied by scales, and so are no whole numbers any more.
+    `scaled`: sums are multiplied by scales, and so are no whole numbers any more. `names`: of a and b.
     """
-    for name, tensor in (("a", a), ("b", b)):
+    for name, tensor in zip(names, (a, b), strict=True):
         check_tensor(op, name, tensor)
-    check_same_device(op, a, "b", b)
-    dtype = _check_dtypes(op, a, b, out_dtype, scaled)
+    check_same_device(op, a, names[1], b)
+    dtype = _check_dtypes(op, names, a, b, out_dtype, scaled)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
         dtype = out.dtype
     precision = check_precision(op, a.dtype, precision)

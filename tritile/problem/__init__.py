@@ -26,7 +26,7 @@ from tritile.problem.checks import (
     SCALE_K,
     alignment,
 )
-from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
+from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, TURNED, Epilogue, epilogue_of
 from tritile.problem.grouped import (
     GROUPED_DTYPES,
     GROUPED_PRECISIONS,
@@ -57,7 +57,7 @@ __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
     "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
     "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE",
-    "SCALE_K", "SIDES", "SPREADS", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue", "GroupedProblem",
+    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue", "GroupedProblem",
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
     "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
     "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",

@@ -63,6 +63,7 @@ class GroupedProblem:
     op: ClassVar[str] = "grouped"
     block_scales: ClassVar[str] = ""  # of which groups have none
     promoted: ClassVar[bool] = False  # no parts of fp32 either
+    rights: ClassVar[int] = 1  # and one b
     ragged: str
     groups: int
     m: int

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from tritile.problem.checks import (
     ALIGNMENTS,
@@ -37,6 +37,9 @@ class Operand:
     def elements(self) -> int:
         """How many elements of memory it spans."""
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 
 
 def _leading(extent: int, itemsize: int, alignment: int) -> int:
@@ -111,7 +114,21 @@ class MatmulProblem:
             deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
             fits = self.dtype in ("float64", "complex128") and self.k <= deepest
             check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
-        epilogue_of(self.epilogue)
+        fused = epilogue_of(self.epilogue)
+        check(not fused.gated or self._gateable, self, "gated products of real floating types")
+        zeros = fused.zero_a or fused.zero_b
+        whole = self.dtype == "int8" and self.batch == 1
+        check(not zeros or whole, self, "zero points of int8, in one product")
+
+    @property
+    def _gateable(self) -> bool:
+        # fp8 wants scales, fp16x3 both matrices in parts: neither is offered
+        return self.dtype in GATED_DTYPES and not self.block_scales and self.precision != "fp16x3"
+
+    @property
+    def rights(self) -> int:
+        """How many matrices a is multiplied by: two where gated."""
+        return 2 if epilogue_of(self.epilogue).gated else 1
 
     @property
     def is_complex(self) -> bool:
@@ -136,12 +153,12 @@ class MatmulProblem:
     @property
     def flops(self) -> int:
         """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
-        return 2 * (4 if self.is_complex else 1) * self.batch * self.m * self.n * self.k
+        return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
         """Bytes moved if every input is read once and the output written once."""
-        inputs = self.k * (self.m + self.n) * self.itemsize
+        inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
         fused = epilogue_of(self.epilogue)
         return self.batch * (inputs + outputs * (1 + [fused.bias, fused.residual].count("full")))

@@ -78,6 +78,8 @@ def measured(
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):
         torch_error = _torch_error(calls[0], theirs)
+        for call in calls if peers.torch_call(calls[0]) else ():
+            theirs(call)  # makes its operands ready, once
         sides["torch"] = timing.Graph(peers.torch_timed(case), calls)
         sides |= _peer_graphs(case, calls, names, tell)
     if is_copy:
@@ -99,6 +101,7 @@ def measured(
         copy_gbps=copy_gbps,
         config=chosen.config,
         plan_source=chosen.source,
+        torch_call=peers.torch_call(calls[0]),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tritile.epilogue import activated
 from tritile.problem import FP8_DTYPES
+from tritile.report import block_peers
 from tritile.subject import operands
 from tritile.views import MatmulCall
 
@@ -54,15 +55,19 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
             sums = torch.mul(sums, scale, **out)
         return sums
 
+    if call.scales is not None:
+        multiply, of_blocks = block_peers.product(call), len(block_peers.inputs(call)) - 2
+
     def run(a: torch.Tensor, b: torch.Tensor, *given: torch.Tensor, **out: Any) -> torch.Tensor:
-        tensors = iter(given)
+        tensors = iter(given if call.scales is None else given[of_blocks:])
         scale_a, scale_b, bias, residual = (next(tensors) if there else None for there in names)
         scales = [scale for scale in (scale_a, scale_b) if scale is not None]
-        if bias is not None and not scales and call.dtype not in (*FP8_DTYPES, "int8"):
+        own = call.scales is None
+        if own and bias is not None and not scales and call.dtype not in (*FP8_DTYPES, "int8"):
             add = torch.addmm if a.ndim == 2 else torch.baddbmm
             made = add(bias, a, b, beta=fused.beta, alpha=fused.alpha, **out)
         else:
-            made = scaled(a, b, scales, **out)
+            made = scaled(a, b, scales, **out) if own else multiply(a, b, *given[:of_blocks], **out)
             made = made if fused.alpha == 1 else made * fused.alpha
             made = made if bias is None else torch.add(made, bias, alpha=fused.beta, **out)
         if out:

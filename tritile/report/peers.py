@@ -10,7 +10,7 @@ import torch
 from tritile.errors import InvalidValueError
 from tritile.measure import timing
 from tritile.problem import FP8_DTYPES
-from tritile.report import fused_peers, grouped_peers, tutorial
+from tritile.report import block_peers, fused_peers, grouped_peers, tutorial
 from tritile.subject import answers, operands
 from tritile.tune.suites import Case
 from tritile.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
@@ -29,6 +29,9 @@ def _as_a_user_has_them(call: Call) -> tuple[list[torch.Tensor], torch.Tensor]:
     if isinstance(call, GroupedCall):
         return grouped_peers.inputs(call), grouped_peers.result(call)
     assert isinstance(call, MatmulCall)
+    if call.scales is not None:
+        inputs, out = block_peers.inputs(call), matrices(call)[2][0]
+        return [*inputs, *fused_peers.sides(call)], out
     *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
     return [*inputs, *fused_peers.sides(call)], out
 
@@ -46,7 +49,7 @@ def _product(call: Call) -> Callable[..., torch.Tensor]:
     if isinstance(call, GroupedCall):
         return grouped_peers.product(call)
     assert isinstance(call, MatmulCall)
-    if call.fused != UNFUSED:
+    if call.fused != UNFUSED or call.scales is not None:
         return fused_peers.product(call)
     if call.dtype == "int8":
         return torch._int_mm
@@ -59,8 +62,8 @@ def _product(call: Call) -> Callable[..., torch.Tensor]:
 def torch_matmul(call: Call) -> None:
     """What a torch user would call for this product, into the same output."""
     assert isinstance(call, MatmulCall)
-    (a, b, *sides), out = _as_a_user_has_them(call)
-    _product(call)(a, b, *sides, out=out)
+    inputs, out = _as_a_user_has_them(call)
+    _product(call)(*inputs, out=out)
 
 
 def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
@@ -145,6 +148,11 @@ def torch_timed(case: Case) -> Callable[[Call], None]:
     return _kept(torch_grouped) if case.op == "grouped" else torch_side(case)
 
 
+def torch_call(call: Call) -> str:
+    """What of torch that is, where it depends on what torch takes; else ""."""
+    return block_peers.way_of(call) if isinstance(call, MatmulCall) and call.scales is not None else ""
+
+
 def device_copy(call: Call) -> None:
     """A plain copy of the same bytes in their order: the speed limit of a permutation."""
     assert isinstance(call, PermuteCall)
@@ -175,7 +183,7 @@ def tutorials(call: Call) -> Peer | None:
     tensors = matrices(call)
     # Its offsets within a matrix have 32 bits.
     wide = max(math.prod(t.shape[1:]) for t in tensors) >= 2**31
-    if call.fused != UNFUSED or call.dtype not in tutorial.DTYPES or wide:
+    if call.fused != UNFUSED or call.scales is not None or call.dtype not in tutorial.DTYPES or wide:
         return None
     multiply = tutorial.tuned(call.a.itemsize)
 

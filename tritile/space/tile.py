@@ -45,7 +45,8 @@ def shared_bytes(config: Config, problem: Product | PermuteProblem, device: Devi
     held = warpgroup_mma(config, problem, device)
     stages = max(1, config.num_stages if held else config.num_stages - 1)
     k_bytes = config["BLOCK_K"] * problem.itemsize
-    operands = ((config["BLOCK_M"], problem.a_align), (config["BLOCK_N"], problem.b_align))
+    columns = config["BLOCK_N"] * problem.rights
+    operands = ((config["BLOCK_M"], problem.a_align), (columns, problem.b_align))
     # Copies of under 4 bytes are not asynchronous, and so not pipelined.
     return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
 
@@ -61,13 +62,14 @@ def accumulator_words(config: Config, problem: Product, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)
-    sums = 2 if problem.block_scales or apart else 1
+    sums = 2 if problem.block_scales or apart else problem.rights
     return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 
 def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
     """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
-    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
+    size = problem.itemsize
     loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
     return float(loads / (config.num_warps * device.warp_size))
 

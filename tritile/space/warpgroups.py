@@ -66,6 +66,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
     if problem.totals and not problem.promoted and SCALE_K % config["BLOCK_K"]:
         return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
+    if problem.rights > 1:
+        return "gated products are made by tile and descriptor"
     reason = _values_fault(config) or reachable(problem)
     if reason is not None:
         return reason

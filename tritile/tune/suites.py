@@ -2,10 +2,11 @@
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
-writes them; left out: none) and sizes. Sizes of op "matmul" are
-one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
-`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
-the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
+writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
+"matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
+with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says
+which of the dimensions comes at each place, for each shape or once for all (left out: the last two are
+exchanged).
 Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
 bits and group size, as "int4/128", and with zero points "int4/128 zeros".
 Those of op "grouped" are `gmnk = [[groups, m, n, k]]`, its `ragged` says which of m and k groups share, and
@@ -17,7 +18,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ _FORMS: Final = {
     "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
 }  # fmt: skip
 _OTHER_KEYS: Final = {
-    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
+    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues", "block_scales"},
     "grouped": {"op", "dtypes", "layouts", "precisions", "ragged", "loads"},
     "permute": {"op", "dtypes", "dims"},
     "linear_quantized": {"op", "dtypes", "weights"},
@@ -102,10 +103,12 @@ class Case:
     epilogue: str = ""
     ragged: str = ""
     load: str = ""
+    block_scales: str = ""
 
     def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue, self.ragged)
-        self._check(all(isinstance(word, str) for word in (*words, self.load)), "words as text")
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
+        texts = (*words, self.epilogue, self.block_scales, self.ragged, self.load)
+        self._check(all(isinstance(text, str) for text in texts), "words as text")
         self._check(
             isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
         )
@@ -133,8 +136,9 @@ class Case:
             self._check(others == (1, "ieee", (), ()), "m, n and k only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
-            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
-            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee", ""), "shape and dims only")
+            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
+            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            self._check(self.epilogue == self.block_scales == "", "shape and dims only")
             self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
             axes = list(range(len(self.shape)))
             self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
@@ -170,6 +174,7 @@ class Case:
             out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
             precision=self.precision,
             epilogue=self.epilogue,
+            block_scales=self.block_scales,
         )
 
     def _grouped(self) -> GroupedProblem:
@@ -208,13 +213,15 @@ def _sized_case(
     layout: str = "NN",
     precision: str = "ieee",
     epilogue: str = "",
+    block_scales: str = "",
 ) -> Case:
     """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
         return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
     batch, m, n, k = (1, *sizes)[-4:]
-    return Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
+    sized = Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
+    return replace(sized, block_scales=block_scales) if block_scales else sized
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -279,8 +286,9 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
             for words in itertools.product(sizes, dtypes, layouts, precisions, ragged, how)
         ]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
+    scales = _listed(entry, "block_scales", str) if "block_scales" in entry else [""]
     layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
-    ways = itertools.product(dtypes, layouts, precisions, epilogues, sizes)
+    ways = itertools.product(dtypes, layouts, precisions, epilogues, scales, sizes)
     return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
 
 

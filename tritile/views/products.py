@@ -10,6 +10,7 @@ from tritile.problem import (
     ITEMSIZE,
     REAL_DTYPE,
     SIDES,
+    TURNED,
     Epilogue,
     MatmulProblem,
     Operand,
@@ -92,7 +93,8 @@ def spread(view: View | None) -> str:
 class Fused:
     """What is done to a call's sums before they are stored: see `tritile.problem.Epilogue`.
 
-    Operands are stretched to the size of the result, with strides of 0.
+    Operands are stretched to the size of the result, with strides of 0. Where there are zero points, sums of
+    rows of a and of columns of b come to kernels with them (see `tritile.work.lower.zeros`).
     """
 
     scale_a: View | None = None
@@ -102,31 +104,39 @@ class Fused:
     activation: str = ""
     alpha: float = 1.0
     beta: float = 1.0
+    bias_up: View | None = None
+    zero_a: View | None = None
+    zero_b: View | None = None
+    sums_a: View | None = None
+    sums_b: View | None = None
+    gated: bool = False
 
     @property
     def views(self) -> tuple[View | None, ...]:
         """The operands, None where there is none."""
-        return (self.scale_a, self.scale_b, self.bias, self.residual)
+        return tuple(getattr(self, name) for name in _VIEWS)
 
     @property
     def epilogue(self) -> Epilogue:
         """What of it decides how it is done."""
         weighted = (self.alpha, self.beta) != (1.0, 1.0)
-        scale_a, scale_b, bias, residual = map(spread, self.views)
-        return Epilogue(scale_a, scale_b, bias, residual, self.activation, weighted)
+        spreads = {name: spread(getattr(self, name)) for name in SIDES}
+        return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
 
     def mapped(self, change: Callable[[View], View]) -> "Fused":
         """The same with every operand changed."""
-        scale_a, scale_b, bias, residual = (view and change(view) for view in self.views)
-        return replace(self, scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual)
+        changed = (view and change(view) for view in self.views)
+        views: dict[str, Any] = dict(zip(_VIEWS, changed, strict=True))
+        return replace(self, **views)
 
     @property
     def transposed(self) -> "Fused":
         """The same of the product out^T = b^T a^T."""
         turned = self.mapped(lambda view: view.transposed)
-        return replace(turned, scale_a=turned.scale_b, scale_b=turned.scale_a)
+        return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
 
 
+_VIEWS: Final = (*SIDES, "sums_a", "sums_b")
 UNFUSED: Final = Fused()
 
 
@@ -167,7 +177,7 @@ class MatmulCall:
 
     `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
-    `verdict`: None where it is to be made whatever its data are.
+    `verdict`: None where it is to be made whatever its data are. `up`: the second matrix, where gated.
     """
 
     op: ClassVar[str] = "matmul"
@@ -183,6 +193,7 @@ class MatmulCall:
     b_dtype: str = ""
     scales: "BlockScales | None" = None
     verdict: "Verdict | None" = None
+    up: View | None = None
 
     @property
     def problem(self) -> MatmulProblem:
@@ -222,11 +233,19 @@ class MatmulCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, what is fused, scales, the verdict."""
+        """What the kernel's pointers point to: a, b, out, what is fused, up, scales, the verdict."""
         fused = (view.tensor for view in self.fused.views if view is not None)
         scales = (self.scales.a, self.scales.b) if self.scales else ()
         verdict = () if self.verdict is None else (self.verdict.word,)
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
+        up = () if self.up is None else (self.up.tensor,)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *up, *scales, *verdict)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        fused = (name for name in SIDES if getattr(self.fused, name) is not None)
+        up = ("up",) if self.up else ()
+        return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
 
 
 Make = Callable[[str, int], Any]
@@ -243,10 +262,13 @@ def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
 
 
 def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
-    """An operand of an epilogue: scales in float32, others in the result's type; full ones, a matrix each."""
+    """An operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
+
+    Full ones are a matrix each.
+    """
     if not how:
         return None
-    dtype = "float32" if name.startswith("scale") else problem.out_dtype
+    dtype = {"scale": "float32", "zero": "int8"}.get(name.partition("_")[0], problem.out_dtype)
     strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
     elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
     each = elements if how == "full" else 0
@@ -258,9 +280,11 @@ def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | Non
 def _fused(problem: MatmulProblem, make: Make) -> Fused:
     """An epilogue's operands, on memory of their own; alpha and beta are halves where they are given."""
     epilogue = epilogue_of(problem.epilogue)
-    a, b, bias, residual = (_side(problem, name, getattr(epilogue, name), make) for name in SIDES)
+    sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
     weight = 0.5 if epilogue.weighted else 1.0
-    return Fused(a, b, bias, residual, epilogue.activation, weight, weight)
+    return Fused(
+        **sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated
+    )  # fmt: skip
 
 
 def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
@@ -273,7 +297,8 @@ def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
     )
     dtypes = (problem.dtype, problem.out_dtype)
     call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
-    return replace(call, b_dtype=problem.b_dtype, scales=_block_scales(problem, make))
+    up = view_of(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
+    return replace(call, b_dtype=problem.b_dtype, up=up, scales=_block_scales(problem, make))
 
 
 def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:

@@ -33,9 +33,9 @@ class Accuracy:
 
     `error` is of the norm, |out - a b| / |a b|; `worst` the largest error of an element, as a share of
     (|a| |b|) there. `torch_error` and `torch_worst` are torch's, which is asked for TF32 where tritile is.
-    `bound` is what `worst` is proved to stay below, None where nothing is stated. Of data with NaN, infinities
-    or elements at the ends of their type, `differing` counts elements that are NaN, infinite or finite where
-    torch's is something else; other fields of theirs are None where a product is not finite.
+    `bound` is what `worst` is proved to stay below, None where nothing is stated. Of data with NaN or
+    infinities, or elements at the ends of their type, `differing` counts elements that are NaN, infinite or
+    finite where torch's is something else; other fields are None where a product is not finite.
     """
 
     dtype: str

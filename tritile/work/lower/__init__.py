@@ -10,7 +10,7 @@ from typing import Any
 
 from tritile.problem import REAL_DTYPE
 from tritile.views import MatmulCall
-from tritile.work.lower import complexes, fp16x3, ozaki
+from tritile.work.lower import complexes, fp16x3, ozaki, zeros
 from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Descriptor, Work
 
@@ -24,6 +24,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
     """
     if call.dtype in REAL_DTYPE:
         return complexes.lowered(call, early)
+    if zeros.wanted(call):
+        return zeros.lowered(call, early)
     if call.problem.in_parts:
         return Lowered(*fp16x3.steps_of(call, early))
     if call.precision == "ozaki":
@@ -44,7 +46,13 @@ def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
     tensors = call.tensors
     # The call may itself be the core of another: what its tensors name are buffers of that one.
     given = {id(tensor): index for index, tensor in enumerate(tensors)}
-    places = [given.get(id(tensor), getattr(tensor, "buffer", -1)) for tensor in parts.core.tensors]
+    places = [
+        # One tensor may be two operands, and another time not: each stays in its place.
+        i
+        if tensor is next(iter(tensors[i : i + 1]), None)
+        else given.get(id(tensor), getattr(tensor, "buffer", -1))
+        for i, tensor in enumerate(parts.core.tensors)
+    ]
     beyond = len(tensors) + len(parts.scratch) - len(places)
 
     def number(buffer: int) -> int:
