@@ -21,6 +21,7 @@ COUNTS = {
     "study": 12,
     "epilogue": 35,
     "scaled": 30,
+    "gated": 6,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
