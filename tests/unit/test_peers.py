@@ -267,3 +267,43 @@ def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
     assert line["torch_call"] == block_peers.WIDE
     assert "epilogue" not in line
     assert "torch_call" not in result(case, Measurement(*times), ENV)
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["gated silu", "bias=row gated gelu", "bias_up=row gated", "bias=row bias_up=row gated relu"]
+)
+def test_torch_does_both_products_of_a_gated_unit(epilogue):
+    case = Case("given", "matmul", "float32", "NT", 1, 9, 7, 5, epilogue=epilogue)
+    run = peers.torch_side(case)
+    for call in calls_of(case):
+        assert answers.check(run, call) < 1e-5
+        inputs, out = peers._as_a_user_has_them(call)
+        torch.testing.assert_close(peers._product(call)(*inputs), out, rtol=1e-5, atol=1e-5)
+        call.up.tensor[3] += 9.0
+        with pytest.raises(TuningError, match="wrong answer"):
+            answers.answer_error(call)
+
+
+@pytest.mark.parametrize("zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=one"])
+def test_answers_take_zero_points_away(zeros, monkeypatch):
+    case = Case("given", "matmul", "int8", "NT", 1, 9, 7, 5, epilogue=f"scale_a=column scale_b=row {zeros}")
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        drawn = torch.randint(-100, 100, (elements,))
+        return drawn.to(kind) / 64 if kind.is_floating_point else drawn.to(kind)
+
+    call = posed(case.problem, make)
+    a, b, out = (tensor[0] for tensor in peers.matrices(call))
+    of = call.fused
+    wide_a, wide_b = a.double(), b.double()
+    wide_a = wide_a if of.zero_a is None else wide_a - of.zero_a.tensor.view(-1, 1)
+    wide_b = wide_b if of.zero_b is None else wide_b - of.zero_b.tensor.view(1, -1)
+    out.copy_((wide_a @ wide_b) * of.scale_a.tensor.view(-1, 1) * of.scale_b.tensor)
+    wanted = out.clone()
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    assert answers.check(peers.torch_side(case), call) < 4e-3
+    torch.testing.assert_close(out, wanted, rtol=1e-2, atol=0)
+    (of.zero_b or of.zero_a).tensor.add_(3)
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(call)

@@ -73,6 +73,35 @@ def test_scales_turn_with_their_operands(turned, blocks):
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biases", [(None, None), (7, None), (None, 7), (7, 7)], ids=str)
+def test_gated_linear(turned, biases):
+    x, gate, up = f32(3, 5), f32(7, 5), f32(7, 5)
+    bias_gate, bias_up = (size and f32(size) for size in biases)
+    out = f32(7, 3).mT if turned else f32(3, 7)
+    tensors = (x, gate, up, bias_gate, bias_up)
+    call = described(x, gate.mT, out, "ieee", Extras(bias=bias_gate, bias_up=bias_up, up=up.mT))
+    assert not call.swapped
+    ready, given = remembered("gated_linear", tensors, call, out)
+    recall.again("gated_linear", ready, tensors, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("which", ["zero_a", "zero_b", "both"])
+def test_zero_points_turn_with_their_operands(turned, which):
+    a, b = torch.zeros(3, 5, dtype=torch.int8), torch.zeros(5, 7, dtype=torch.int8)
+    zero_a = None if which == "zero_b" else torch.zeros(3, 1, dtype=torch.int8)
+    zero_b = None if which == "zero_a" else torch.zeros(1, 7, dtype=torch.int8)
+    scales, out = (f32(3, 1), f32(1, 7)), f32(7, 3).mT if turned else f32(3, 7)
+    tensors = (a, b, *scales, None, None, zero_a, zero_b)
+    call = described(a, b, out, "ieee", Extras(*scales, zero_a=zero_a, zero_b=zero_b))
+    assert call.swapped == turned
+    ready, given = remembered("scaled_matmul", tensors, call, out)
+    recall.again("scaled_matmul", ready, tensors, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
 def test_an_output_elsewhere_is_checked_anew():
     tensors = tuple(LINEAR.values())
     x, weight, bias, residual = tensors

@@ -25,6 +25,7 @@ COUNTS = {
     "complex": 76,
     "grouped": 46,
     "scaled": 30,
+    "gated": 6,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
