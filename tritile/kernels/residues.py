@@ -57,9 +57,7 @@ def measure_vectors(
         x = tl.abs(tl.load(ptrs + offsets, mask=in_rows[:, None] & in_k, other=0.0))  # [BLOCK_R, BLOCK_K]
         count += tl.sum(tl.where(x != 0, 1, 0), axis=1).to(tl.float64)
         larger = tl.minimum(tl.maximum(tl.max(exponent_of(x), axis=1), unit), 1022)
-        shrink = power_of_two(
-            tl.maximum(unit - larger, -500)
-        )  # what is lost below that is far below rounding
+        shrink = power_of_two(tl.maximum(unit - larger, -500))  # below that it is far below rounding
         x *= power_of_two(-larger)[:, None]
         total = total * shrink + tl.sum(x, axis=1)
         squares = squares * shrink * shrink + tl.sum(x * x, axis=1)
@@ -85,6 +83,7 @@ def split_residues(
 
     int8, as near 0 as remainders go; zero for UNFIT vectors and from K to K_PADDED. DIGITS has, for each
     modulus, the modulus and the remainders of 2^16, 2^32 and 2^48, as near 0 as they go.
+    `moduli_ptr`: None, or where the moduli are to be written, in float32.
     """
     matrix = batch_index(False)
     if matrix >= matrices:

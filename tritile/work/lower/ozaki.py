@@ -1,8 +1,9 @@
 """fp64 products on int8 tensor cores: the Chinese remainder theorem, known as Ozaki scheme II.
 
 Rows of a and columns of b are scaled by powers of two and rounded to integers, whose remainders modulo 14
-small numbers are int8. The 14 int8 products of these, a single batched one, are exact, and tell the product
-of the integers, which is put together and scaled back. What is lost is what the integers lost:
+small numbers are int8. The 14 int8 products of these, a single batched one, are exact; reduced to remainders
+as they are stored, they tell the product of the integers, which is put together and scaled back. What is
+lost is what the integers lost:
 
     |out - a b| <= 2^-53 (|a b| + sqrt(K) |row of a| |column of b|)
 
@@ -137,20 +138,11 @@ def _made_over(vectors: _Vectors, moduli: int | None) -> tuple[Step, Step]:
     rows, columns, warps = _SPLIT[contiguous]
     tiles = -(-vectors.size // rows) * -(-vectors.padded // columns)
     sizes = (vectors.size, vectors.depth, vectors.padded, vectors.plane)
+    table = None if moduli is None else Buffer(moduli)
     split = Step(
         split_residues,
         grid(tiles, vectors.matrices),
-        (
-            x,
-            exponents,
-            residues,
-            None if moduli is None else Buffer(moduli),
-            *sizes,
-            *of,
-            DIGITS,
-            rows,
-            columns,
-        ),
+        (x, exponents, residues, table, *sizes, *of, DIGITS, rows, columns),
         {"num_warps": warps},
     )
     return measure, split
