@@ -204,7 +204,7 @@ def on_host(problem):
     return shared(posed(problem, make))
 
 
-SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="tf32")
+SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="tf32x3")
 TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 

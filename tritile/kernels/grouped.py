@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from tritile.kernels.groups import ends_of_groups, group_of_tile, range_of_group, scaled
-from tritile.kernels.matmul import load_tile
+from tritile.kernels.matmul import load_tile, rounded_to_tf32
 from tritile.kernels.tiles import grouped_tile, multiple
 
 
@@ -94,6 +94,8 @@ def grouped_matmul_tile(
             acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
         elif a.dtype.is_fp8():
             acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
+        elif PRECISION == "tf32":
+            acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         a_ptrs += BLOCK_K * stride_ak

@@ -116,6 +116,7 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     rows = call.a.layout != "column", call.b.layout != "column"
     if call.ragged == "k" and rows == (False, True):
         a, b = _cut(a), _cut(b)
+    a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
     out = _stored(call, m, n // config["SUBTILES"])
     values = _args(call) | dict(config.kwargs)
     values |= {
