@@ -12,8 +12,10 @@ instruction, which takes at least 8 of K. A term left out, or one too many, move
 """
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -142,12 +144,12 @@ def tolerance(
     k = max(1, a.shape[-1])
     eps_acc = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
     growth = 4 * math.sqrt(k)
-    inputs = 0.0
+    inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0  # each factor is rounded to 11 bits
     if tensor_cores:
         products = 3 if precision == "tf32x3" else 1
         growth = products * (growth + k / 8)
-        # tf32 keeps 10 of 23 bits of each factor; x3 what the second ten bits leave, and no low times low
-        inputs = {"tf32": 2 * 2.0**-10, "tf32x3": 3 * 2.0**-20}.get(precision, 0.0)
+        # x3 keeps what the second ten of 23 bits leave, and no low times low
+        inputs += 3 * 2.0**-20 if precision == "tf32x3" else 0.0
         # fp8 sums keep 13 bits for at most 256 of K, in instructions of 32
         inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)
@@ -179,3 +181,120 @@ def assert_product(
         where = bad.nonzero()[0].tolist()
         off = f"{int(bad.sum())} of {bad.numel()} elements off"
         raise AssertionError(f"{off}, the first at {where}, the worst {worst:.3g} times its bound")
+
+
+class Sides(NamedTuple):
+    """What is done to a product's sums, in the words of `tritile.problem.Epilogue`."""
+
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    activation: str = ""
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+ACTIVATIONS = {
+    "": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def finished64(sums: torch.Tensor, error: torch.Tensor, sides: Sides, eps: float) -> tuple[torch.Tensor, ...]:
+    """What an epilogue makes of sums in float64, and of a bound of their error, in arithmetic of step eps.
+
+    Each operation errs by one eps of its result at the most, a product of scales and alpha by four together.
+    An activation passes on an error up to 1.13 times (gelu's steepest slope); its own is that of exp or erf
+    at x, whose argument is rounded before: of x e^-|x| (|x| + c) with c under 8, that is below 8 (|x| + 1).
+    """
+    scale = torch.full((), sides.alpha, dtype=torch.float64, device=sums.device)
+    for side in (sides.scale_a, sides.scale_b):
+        scale = scale if side is None else scale * side.double()
+    wanted, error = sums * scale, error * scale.abs()
+    error = error + 4 * eps * wanted.abs()
+    if sides.bias is not None and sides.beta != 0:
+        added = sides.beta * sides.bias.double()
+        wanted = wanted + added
+        error = error + eps * (added.abs() + wanted.abs())
+    if sides.activation:
+        error = 1.13 * error + 8 * eps * (wanted.abs() + 1)
+        wanted = ACTIVATIONS[sides.activation](wanted)
+    if sides.residual is not None:
+        wanted = wanted + sides.residual.double()
+        error = error + eps * wanted.abs()
+    return wanted, error
+
+
+def assert_gated(
+    got: torch.Tensor,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    activation: str = "silu",
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    precision: str = "ieee",
+    *,
+    tensor_cores: bool | None = None,
+) -> None:
+    """activation(x @ gate + bias_gate) * (x @ up + bias_up), gate and up being K x N.
+
+    A product of two factors errs by each one's error times the other, by both errors' product, and by the
+    rounding of the multiplication.
+    """
+    on_cores = got.is_cuda if tensor_cores is None else tensor_cores
+    factors = []
+    for weight, sides in ((gate, Sides(bias=bias_gate, activation=activation)), (up, Sides(bias=bias_up))):
+        sums, error, eps = sums64(x, weight, precision, on_cores)
+        factors.append(finished64(sums, error, sides, eps))
+    (left, of_left), (right, of_right) = factors
+    wanted = left * right
+    error = of_left * right.abs() + of_right * left.abs() + of_left * of_right + eps * wanted.abs()
+    assert_within(got, wanted, error)
+
+
+def assert_within(got: torch.Tensor, wanted: torch.Tensor, error: torch.Tensor) -> None:
+    """Equal to what is wanted, but for this error and rounding to got's type; no element is a NaN."""
+    assert got.shape == wanted.shape
+    facts = torch.finfo(got.dtype)
+    bound = error + facts.eps / 2 * wanted.abs() + facts.smallest_normal * facts.eps
+    off = (got.double() - wanted).abs()
+    bad = ~(off <= bound)
+    if bad.any():
+        worst = float((off / bound).nan_to_num(math.inf).max())
+        where = bad.nonzero()[0].tolist()
+        raise AssertionError(
+            f"{int(bad.sum())} of {bad.numel()} elements off, the first at {where}, "
+            f"the worst {worst:.3g} times its bound"
+        )
+
+
+def sums64(
+    a: torch.Tensor, b: torch.Tensor, precision: str, tensor_cores: bool
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A product in float64, what its sums may err by, and the step of the arithmetic that follows them."""
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    eps = torch.finfo(wide).eps
+    sums = product64(a, b)
+    if a.dtype == torch.int8:  # exact, then rounded to fp32
+        return sums, eps / 2 * sums.abs(), eps
+    return sums, tolerance(a, b, wide, precision, tensor_cores), eps
+
+
+def assert_fused(
+    got: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    sides: Sides,
+    precision: str = "ieee",
+    *,
+    tensor_cores: bool | None = None,
+) -> None:
+    """The product of two finite tensors with its epilogue, within the bound of both."""
+    on_cores = got.is_cuda if tensor_cores is None else tensor_cores
+    sums, error, eps = sums64(a, b, precision, on_cores)
+    assert_within(got, *finished64(sums, error, sides, eps))

@@ -16,6 +16,8 @@ from tritile.errors import TritileError
 from tritile.explain import Explanation
 from tritile.ops.explain import explain
 from tritile.ops.fused import addmm, baddbmm, linear
+from tritile.ops.gated import gated_linear
+from tritile.ops.grouped import grouped_matmul
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
@@ -24,7 +26,7 @@ from tritile.ops.run import forget
 from tritile.ops.scaled import scaled_matmul
 from tritile.ops.sync import sync
 from tritile.plans import Plan
-from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.quantized import QuantizedWeight
 from tritile.search import Space
 from tritile.settings import current_mode, mode
@@ -34,6 +36,7 @@ __all__ = [
     "Config",
     "Device",
     "Explanation",
+    "GroupedProblem",
     "KernelProblem",
     "MatmulProblem",
     "PermuteProblem",
@@ -50,6 +53,8 @@ __all__ = [
     "errors",
     "explain",
     "forget",
+    "gated_linear",
+    "grouped_matmul",
     "linear",
     "matmul",
     "mode",

@@ -31,8 +31,9 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
     """Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
 
-    Of several that a call launches, the last. Not for use while another thread launches kernels: Triton's
-    driver is a global. Raises TuningError where the compiler refuses, with the first line of its reason.
+    Of several that a call launches, the one that computes. Not for use while another thread launches
+    kernels: Triton's driver is a global. Raises TuningError where the compiler refuses, with the first line
+    of its reason.
     """
     with compiling_for(device):
         try:

@@ -19,18 +19,22 @@ def finished(
     activation: str = "",
     alpha: float = 1.0,
     beta: float = 1.0,
+    up: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(alpha * scale_a * scale_b * sums + beta * bias) + residual.
+    """activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
 
-    In the type of sums where it is float64 or complex128, else in float32. `sides` are scale_a, scale_b,
-    bias and residual, of shapes that broadcast to that of sums.
+    In the type of sums where it is float64 or complex128, else in float32. `sides` are of the shapes that
+    broadcast to that of sums, in the order of `tritile.problem.SIDES`; zero points are out of sums already.
+    `up`: sums by the second matrix of a gated product.
     """
     kind = sums.dtype if sums.dtype in (torch.float64, torch.complex128) else torch.float32
-    scale_a, scale_b, bias, residual = (None if t is None else t.to(kind) for t in sides)
+    scale_a, scale_b, bias, residual, bias_up, *_ = (None if t is None else t.to(kind) for t in sides)
     result = sums.to(kind)
     for scale in (scale_a, scale_b):
         result = result if scale is None else result * scale
     result = result * alpha
     result = result if bias is None else result + bias * beta
     result = activated(result, activation)
+    if up is not None:
+        result = result * (up.to(kind) if bias_up is None else up.to(kind) + bias_up)
     return result if residual is None else result + residual

@@ -22,6 +22,9 @@ from tritile.counters import counters_of
 from tritile.errors import TuningError, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
+from tritile.kernels.gated import gated_descriptor, gated_tile
+from tritile.kernels.grouped import grouped_matmul_tile
+from tritile.kernels.grouped_descriptor import grouped_matmul_descriptor
 from tritile.kernels.matmul import matmul_tile
 from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
@@ -29,7 +32,7 @@ from tritile.kernels.quantized import linear_quantized
 from tritile.kernels.repack import repack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
-from tritile.native import NativeLaunch
+from tritile.native import TFLOAT32, NativeLaunch
 from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.views import Call, MatmulCall, PermuteCall, View
@@ -48,13 +51,20 @@ def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, .
 
 
 _MATMUL_KEY: Final = ["M", "N", "K", "batch"]
+_GROUPED_KEY: Final = ["M", "N", "K", "groups"]
 _PERMUTE_KEY: Final = ["M", "N", "batch"]
 # Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "matmul": {
-        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY),
-        descriptor.NAME: _tuned("matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack,)),
+        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY, (gated_tile,)),
+        descriptor.NAME: _tuned(
+            "matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack, gated_descriptor)
+        ),
         warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
+    },
+    "grouped": {
+        tile.NAME: _tuned("grouped", tile.NAME, grouped_matmul_tile, _GROUPED_KEY),
+        descriptor.NAME: _tuned("grouped", descriptor.NAME, grouped_matmul_descriptor, _GROUPED_KEY),
     },
     "permute": {
         tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
@@ -130,7 +140,9 @@ def compiles_of(
     for piece in _pieces(call, config):
         work = work_of(piece, config, device.processors, early(device))
         buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
-        yield from (functools.partial(_compiled, step, buffers) for step in work.steps)
+        main = work.steps[work.main]
+        others = [step for step in work.steps if step is not main]
+        yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
 
 
 def early(device: devices.Device) -> bool:
@@ -143,6 +155,10 @@ class _TritonLaunch:
 
     def __init__(self, kernel: Any, step: Step, dtypes: Sequence[torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
+        seen = [value for value in step.args if isinstance(value, Descriptor)]
+        for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
+            if value.rounded:
+                how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]
@@ -171,7 +187,7 @@ class Launch:
         self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
     ) -> None:
         sections = [*work.scratch]
-        self.kernel, self.device, self._counted = kernels[-1], device, work.counters
+        self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
         dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
         self._offsets, self._bytes = [], 0
         for section in sections:
@@ -244,6 +260,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
+    assert isinstance(call, MatmulCall)  # groups are no batch
 
     assert isinstance(call, MatmulCall)  # others have no batch
 
@@ -253,7 +270,8 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
     batch_shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
     whole = replace(call, fused=call.fused.mapped(part), batch_shape=batch_shape)
-    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out))
+    up = call.up and part(call.up)
+    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out), up=up)
 
 
 def _pieces(call: Call, config: Config) -> list[Call]:

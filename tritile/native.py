@@ -21,6 +21,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
 _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
+TFLOAT32: Final = 11  # and that of fp32 which is rounded to TF32 as it is copied
 _NUMBERS: Final = {
     "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
     "i64": ctypes.c_int64, "u1": ctypes.c_bool, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
@@ -89,10 +90,11 @@ class _TensorMap:
         strides = (ctypes.c_uint64 * rank)(*(size * s for s in reversed(descriptor.strides[:-1])))
         box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
         steps = (ctypes.c_uint32 * rank)(*([1] * rank))
+        kind = TFLOAT32 if descriptor.rounded else _UNSIGNED[size]
         library = _driver()
         assert library is not None
         code = library.cuTensorMapEncodeTiled(
-            ctypes.c_void_p(self.address), _UNSIGNED[size], rank, ctypes.c_void_p(pointer), shape, strides,
+            ctypes.c_void_p(self.address), kind, rank, ctypes.c_void_p(pointer), shape, strides,
             box, steps, 0, meta["swizzle"], _L2_PROMOTION_256B, 0,
         )  # fmt: skip
         _checked(

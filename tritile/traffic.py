@@ -80,14 +80,15 @@ def tiled(problem: Known, config: Config) -> Traffic:
     """With the tiles of a config; of permutations, whole sectors.
 
     Copies of operands that no tensor descriptor can read, and partial sums where programs share a tile,
-    are among it.
+    are among it. Of a product made through another it is that of the other, without what makes operands over.
     """
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
+    problem = problem.core
     rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written
-    found = Traffic(once * (problem.m * columns + problem.n * rows), out)
+    found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
     if config.family == tile.NAME:
         return found
     split = config["SPLIT_K"] if config.family == descriptor.NAME else 1

@@ -88,6 +88,9 @@ def test_they_start_early_where_gpus_let_them(name, waits):
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == waits
 
 
-def test_the_core_is_made_on_tensor_cores():
-    kernels = compiled(posed("embedded", precision="tf32"), target_device("nvidia-h200"))
-    assert "tf32" in kernels[-1].asm["ptx"]
+@pytest.mark.parametrize("form", ["embedded", "planes", "three"])
+def test_the_kernel_that_computes_is_told_from_those_around_it(form):
+    problem, device = posed(form, precision="tf32-3m" if form == "three" else "tf32"), target_device("sm_90")
+    kernel = ahead.compiled_for(problem, model.pick(problem, device), device)
+    assert kernel.name.startswith("matmul_")
+    assert "tf32" in kernel.asm["ptx"]

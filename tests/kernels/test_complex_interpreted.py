@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 import tritile
 from tests.complexes import assert_complex, numbers, parts
 from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty, poisoned
-from tritile import launch
+from tritile import launch, plans
 from tritile.device import TARGETS
-from tritile.ops import matmul as matmul_op
-from tritile.problem import COMPLEX_PRECISIONS
+from tritile.errors import TuningError
+from tritile.ops.described import described
+from tritile.problem import PRECISIONS_OF, MatmulProblem
 from tritile.problem.complexes import form_of
 from tritile.space import illegal
+from tritile.subject import answers
+from tritile.views import posed
 from tritile.work import tile
 
 pytestmark = [
@@ -24,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
 ]
 DTYPES = (torch.complex64, torch.complex128)
-CASES = [(dtype, precision) for dtype in DTYPES for precision in COMPLEX_PRECISIONS[name(dtype)]]
+CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
 # Sizes (M, N, K) and layouts of a and b with which each form moves least.
 FORMS = {
     "embedded": ((35, 10, 21), "row", "row"),
@@ -225,7 +228,7 @@ def test_every_family_makes_the_core(kind, form, precision, batch):
     a = placed(numbers((*batch, m, 2 * k), torch.complex64), a_layout)
     b = placed(numbers((*batch, 2 * k, n), torch.complex64, 1), b_layout)
     out = poisoned((*batch, m, n), torch.complex64)
-    call = matmul_op.described(a, b.conj(), out, precision)
+    call = described(a, b.conj(), out, precision)
     assert form_of(call.problem) == ("three" if precision != "tf32" else form.partition(",")[0])
     assert illegal(CONFIGS[kind], call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, CONFIGS[kind])
@@ -239,6 +242,37 @@ def test_paths_of_64_bits(monkeypatch, form, precision):
     a, b = operands(form)
     a, b = torch.stack([a, a.conj()]), torch.stack([b, -b])
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize("form", ["embedded", "pairs, gaps", "planes"])
+def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
+    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
+    a, b = operands(form)
+    a, b = torch.stack([a, -a, a.conj(), 2 * a, 3 * a]), torch.stack([b, b + 1, b - 1, 2 * b, b]).conj()
+    out = poisoned((5, a.shape[-2], b.shape[-1]), torch.complex64)
+    call = described(a, b, out, precision)
+    pieces = launch._pieces(call, CONFIGS["tile"])
+    assert len(pieces) > 1
+    for piece in pieces:
+        launch.run_interpreted(piece, CONFIGS["tile"])
+    assert_complex(out, a, b, precision)
+
+
+@pytest.mark.parametrize("fields", [{}, {"b_layout": "column", "m": 5}, {"batch": 2, "out_layout": "column"}])
+@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+def test_the_tuner_tells_right_answers_from_wrong_ones(monkeypatch, dtype, precision, fields):
+    monkeypatch.setattr(answers, "_sampled", lambda rows: torch.arange(rows))
+    sizes = {"batch": 1, "m": 40, "n": 30, "k": 20} | fields
+    problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
+    call = posed(problem, lambda kind, size: torch.randn(size, dtype=getattr(torch, kind)))
+    call.out.tensor.fill_(math.nan)
+    assert answers.matmul_error(call) == math.inf
+    launch.run_interpreted(call, plans.interpreted(call.problem).config)
+    assert 0 < answers.answer_error(call) <= answers.allowed_error(call)
+    call.out.tensor[1] += 1e3
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(call)
 
 
 def test_three_products_err_where_parts_cancel():

@@ -109,6 +109,7 @@ DTYPES = [
         matmul(typed(torch.complex64), typed(torch.complex64), out=typed(torch.complex64).conj()),
         ("out", "conjugated"),
     ),
+    ("fp8 and int8", matmul(typed(torch.float8_e4m3fn), typed(torch.int8)), ("e4m3fn", "int8", "one dtype")),
     ("int32", matmul(typed(torch.int32), typed(torch.int32)), ("int32", "float16")),
     ("int64", matmul(typed(torch.int64), typed(torch.int64)), ("int64", "float16")),
     ("uint8", matmul(typed(torch.uint8), typed(torch.uint8)), ("uint8", "float16")),
@@ -182,7 +183,7 @@ VALUES = [
     (
         "precision of complex128",
         matmul(typed(torch.complex128), typed(torch.complex128), precision="tf32"),
-        ("'tf32'", "ieee, ieee-3m", "complex128"),
+        ("'tf32'", "ieee, ozaki, ieee-3m, ozaki-3m", "complex128"),
     ),
     ("precision of fp16", matmul(A.half(), B.half(), precision="tf32"), ("float16", "float32")),
     (
@@ -243,6 +244,7 @@ def test_errors_are_also_what_python_would_raise(kind, builtin):
 
 
 RIGHT = [
+    ("fp8 of two kinds", matmul(typed(torch.float8_e4m3fn), typed(torch.float8_e5m2))),
     ("columns of one buffer", matmul(BASE[:, :6], SQUARE, out=BASE[:, 6:])),
     ("every second column", matmul(BASE[:, ::2], SQUARE, out=BASE[:, 1::2])),
     ("every second row", matmul(BASE[::2, :6], SQUARE, out=BASE[1::2, :6])),

@@ -8,9 +8,9 @@ import torch
 from tritile.config import Config
 from tritile.errors import InvalidValueError, TuningError
 from tritile.measure import timing
-from tritile.report import bench, peers, tutorial
+from tritile.report import bench, block_peers, peers, tutorial
 from tritile.report import run as benchmark
-from tritile.report.results import Measurement, read
+from tritile.report.results import Measurement, read, result
 from tritile.subject import answers
 from tritile.tune.suites import Case, parse_shape
 from tritile.views import posed
@@ -206,3 +206,104 @@ def test_torch_scales_whole_numbers(monkeypatch):
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
     case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
     assert answers.check(peers.torch_side(case), calls_of(case)[0]) < 4e-3
+
+
+def block_scaled(shared="1x128", dtype="float32", **fields):
+    """float32 stands for fp8, which torch multiplies nowhere but on a GPU."""
+    return Case("given", "matmul", dtype, "NT", 1, 150, 160, 300, block_scales=shared, **fields)
+
+
+@pytest.mark.parametrize("shared", ["1x128", "1x1", "128x1", "128x128"])
+@pytest.mark.parametrize("epilogue", ["", "bias=row silu"])
+def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
+    case = block_scaled(shared, epilogue=epilogue)
+    call = calls_of(case)[0]
+    rows, columns = map(int, shared.split("x"))
+    assert block_peers.way_of(call) == peers.torch_call(call) == block_peers.WIDE
+    with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
+        answers.check(peers.torch_side(case), call)
+    a, b, out = (tensor[0] for tensor in peers.matrices(call))
+    of_a, of_b = call.scales.a.view(-1, 3), call.scales.b.view(3, -1)
+    assert of_a.shape[0] == -(-150 // rows)
+    assert of_b.shape[1] == -(-160 // columns)
+    at = torch.arange(300) // 128
+    made = (a * of_a[torch.arange(150) // rows][:, at]) @ (b * of_b[at][:, torch.arange(160) // columns])
+    if epilogue:
+        made = torch.nn.functional.silu(made + call.fused.bias.tensor)
+    out.copy_(made)
+    answers.answer_error(call)
+    out[7, 9] += 100.0
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(call)
+
+
+def test_torch_gets_scales_as_it_wants_them(monkeypatch):
+    asked = []
+
+    def scaled_mm(a, b, scale_a, scale_b, out_dtype, out=None):
+        asked.append((scale_a, scale_b))
+        return torch.zeros(150, 160, dtype=out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    monkeypatch.setattr(block_peers, "_ways", {})
+    case = block_scaled(dtype="float8_e4m3fn")
+    call = calls_of(case)[0]
+    assert peers.torch_call(call) == block_peers.OWN
+    peers.torch_side(case)(call)
+    of_a, of_b = asked[-1]
+    assert torch.equal(of_a, call.scales.a.view(150, 3))
+    assert of_a.stride() == (1, 150)
+    assert torch.equal(of_b, call.scales.b.view(3, 2))
+    assert of_b.stride() == (1, 4)  # three blocks of K, in rows of four
+    peers.torch_side(case)(call)
+    assert asked[-1][0] is of_a  # made once
+
+
+def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
+    case = block_scaled(dtype="float8_e4m3fn")
+    times = (1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
+    line = result(case, Measurement(*times, torch_call=block_peers.WIDE), ENV)
+    assert line["block_scales"] == "1x128"
+    assert line["torch_call"] == block_peers.WIDE
+    assert "epilogue" not in line
+    assert "torch_call" not in result(case, Measurement(*times), ENV)
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["gated silu", "bias=row gated gelu", "bias_up=row gated", "bias=row bias_up=row gated relu"]
+)
+def test_torch_does_both_products_of_a_gated_unit(epilogue):
+    case = Case("given", "matmul", "float32", "NT", 1, 9, 7, 5, epilogue=epilogue)
+    run = peers.torch_side(case)
+    for call in calls_of(case):
+        assert answers.check(run, call) < 1e-5
+        inputs, out = peers._as_a_user_has_them(call)
+        torch.testing.assert_close(peers._product(call)(*inputs), out, rtol=1e-5, atol=1e-5)
+        call.up.tensor[3] += 9.0
+        with pytest.raises(TuningError, match="wrong answer"):
+            answers.answer_error(call)
+
+
+@pytest.mark.parametrize("zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=one"])
+def test_answers_take_zero_points_away(zeros, monkeypatch):
+    case = Case("given", "matmul", "int8", "NT", 1, 9, 7, 5, epilogue=f"scale_a=column scale_b=row {zeros}")
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        drawn = torch.randint(-100, 100, (elements,))
+        return drawn.to(kind) / 64 if kind.is_floating_point else drawn.to(kind)
+
+    call = posed(case.problem, make)
+    a, b, out = (tensor[0] for tensor in peers.matrices(call))
+    of = call.fused
+    wide_a, wide_b = a.double(), b.double()
+    wide_a = wide_a if of.zero_a is None else wide_a - of.zero_a.tensor.view(-1, 1)
+    wide_b = wide_b if of.zero_b is None else wide_b - of.zero_b.tensor.view(1, -1)
+    out.copy_((wide_a @ wide_b) * of.scale_a.tensor.view(-1, 1) * of.scale_b.tensor)
+    wanted = out.clone()
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    assert answers.check(peers.torch_side(case), call) < 4e-3
+    torch.testing.assert_close(out, wanted, rtol=1e-2, atol=0)
+    (of.zero_b or of.zero_a).tensor.add_(3)
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.answer_error(call)

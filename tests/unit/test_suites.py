@@ -20,8 +20,12 @@ COUNTS = {
     "quick": 8,
     "study": 12,
     "epilogue": 35,
-    "scaled": 26,
     "weights": 55,
+    "fp64": 28,
+    "complex": 76,
+    "grouped": 46,
+    "scaled": 30,
+    "gated": 6,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 
@@ -47,7 +51,7 @@ def test_suites_hold_what_they_promise(name: str, count: int) -> None:
     cases = find([name], SUITES)
     assert len(cases) == len(set(cases)) == count
     assert {case.suite for case in cases} == {name}
-    assert {case.op for case in cases} <= {"matmul", "permute", "linear_quantized"}
+    assert {case.op for case in cases} <= {"matmul", "grouped", "permute", "linear_quantized"}
 
 
 def test_every_suite_file_is_counted() -> None:
@@ -170,8 +174,8 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + "mnk = [[8, 8]]", "3 whole numbers"),
         (GOOD + "mnk = [[8, 8, true]]", "3 whole numbers"),
         (GOOD + 'squares = [8]\nsplit = "k"', "unknown keys split"),
-        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "float32 or complex only"),
-        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, permute"),
+        (GOOD + 'squares = [8]\nprecisions = ["tf32"]', "a precision of ieee"),
+        (GOOD.replace("matmul", "conv") + "squares = [8]", "matmul, grouped, permute"),
         (GOOD.replace("float16", "half") + "squares = [8]", "dtype"),
         (GOOD.replace("float16", "int32") + "squares = [8]", "dtype"),
         (GOOD.replace("NN", "AB") + "squares = [8]", "layout"),
@@ -225,3 +229,13 @@ def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
 def test_case_refuses_what_does_not_fit(fields: dict) -> None:
     with pytest.raises(InvalidValueError):
         Case(suite="mine", **fields)
+
+
+def test_scales_for_each_128_of_k(tmp_path: Path) -> None:
+    scaled = [case for case in find(["scaled"], SUITES) if case.block_scales]
+    assert {(case.m, case.n, case.k) for case in scaled} >= {(8192, 8192, 8192), (4096, 14336, 4096)}
+    assert {matmul(case).block_scales for case in scaled} == {"1x128"}
+    assert all("scales 1x128" in case.problem.label for case in scaled)
+    for wrong in ('block_scales = ["1x64"]', 'block_scales = "1x128"', 'block_scales = ["1x128"]'):
+        with pytest.raises(InvalidValueError):  # the last: of float16
+            load(write(tmp_path, GOOD + wrong + "\nsquares = [256]"))

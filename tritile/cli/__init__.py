@@ -2,12 +2,25 @@
 
 import sys
 
-from tritile.cli import bench, compile, doctor, explain, ladder, picture, remembered, replay, report, tune
+from tritile.cli import (
+    accuracy,
+    bench,
+    compile,
+    doctor,
+    explain,
+    ladder,
+    picture,
+    remembered,
+    replay,
+    report,
+    tune,
+)
 from tritile.cli.app import SUITES, app, console
 from tritile.errors import TritileError
 
 __all__ = [
     "SUITES",
+    "accuracy",
     "app",
     "bench",
     "compile",

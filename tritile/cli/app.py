@@ -39,7 +39,8 @@ Directory = Annotated[Path, typer.Option("--suites", help="The folder of the sui
 Op = Annotated[
     str,
     typer.Option(
-        help="Of explicit shapes: matmul, permute (rows x columns) or linear_quantized (layout int4/128)."
+        help="Of explicit shapes: matmul, grouped (groups x M x N x K), permute (rows x columns) or "
+        "linear_quantized (layout int4/128)."
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]

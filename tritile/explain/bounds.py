@@ -36,12 +36,13 @@ class Work:
 
 
 def work_of(problem: Known, config: Config) -> Work:
-    """How the config cuts the problem up."""
+    """How the config cuts the problem up: that which kernels make of it."""
     if isinstance(problem, PermuteProblem):
         of = traffic.covers(problem, config)
         tiles = of.tiles_m * of.tiles_n * problem.batch
         needed = math.prod(problem.shape) / (tiles * of.m * of.n)
         return Work(tiles, tiles, min(1.0, needed))
+    problem = problem.core
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     rows, columns = -(-problem.m // m), -(-problem.n // n)
     tiles = rows * columns * problem.batch
@@ -73,7 +74,7 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
 
 
 def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
-    clocks_us = device.clock_ghz * 1e3
+    problem, clocks_us = problem.core, device.clock_ghz * 1e3
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     work = work_of(problem, config)
     turns = -(-problem.k // config["BLOCK_K"]) / (work.units / work.tiles)

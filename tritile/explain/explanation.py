@@ -17,7 +17,7 @@ from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources
 from tritile.plans import Plan, trials
-from tritile.problem import Known, MatmulProblem
+from tritile.problem import GroupedProblem, Known, MatmulProblem
 from tritile.space import illegal
 from tritile.traffic import Traffic
 
@@ -91,7 +91,7 @@ class Explanation:
         memory = self.least.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
             return memory
-        return max(memory, self.problem.flops / (self.peak_tflops * 1e6))
+        return max(memory, self.problem.core.flops / (self.peak_tflops * 1e6))
 
     def __repr__(self) -> str:
         told = rows(self)
@@ -158,9 +158,14 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
 
     `measure` gives microseconds of configs on the GPU of the plan, side by side, of those that run. Without
     it, and where the config does not run, times are those remembered of that GPU, if any.
-    Raises InvalidValueError for a config that is not legal for the problem on the device, and
-    UnsupportedError for a product with a quantized weight.
+    Raises InvalidValueError for a config that is not legal for the problem on the device, and for products of
+    groups, whose sizes only the GPU knows; UnsupportedError for a product with a quantized weight.
     """
+    if isinstance(plan.problem, GroupedProblem):
+        raise InvalidValueError(
+            f"explain: the sizes of {plan.problem.label} only the GPU knows: explain the problem's `even`, "
+            "whose groups are all as large"
+        )
     problem, device = plan.problem, plan.device
     if not isinstance(problem, Known):
         raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")

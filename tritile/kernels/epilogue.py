@@ -8,7 +8,9 @@ import triton.language as tl
 def side_tile(
     extra, WHICH: tl.constexpr, SPREAD: tl.constexpr, rows, columns, M, N, index, shape
 ):  # fmt: skip
-    """The part of operand WHICH that goes with a tile, in fp32 (fp64 stays), zero past the result's edges.
+    """The part of operand WHICH that goes with a tile, zero past the result's edges.
+
+    In fp32 (fp64 stays), whole numbers in int32.
 
     SPREAD says whether it differs by row and column. `index` is the matrix of the batch, as one number or as
     many as `shape` has.
@@ -34,7 +36,9 @@ def side_tile(
     else:
         inside = (rows[:, None] < M) & (columns[None, :] < N)
         part = tl.load(ptr + by_row + by_column, mask=inside, other=0.0)
-    if part.dtype != tl.float64:
+    if part.dtype.is_int():
+        part = part.to(tl.int32)
+    elif part.dtype != tl.float64:
         part = part.to(tl.float32)
     return part
 
@@ -55,20 +59,43 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr):
-    """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile of a product.
+def remainder(acc, modulus):
+    """int32 sums modulo a whole number from 64 to 256, given in fp32, as near 0 as they go.
 
-    `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
-    pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of
-    tuples within tuples Triton 3.6 loses strides of 1.) EPILOGUE: `tritile.problem.Epilogue.constants`.
+    In two turns: fp32 holds 24 bits of a sum, so the first quotient is off by a few, the second right.
     """
-    WEIGHTS: tl.constexpr = 4 * (3 + len(shape))
+    whole = modulus.to(tl.int32)
+    inverse = 1.0 / modulus
+    acc -= (acc.to(tl.float32) * inverse).to(tl.int32) * whole
+    # Adding 1.5 * 2^23 and taking it away rounds to an integer.
+    quotient = (acc.to(tl.float32) * inverse + 12582912.0) - 12582912.0
+    return acc - quotient.to(tl.int32) * whole
+
+
+@triton.jit
+def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr, up):
+    """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile (see `finished`).
+
+    Zero points are taken out of acc first, exactly: (a - zero_a) (b - zero_b) sums to what a b does, less
+    zero_a times sums of columns of b, less zero_b times those of rows of a, plus K zero_a zero_b, which is
+    already in the sums of b. Gated: what is activated is multiplied by `up` + bias_up.
+    """
+    WEIGHTS: tl.constexpr = 9 * (3 + len(shape))
     SCALE_A: tl.constexpr = EPILOGUE[0]
     SCALE_B: tl.constexpr = EPILOGUE[1]
     BIAS: tl.constexpr = EPILOGUE[2]
     RESIDUAL: tl.constexpr = EPILOGUE[3]
     ACTIVATION: tl.constexpr = EPILOGUE[4]
     WEIGHTED: tl.constexpr = EPILOGUE[5]
+    BIAS_UP: tl.constexpr = EPILOGUE[6]
+    ZERO_A: tl.constexpr = EPILOGUE[7]
+    ZERO_B: tl.constexpr = EPILOGUE[8]
+    if ZERO_A != "":
+        of_b = side_tile(extra, 8, "row", rows, columns, M, N, index, shape)
+        acc = acc - side_tile(extra, 5, ZERO_A, rows, columns, M, N, index, shape) * of_b
+    if ZERO_B != "":
+        of_a = side_tile(extra, 7, "column", rows, columns, M, N, index, shape)
+        acc = acc - side_tile(extra, 6, ZERO_B, rows, columns, M, N, index, shape) * of_a
     if acc.dtype != tl.float64:
         acc = acc.to(tl.float32)
     if SCALE_A != "":
@@ -83,6 +110,27 @@ def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constex
             bias = bias * extra[WEIGHTS + 1]
         acc = acc + bias
     acc = activated(acc, ACTIVATION)
+    if up is not None:
+        if BIAS_UP != "":
+            up = up + side_tile(extra, 4, BIAS_UP, rows, columns, M, N, index, shape)
+        acc = acc * up
     if RESIDUAL != "":
         acc = acc + side_tile(extra, 3, RESIDUAL, rows, columns, M, N, index, shape)
+    return acc
+
+
+@triton.jit
+def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr, up=None):
+    """What `tritile.problem.Epilogue` says done to a tile of a product; `up` is the other one where gated.
+
+    `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
+    pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of
+    tuples within tuples Triton 3.6 loses strides of 1.) EPILOGUE: `tritile.problem.Epilogue.constants`.
+    """
+    MODULUS: tl.constexpr = EPILOGUE[0]
+    ACTIVATION: tl.constexpr = EPILOGUE[4]
+    if ACTIVATION == "remainder":
+        acc = remainder(acc, side_tile(extra, 0, MODULUS, rows, columns, M, N, index, shape))
+    else:
+        acc = weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE, up)
     return acc

@@ -46,6 +46,15 @@ def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def rounded_to_tf32(x):
+    """fp32 rounded to the nearest TF32, ties to even, where tensor cores would cut it."""
+    bits = x.to(tl.int32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    nearest = (bits + (0xFFF + ((bits >> 13) & 1))) & -0x2000
+    return tl.where(finite, nearest, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def matmul_tile(
     a_ptr, b_ptr, out_ptr,
     M, N, K,
@@ -132,6 +141,8 @@ def matmul_tile(
                 acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
             elif third:
                 acc += tl.dot(a, b, max_num_imprecise_acc=BLOCK_K)  # else the compiler has dot add to acc
+            elif PRECISION == "tf32":
+                acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
             else:
                 acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
             a_ptrs += BLOCK_K * stride_ak

@@ -7,7 +7,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.kernels.tiles import batch_offset
 from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-# Exponents of a row's scaled elements: see `tritile.lower.fp16x3`, which derives them.
+STAGES = tl.constexpr(4)  # of loops along rows: loads under way then take no registers
+# Exponents of a row's scaled elements: see `tritile.work.lower.fp16x3`, which derives them.
 TOP = tl.constexpr(14)  # of the largest
 SHIFT = tl.constexpr(6)  # by which cross terms share out their powers of two
 # Elements are told from each other by magnitude, as the bits of fp32.
@@ -16,7 +17,7 @@ DENSE = tl.constexpr(4.0)  # from here on it counts as one of those that make a 
 LEAST_ROW = tl.constexpr(-60)  # exponent of a row's largest element, at the least
 MOST_ROW = tl.constexpr(60)  # and at the most: scales and sums then stay within fp32
 LEAST = tl.constexpr(2.0**-100)  # smaller elements but 0, and
-MOST = tl.constexpr(2.0**126)  # as large ones, are for plain fp32
+MOST = tl.constexpr((127 + 126) << 23)  # those with the bits of 2**126 or more, are for plain fp32
 
 
 @triton.jit
@@ -76,7 +77,7 @@ def split_rows(
     x = load_part(from_rows, in_rows, column, columns, stride_sc)  # [BLOCK_R, BLOCK_C]
     largest = magnitude(x)
     if not ONCE:
-        for start in range(BLOCK_C, columns, BLOCK_C):
+        for start in tl.range(BLOCK_C, columns, BLOCK_C, num_stages=STAGES):
             tile = load_part(from_rows, in_rows, start + column, columns, stride_sc)
             largest = tl.maximum(largest, magnitude(tile))
     most = tl.max(largest, 1)  # [BLOCK_R]
@@ -89,7 +90,7 @@ def split_rows(
     lossy = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
     dense = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
     tiny = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
-    for start in range(0, 1 if ONCE else part, BLOCK_C):
+    for start in tl.range(0, 1 if ONCE else part, BLOCK_C, num_stages=STAGES):
         if not ONCE:
             x = load_part(from_rows, in_rows, start + column, columns, stride_sc)
         size = tl.abs(x)
@@ -103,8 +104,9 @@ def split_rows(
     kept = tl.sum(dense, 1)
     bits = tl.where(lost > 0, LOSSY, 0)
     bits |= tl.where(kept < columns - columns // 16 * 3, B_SPARSE if SECOND else A_SPARSE, 0)
-    bits |= tl.where((kept < columns // 16 * 5) | (lost > columns // 64) | (in_range == 0), UNFIT, 0)
-    bits |= tl.where((most >= ((127 + 126) << 23)) | (tl.max(tiny, 1) > 0), EXTREME, 0)
+    bits |= tl.where(kept < columns // 16 * 5, A_SPARSE | B_SPARSE, 0)  # beyond what the other makes up for
+    bits |= tl.where((lost > columns // 64) | (in_range == 0), UNFIT, 0)
+    bits |= tl.where((most >= MOST) | (tl.max(tiny, 1) > 0), EXTREME, 0)
     bits = tl.where(row < rows, bits, 0)
     tl.atomic_or(verdict_ptr + row * 0, bits, mask=bits != 0, sem="relaxed")
 

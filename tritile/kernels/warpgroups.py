@@ -318,9 +318,9 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
         outer, inner, row, column = tile_at(index, walk, how)
         acc = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
         rest = gl.zeros((ROWS, REST), gl.float32, rest_layout)
-        m = row * how.BLOCK_M + WHICH * ROWS
-        n = column * how.BLOCK_N
         if how.PROMOTE:
+            m = row * how.BLOCK_M + WHICH * ROWS
+            n = column * how.BLOCK_N
             small = walk.turns * 0
             if how.IN_PARTS:
                 small = gl.maximum((walk.turns * 2 - 2) // 3, 1)
@@ -348,6 +348,8 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
                     rest = added(rest, rest_sums, rest_rows, rest_columns, how)
         else:
             acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, walk.turns, stage, phase, shared, how)
+        m = row * how.BLOCK_M + WHICH * ROWS
+        n = column * how.BLOCK_N
         tile = result.tile.index(WHICH)
         if how.SUBTILES == 2:
             left, right = acc.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tritile.config import Config
 from tritile.device import Device
+from tritile.model.grouped import grouped_us
 from tritile.model.matmul import matmul_us, tma_us
 from tritile.model.permute import permute_us
 from tritile.model.quantized import quantized_us
@@ -27,6 +28,7 @@ def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float
 
 _FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
     "matmul": _product_us,
+    "grouped": grouped_us,
     "permute": permute_us,
     "linear_quantized": quantized_us,
 }

@@ -137,7 +137,8 @@ def _memory_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit 
 
 def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
     """Clocks that one turn of the K loop takes of a processor, where so many programs run together."""
-    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
+    size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
     slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
@@ -197,14 +198,14 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit =
     whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100
     speed = rate(problem, device) / (1.0 if whole else fit.small_mma)
     clocks = 0.0
-    for rows, columns in _tma_pieces(config):
+    for rows, columns in _tma_pieces(config) * problem.rights:
         read = (-(-rows // 64) * (min(64, rows) + columns)) * k * size / fit.shared_bytes
         clocks += max(2.0 * rows * columns * k / speed, read)
     groups = config["CONSUMERS"] if specialised else config.num_warps // 4
     lone = fit.lone if groups < 2 else 1.0
     if not whole:
         lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
-    feed = (m + n) * k * size / fit.l2_bytes
+    feed = (m + n * problem.rights) * k * size / fit.l2_bytes
     turn = max(clocks, feed) + fit.turn
     turns = max(1.0, -(-problem.k // k) / split)
     programs = descriptor.tiles(config, problem) * split
@@ -244,7 +245,7 @@ def matmul_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit =
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
     together = min(resident(config, problem, device), -(-tiles // device.processors))
     turn = _turn_clocks(config, problem, device, together, fit)
-    fetch = fit.latency + (m + n) * k * problem.itemsize / fit.l2_bytes
+    fetch = fit.latency + (m + n * problem.rights) * k * problem.itemsize / fit.l2_bytes
     alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
     fixed = fit.start * (1 + fit.start_warp * config.num_warps)
     rounds = -(-tiles // (device.processors * together))

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tritile.ops.checks import name_of
-from tritile.problem import merged
+from tritile.problem import SIDES, merged
 from tritile.views import BlockScales, Fused, MatmulCall, View
 
 
 class Extras(NamedTuple):
-    """Tensors of a `tritile.problem.Epilogue`, each of a shape that broadcasts to that of the result."""
+    """Tensors of a `tritile.problem.Epilogue`, each of a shape that broadcasts to that of the result.
+
+    `up` is the second matrix of a gated product, `blocks` are scales of a and b for each 128 of K, and
+    `shared` says by how many rows and columns these are: see `tritile.problem.BLOCK_SCALES`.
+    """
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
@@ -21,8 +25,12 @@ class Extras(NamedTuple):
     activation: str = ""
     alpha: float = 1.0
     beta: float = 1.0
-    blocks: tuple[torch.Tensor, torch.Tensor] | None = None  # scales of a and b for each 128 of K
-    shared: str = ""  # by how many rows and columns these are: see `tritile.problem.BLOCK_SCALES`
+    bias_up: torch.Tensor | None = None
+    zero_a: torch.Tensor | None = None
+    zero_b: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    blocks: tuple[torch.Tensor, torch.Tensor] | None = None
+    shared: str = ""
 
     @property
     def scaled(self) -> bool:
@@ -30,20 +38,18 @@ class Extras(NamedTuple):
         return self.scale_a is not None or self.blocks is not None
 
     @property
-    def all(self) -> tuple[torch.Tensor | None, ...]:
-        """Every tensor that is given, read or not."""
-        return (self.scale_a, self.scale_b, self.bias, self.residual, *(self.blocks or ()))
-
-    @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that are read, None where there is none: not what is added zero times."""
-        return (self.scale_a, self.scale_b, None if self.beta == 0 else self.bias, self.residual)
+        """What is read of an epilogue, in the order of `SIDES`: not what is added zero times."""
+        unread = ("bias",) if self.beta == 0 else ()
+        return tuple(None if name in unread else getattr(self, name) for name in SIDES)
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Extras":
         """The same with every tensor changed that is read."""
-        scale_a, scale_b, bias, residual = (None if t is None else change(t) for t in self.tensors)
+        read = zip(SIDES, self.tensors, strict=True)
+        changed: dict[str, Any] = {name: None if tensor is None else change(tensor) for name, tensor in read}
         blocks = self.blocks and (change(self.blocks[0]), change(self.blocks[1]))
-        return self._replace(scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual, blocks=blocks)
+        up = None if self.up is None else change(self.up)
+        return self._replace(**changed, blocks=blocks, up=up)
 
 
 NOTHING = Extras()
@@ -74,7 +80,7 @@ def _folded(call: MatmulCall) -> MatmulCall:
         size, m = call.batch_shape[-1], call.a.shape[0]
         with_rows = [call.a, call.out, *(view for view in call.fused.views if view is not None)]
         fits = m == 1 or all(view.batch_strides[-1] == m * view.strides[0] for view in with_rows)
-        if call.b.batch_strides[-1] != 0 or not fits:
+        if any(view is not None and view.batch_strides[-1] for view in (call.b, call.up)) or not fits:
             break
 
         def fold(view: View, size: int = size, m: int = m) -> View:
@@ -82,25 +88,26 @@ def _folded(call: MatmulCall) -> MatmulCall:
             shape, strides = (m * size, view.shape[1]), (step, view.strides[1])
             return replace(view, shape=shape, strides=strides, batch_strides=view.batch_strides[:-1])
 
-        b = replace(call.b, batch_strides=call.b.batch_strides[:-1])
-        whole = replace(call, b=b, fused=call.fused.mapped(fold), batch_shape=call.batch_shape[:-1])
+        b, up = (v and replace(v, batch_strides=v.batch_strides[:-1]) for v in (call.b, call.up))
+        assert b is not None
+        whole = replace(call, b=b, up=up, fused=call.fused.mapped(fold), batch_shape=call.batch_shape[:-1])
         call = replace(whole, a=fold(call.a), out=fold(call.out))
     return call
 
 
 def _fused(extras: Extras, like: torch.Tensor, batch: tuple[tuple[int, ...], ...]) -> Fused:
     """Views of an epilogue's tensors, stretched as `like` is shaped, with these strides over the batch."""
-    views: list[View | None] = []
+    views: dict[str, View] = {}
     steps = iter(batch)
-    for tensor in extras.tensors:
+    for name, tensor in zip(SIDES, extras.tensors, strict=True):
         if tensor is None:
-            views.append(None)
             continue
         pairs = zip(like.shape[-2:], tensor.stride()[-2:], strict=True)
         rows, columns = (0 if size == 1 else step for size, step in pairs)
         shape = (like.shape[-2], like.shape[-1])
-        views.append(View(tensor, shape, (rows, columns), next(steps), tensor.element_size()))
-    return Fused(views[0], views[1], views[2], views[3], extras.activation, extras.alpha, extras.beta)
+        views[name] = View(tensor, shape, (rows, columns), next(steps), tensor.element_size())
+    how = {"activation": extras.activation, "alpha": extras.alpha, "beta": extras.beta}
+    return Fused(**views, **how, gated=extras.up is not None)  # type: ignore[arg-type]
 
 
 def _block_scales(extras: Extras) -> BlockScales | None:
@@ -121,16 +128,19 @@ def described(
         return rows.unsqueeze(-2) if a.ndim == 1 else rows
 
     rows = as_rows(out)
-    wide = extras._replace(blocks=None).mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
+    wide = extras._replace(blocks=None, up=None).mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
     a_rows = a.unsqueeze(0) if a.ndim == 1 else a
     b_rows = b.unsqueeze(1) if b.ndim == 1 else b
     sides = [_strides(tensor, batch) for tensor in wide.tensors if tensor is not None]
+    ups = [] if extras.up is None else [_strides(extras.up, batch)]
     strides = (_strides(a_rows, batch), _strides(b_rows, batch), tuple(rows.stride()[:-2]))
-    sizes, (a_batch, b_batch, out_batch, *side_batches) = merged(batch, *strides, *sides)
-    fused = _fused(wide, rows, tuple(side_batches))
+    sizes, (a_batch, b_batch, out_batch, *side_batches) = merged(batch, *strides, *sides, *ups)
+    fused = _fused(wide._replace(up=extras.up), rows, tuple(side_batches))
+    up = None if extras.up is None else _view(extras.up, side_batches[-1])
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     views = (_view(a_rows, a_batch), _view(b_rows, b_batch), _view(rows, out_batch))
     b_dtype = name_of(b.dtype) if b.dtype != a.dtype else ""
     scales = _block_scales(extras)
-    call = _folded(MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales))
-    return call.transposed if call.out.layout == "column" else call
+    whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
+    call = _folded(whole)
+    return call.transposed if call.out.layout == "column" and up is None else call

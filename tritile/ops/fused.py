@@ -1,55 +1,31 @@
 """`tritile.linear`, `addmm` and `baddbmm`: products with what follows them done as they are stored."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from tritile import epilogue
-from tritile.errors import DtypeError, InvalidValueError, OverlapError, ShapeError, UnsupportedError
-from tritile.launch import Launch, SplitLaunch
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops import matmul as product
-from tritile.ops.checks import (
-    check_no_overlap,
-    check_out,
-    check_same_device,
-    check_tensor,
-    describe,
-    name_of,
-    overlap,
-    same_place,
-)
+from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras, described
 from tritile.ops.linear import quantized_linear
-from tritile.ops.run import (
-    PLAIN,
-    differentiating_forward,
-    fresh,
-    interpret,
-    lasting,
-    new_memo,
-    on_host,
-    place,
-    prepared,
-    written,
+from tritile.ops.recall import (
+    Tensors,
+    again,
+    check_apart,
+    met,
+    name_of_role,
+    reaches_of,
+    remember,
 )
+from tritile.ops.run import interpret, on_host, prepared, written
 from tritile.problem import ACTIVATIONS, SIDES
 from tritile.quantized import QuantizedWeight
 from tritile.settings import current_mode
 
-_NAMES: Final = (*SIDES, "scale_a", "scale_b")
+_ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
-
-
-class _Prepared(NamedTuple):
-    launch: Launch | SplitLaunch
-    swapped: bool
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -67,7 +43,19 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
         raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted a shape that broadcasts to {shape}")
 
 
-def _check_weight(op: str, name: str, value: Any) -> float:
+def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
+    """A matrix whose rows are as long as those of x. Raises ShapeError where it is not, DtypeError, ..."""
+    for own, tensor in (("x", x), (name, weight)):
+        check_tensor(op, own, tensor)
+    if weight.ndim not in ranks:
+        wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in sorted(ranks, reverse=True))
+        raise ShapeError(f"{op}: {name} is {tuple(weight.shape)}: wanted {wanted}")
+    if x.ndim and x.shape[-1] != weight.shape[-1]:
+        shapes = f"x is {tuple(x.shape)} and {name} {tuple(weight.shape)}"
+        raise ShapeError(f"{op}: {shapes}: rows of {weight.shape[-1]} elements, wanted {x.shape[-1]}")
+
+
+def _check_number(op: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
     return float(value)
@@ -75,34 +63,28 @@ def _check_weight(op: str, name: str, value: Any) -> float:
 
 def check_activation(op: str, activation: Any) -> str:
     """The activation's name, "" for None. Raises InvalidValueError for what is none."""
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         wanted = ", ".join(ACTIVATIONS)
         raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
     return activation or ""
 
 
-def _check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, extras: Extras) -> None:
-    """An output that shares no memory with any input, or lies just where something that is added does."""
-    check_no_overlap(op, out, a, b)
-    for name, tensor in zip(_NAMES, (*extras.tensors, *(extras.blocks or ())), strict=False):
-        if tensor is not None and not same_place(out, tensor) and overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps {name} in part: wanted memory of its own, or all of it")
-
-
 def _checked(
     op: str, a: Any, b: Any, extras: Extras, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    names = name_of_role(op, "a"), name_of_role(op, "b")
     out_dtype = out_dtype or getattr(out, "dtype", None)
-    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, scaled=extras.scaled)
+    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, extras.scaled, names)
     if not dtype.is_floating_point:
-        raise DtypeError(f"{op}: a is {name_of(a.dtype)}: wanted a floating dtype")
-    for name, tensor in zip(SIDES, extras[:4], strict=True):
-        if tensor is not None:
-            _check_side(op, name, tensor, a, shape)
+        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")
+    for role in SIDES:
+        tensor = getattr(extras, role)
+        if tensor is not None and role not in _ZEROS:
+            _check_side(op, name_of_role(op, role), tensor, a, shape)
     if out is not None:
         check_out(op, out, shape, dtype)
         check_same_device(op, a, "out", out)
-        _check_apart(op, out, a, b, extras)
     return shape, dtype, precision
 
 
@@ -114,53 +96,15 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
     if a.dtype != torch.int8:
         precision = precision if a.dtype == torch.float32 else "ieee"
         a, b = a.float(), b.float()
-    interpret(described(a, b, wide, precision, extras.mapped(torch.Tensor.float)))
+    floats = extras.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+    interpret(described(a, b, wide, precision, floats))
     out.copy_(wide)
     return None
 
 
-def _ordered(call_swapped: bool, a: Any, b: Any, out: Any, extras: Extras) -> list[torch.Tensor]:
-    """The tensors in the order in which a launch takes them."""
-    scale_a, scale_b, bias, residual = extras.tensors
-    blocks = extras.blocks or ()
-    if call_swapped:
-        a, b, scale_a, scale_b, blocks = b, a, scale_b, scale_a, blocks[::-1]
-    return [a, b, out, *(t for t in (scale_a, scale_b, bias, residual, *blocks) if t is not None)]
-
-
 def fused_product(
     op: str,
-    a: Any,
-    b: Any,
-    extras: Extras,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-) -> torch.Tensor:
-    """a @ b with an epilogue. Raises what `matmul` does, and for tensors that do not fit the result."""
-    key = None
-    tensors = (a, b, *extras.all)
-    if all(t is None or (type(t) in PLAIN and t.is_cuda) for t in tensors) and not differentiating_forward():
-        try:
-            setting = product.default_precision() if a.dtype is torch.float32 else None
-            wanted = (op, out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
-            key = (*map(place, tensors), place(out), wanted, extras[4:7], extras.shared)
-            hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first(op, a, b, extras, out, out_dtype, precision, None)
-        if hit is not None:
-            if out is None:
-                out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-            else:
-                _check_apart(op, out, a, b, extras)
-                written(out)
-            hit.launch(*_ordered(hit.swapped, a, b, out, extras))
-            return out
-    return _first(op, a, b, extras, out, out_dtype, precision, key)
-
-
-def _first(
-    op: str,
+    tensors: Tensors,
     a: Any,
     b: Any,
     extras: Extras,
@@ -169,9 +113,15 @@ def _first(
     precision: str | None,
     key: tuple[Any, ...] | None,
 ) -> torch.Tensor:
+    """a @ b with an epilogue, not met before: check, plan, compile, launch, and remember how under `key`.
+
+    `tensors` are the caller's, in the order of `ARGUMENTS`. Raises what `matmul` does, and for tensors that
+    do not fit the result.
+    """
     current_mode()  # a wrong TRITILE_MODE is told of on any device
     shape, dtype, precision = _checked(op, a, b, extras, out, out_dtype, precision)
-    given = out is not None
+    if out is not None:
+        check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
     if result.numel() == 0:
         return result
@@ -179,18 +129,17 @@ def _first(
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
         sums = torch.zeros(shape, dtype=dtype, device=a.device)
-        result.copy_(epilogue.finished(sums, plain.tensors, *plain[4:7]))
+        up = None if plain.up is None else sums
+        how = (plain.activation, plain.alpha, plain.beta)
+        result.copy_(epilogue.finished(sums, plain.tensors, *how, up))
     elif on_host(a):
         _on_host(plain_a, plain_b, result, precision, plain)
     else:
         call = described(plain_a, plain_b, result, precision, plain)
         launch = prepared(call)
         launch(*call.tensors)
-        same = zip((plain_a, plain_b, *plain.tensors), (a, b, *extras.tensors), strict=True)
-        if key is not None and lasting() and all(x is y for x, y in same):
-            strides = result.stride()
-            _memo[key] = _Prepared(launch, call.swapped, shape, strides, dtype, result.device)
-    return written(result) if given else result
+        remember(key, op, launch, call, tensors, result)
+    return result if out is None else written(result)
 
 
 def linear(
@@ -229,26 +178,35 @@ def linear(
         if given:
             raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
         return quantized_linear(x, weight, bias)
+    tensors = (x, weight, bias, residual)
+    key, ready = met("linear", x, tensors, out, (activation, out_dtype, precision))
+    if ready is not None:
+        return again("linear", ready, tensors, out)
+    check_weight("linear", x, "weight", weight, (1, 2))
     extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
-    if isinstance(weight, torch.Tensor) and weight.ndim not in (1, 2):
-        raise ShapeError(f"linear: weight is {tuple(weight.shape)}: wanted (N, K) or (K,)")
-    turned = weight.t() if isinstance(weight, torch.Tensor) else weight
-    return fused_product("linear", x, turned, extras, out, out_dtype, precision)
+    return fused_product("linear", tensors, x, weight.t(), extras, out, out_dtype, precision, key)
 
 
-def _weighted(
-    op: str, rank: int, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: str | None
-) -> Extras:
+def _added(
+    op: str, rank: int, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: str | None, out: Any,
+    out_dtype: torch.dtype | None, precision: str | None,
+) -> torch.Tensor:  # fmt: skip
+    """activation(beta * added + alpha * (a @ b)) of matrices, or of batches of them, by `rank`."""
+    tensors = (added, a, b)
+    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
+    key, ready = met(op, a, tensors, out, words)
+    if ready is not None:
+        return again(op, ready, tensors, out)
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(op, name, tensor)
         if tensor.ndim != rank:
             raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
     if rank == 3 and a.shape[0] != b.shape[0]:
         raise ShapeError(f"{op}: a is {tuple(a.shape)} and b {tuple(b.shape)}: wanted one batch size")
-    weights = _check_weight(op, "alpha", alpha), _check_weight(op, "beta", beta)
-    if added is None:
-        raise DtypeError(f"{op}: input is None: wanted a torch.Tensor")
-    return Extras(None, None, added, None, check_activation(op, activation), *weights)
+    weights = _check_number(op, "alpha", alpha), _check_number(op, "beta", beta)
+    check_tensor(op, "input", added)
+    extras = Extras(None, None, added, None, check_activation(op, activation), *weights)
+    return fused_product(op, tensors, a, b, extras, out, out_dtype, precision, key)
 
 
 def addmm(
@@ -278,8 +236,9 @@ def addmm(
 
     Raises as `tritile.linear` does.
     """
-    extras = _weighted("addmm", 2, input, a, b, beta, alpha, activation)
-    return fused_product("addmm", a, b, extras, out, out_dtype, precision)
+    return _added(
+        "addmm", 2, input, a, b, beta, alpha, activation, out, out_dtype, precision
+    )  # fmt: skip
 
 
 def baddbmm(
@@ -295,5 +254,6 @@ def baddbmm(
     precision: str | None = None,
 ) -> torch.Tensor:
     """The same as `tritile.addmm` for a (B, M, K) and b (B, K, N), with the meaning of `torch.baddbmm`."""
-    extras = _weighted("baddbmm", 3, input, a, b, beta, alpha, activation)
-    return fused_product("baddbmm", a, b, extras, out, out_dtype, precision)
+    return _added(
+        "baddbmm", 3, input, a, b, beta, alpha, activation, out, out_dtype, precision
+    )  # fmt: skip

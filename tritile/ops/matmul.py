@@ -28,7 +28,7 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF
+from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
 from tritile.settings import current_mode
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -43,6 +43,7 @@ _OUT_DTYPES: Final = {
     torch.complex64: (torch.complex64,),
     torch.complex128: (torch.complex128,),
 }  # the first of each is the default, except that 16-bit types keep their own
+_BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
 _IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
@@ -67,11 +68,13 @@ def default_precision() -> str:
 
 
 def _check_dtypes(
-    op: str, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, scaled: bool
-) -> torch.dtype:
+    op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None,
+    scaled: bool,
+) -> torch.dtype:  # fmt: skip
     mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
     if a.dtype != b.dtype and not mixed:
-        raise DtypeError(f"{op}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+        kinds = f"{names[0]} is {name_of(a.dtype)} and {names[1]} {name_of(b.dtype)}"
+        raise DtypeError(f"{op}: {kinds}: wanted one dtype")
     if a.dtype not in _OUT_DTYPES:
         raise DtypeError(f"{op}: {name_of(a.dtype)} is not offered: wanted {', '.join(MATMUL_DTYPES)}")
     allowed = _SCALED if scaled else _OUT_DTYPES[a.dtype]
@@ -83,7 +86,8 @@ def _check_dtypes(
     return out_dtype
 
 
-def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+    """The precision of a product. Raises InvalidValueError for one that is none of its dtype."""
     allowed = PRECISIONS_OF.get(name_of(dtype))
     if precision is not None and allowed is None:
         wanted = " and ".join(PRECISIONS_OF)
@@ -95,7 +99,16 @@ def _check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
     return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
 
 
-def _check_gpu(op: str, a: torch.Tensor) -> None:
+def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
+    deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
+    if precision in _BY_REMAINDERS and a.shape[-1] > deepest:
+        raise UnsupportedError(
+            f"{op}: sums of {a.shape[-1]} products in precision {precision!r}: wanted {deepest} at most"
+        )
+
+
+def check_gpu(op: str, a: torch.Tensor) -> None:
+    """Raises UnsupportedError where the operand's GPU does not multiply its dtype."""
     if a.device.type != "cuda" or torch.version.hip is not None:
         return
     major, minor = torch.cuda.get_device_capability(a.device)
@@ -127,22 +140,23 @@ def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 def check(
     a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
-    scaled: bool = False,
+    scaled: bool = False, names: tuple[str, str] = ("a", "b"),
 ) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
     """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
 
-    `scaled`: sums are multiplied by scales, and so are no whole numbers any more.
+    `scaled`: sums are multiplied by scales, and so are no whole numbers any more. `names`: of a and b.
     """
-    for name, tensor in (("a", a), ("b", b)):
+    for name, tensor in zip(names, (a, b), strict=True):
         check_tensor(op, name, tensor)
-    check_same_device(op, a, "b", b)
-    dtype = _check_dtypes(op, a, b, out_dtype, scaled)
+    check_same_device(op, a, names[1], b)
+    dtype = _check_dtypes(op, names, a, b, out_dtype, scaled)
     if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
         dtype = out.dtype
-    precision = _check_precision(op, a.dtype, precision)
+    precision = check_precision(op, a.dtype, precision)
     for operand in (a, b):
-        _check_gpu(op, operand)
+        check_gpu(op, operand)
     shape = _result_shape(op, a, b)
+    _check_depth(op, a, precision)
     if out is not None:
         check_out(op, out, shape, dtype, a, b)
     return shape, dtype, precision
@@ -178,12 +192,21 @@ def matmul(
         out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
             that of out, else a's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
-            keeps the error at or below that of torch's fp32; "tf32x3" takes three products on tensor
-            cores, for an error near fp32's; "tf32" takes one, with inputs cut to 11 bits. Default: what
-            torch's fp32 matmul setting asks for. Of fp8 products: "fast" leaves sums to the tensor cores,
-            which on Hopper keep 14 bits of them; "ieee", the default, moves these to fp32 as it goes.
-            Of complex64 products: these of float32, of complex128 ones "ieee", for the real products that
-            they are made of: four, or three where "-3m" is appended ("tf32x3-3m").
+            keeps the error at or below that of torch's fp32; "fp16x3" takes three products of fp16 parts
+            on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
+            `tritile.problem.error_bound`), and where data do not suit that, as is found on the GPU, other
+            kernels; "tf32x3" takes three products in TF32, for an error near fp32's; "tf32" takes one,
+            with inputs rounded to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
+            products: "fast" leaves sums to the tensor cores, which on Hopper keep 14 bits of them;
+            "ieee", the default, moves these to fp32 as it goes. Of complex64 products: these of float32, of
+            complex128 ones these of float64, for the real products that they are made of: four, or three
+            where "-3m" is appended ("tf32x3-3m").
+            Of float64 products: "ieee", the default, multiplies in fp64; "ozaki" in int8 on tensor cores, for
+            K up to 131,072 (half that for complex128): each element errs by at most
+            2^-53 (|a b| + sqrt(K) |row of a| |column of b|), in Euclidean norms, which suits rows and columns
+            of numbers of like sizes. Those whose root mean square is above 4 times their mean magnitude
+            (zeros not counted), or that have an infinity or NaN, are multiplied in fp64 all the same. It
+            takes workspaces of 14 (M K + K N + M N) bytes.
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
     defined). Tensors in host memory are computed in Triton's interpreter.

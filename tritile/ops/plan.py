@@ -10,6 +10,8 @@ from tritile import device as devices
 from tritile import plans
 from tritile.device import Device
 from tritile.errors import InvalidValueError, ShapeError
+from tritile.ops import grouped as grouped_op
+from tritile.ops import groups
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 from tritile.ops.described import described
@@ -33,6 +35,27 @@ def _matmul_call(
     return described(dense_a, dense_b, out, precision)
 
 
+def _grouped_call(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> Call:
+    of = groups.Operands(a, b, offs, scale_a, scale_b)
+    shape, dtype, how = groups.check(of, out, out_dtype, precision)
+    if a.ndim == b.ndim == 3 and scale_a is None:
+        return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
+    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    if groups.empty(of, out):
+        raise ShapeError(f"plan: products of {tuple(a.shape)} and {tuple(b.shape)} launch no kernel")
+    return groups.described(of, out, how)
+
+
 def _permute_call(op: str, x: torch.Tensor, which: Any, out: torch.Tensor | None) -> Call:
     x, dims, out = permute_op.checked(op, x, which, out)
     if out.numel() == 0:
@@ -51,6 +74,7 @@ def _permuted(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None 
 IN_PLACE: Final = "in place: one config for all, never measured"
 _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
+    grouped_op.grouped_matmul: _grouped_call,
     permute_op.permute: _permuted,
     permute_op.transpose: _transposed,
 }
@@ -65,8 +89,8 @@ def plan(
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
-        what: `tritile.matmul`, `permute` or `transpose`, followed by the arguments of the call; or a
-            problem alone.
+        what: `tritile.matmul`, `grouped_matmul`, `permute` or `transpose`, followed by the arguments of the
+            call; or a problem alone.
         args: the call's positional arguments.
         device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
             problem the current GPU.
@@ -85,7 +109,8 @@ def plan(
             return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
-        raise InvalidValueError(f"plan of {what!r}: wanted tritile.matmul, permute, transpose or a problem")
+        wanted = "tritile.matmul, grouped_matmul, permute, transpose or a problem"
+        raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
     device = device or here
     if device is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")

@@ -8,9 +8,11 @@ from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.fused import check_activation, fused_product
-from tritile.problem import FP8_DTYPES
+from tritile.ops.recall import again, met
+from tritile.problem import FP8_DTYPES, SCALE_K
 
-_BLOCK: Final = 128
+_OP: Final = "scaled_matmul"
+_BLOCK: Final = SCALE_K
 _QUANTISED: Final = (*FP8_DTYPES, "int8")
 
 
@@ -24,6 +26,11 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
             raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted one of {wanted}")
         if tensor.ndim != 2:
             raise ShapeError(f"scaled_matmul: {name} is {tuple(tensor.shape)}: wanted 2 dimensions")
+    if a.shape[1] != b.shape[0]:
+        raise ShapeError(
+            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
+            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
+        )
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
         if tensor.dtype != torch.float32:
             raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted float32")
@@ -64,6 +71,24 @@ def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
     return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
 
 
+def _zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Any, zero_b: Any) -> dict[str, Any]:
+    """Zero points by the names of `Extras`. Raises a TritileError where they fit no way of taking them."""
+    found = {}
+    for name, zero, rows in (("zero_a", zero_a, (a.shape[0], 1)), ("zero_b", zero_b, (1, b.shape[1]))):
+        if zero is None:
+            continue
+        check_tensor(_OP, name, zero)
+        check_same_device(_OP, a, name, zero)
+        if a.dtype != torch.int8:
+            raise DtypeError(f"{_OP}: {name} is given for a of {name_of(a.dtype)}: wanted int8")
+        if zero.dtype not in (torch.int32, torch.int8):
+            raise DtypeError(f"{_OP}: {name} is {describe(zero)}: wanted int32 or int8")
+        if zero.numel() != 1 and tuple(zero.shape) != rows:
+            raise ShapeError(f"{_OP}: {name} is {tuple(zero.shape)}: wanted one element or {rows}")
+        found[name] = zero.reshape(()) if zero.numel() == 1 else zero
+    return found
+
+
 def scaled_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -76,6 +101,8 @@ def scaled_matmul(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     use_fast_accum: bool = False,
+    zero_a: torch.Tensor | None = None,
+    zero_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation((a * scale_a) @ (b * scale_b) + bias) + residual, with the meaning of `torch._scaled_mm`.
 
@@ -94,20 +121,22 @@ def scaled_matmul(
         out: likewise.
         use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits of them.
             Otherwise, and always where each 128 of K has its scale, they are moved to fp32 as it goes.
+        zero_a: of int8 operands: int32 or int8, one element or (M, 1), taken from a before it is scaled.
+        zero_b: the same of b: one element or (1, N).
 
-    int8 sums are exact in int32, and scaled in float32: a sum beyond int32 is not defined.
+    int8 sums, and what zero points take from them, are exact in int32, and scaled in float32: a sum of
+    (a - zero_a) (b - zero_b) beyond int32 is not defined.
 
     Raises as `tritile.matmul` does, before any launch.
     """
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    if ready is not None:
+        return again(_OP, ready, tensors, out)
     _check_operands(a, b, scale_a, scale_b)
-    if a.shape[1] != b.shape[0]:
-        raise ShapeError(
-            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
-            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
-        )
     extras = _extras(a, b, scale_a, scale_b)
-    extras = extras._replace(
-        bias=bias, residual=residual, activation=check_activation("scaled_matmul", activation)
-    )
+    extras = extras._replace(**_zeros(a, b, zero_a, zero_b))
+    extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
     fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    return fused_product("scaled_matmul", a, b, extras, out, out_dtype, "fast" if fast else None)
+    precision = "fast" if fast else None
+    return fused_product(_OP, tensors, a, b, extras, out, out_dtype, precision, key)

@@ -26,9 +26,21 @@ from tritile.problem.checks import (
     SCALE_K,
     alignment,
 )
-from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, Epilogue, epilogue_of
+from tritile.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, TURNED, Epilogue, epilogue_of
+from tritile.problem.grouped import (
+    GROUPED_DTYPES,
+    GROUPED_PRECISIONS,
+    LOADS,
+    MAX_GROUPS,
+    MAX_RAGGED,
+    RAGGED,
+    GroupedProblem,
+    ends_of,
+)
 from tritile.problem.kernel import KernelProblem
 from tritile.problem.matmul import MatmulProblem, Operand
+from tritile.problem.moduli import MAX_DEPTH
+from tritile.problem.parts import error_bound
 from tritile.problem.permute import PermuteProblem, Plane, merged
 from tritile.problem.quantized import (
     ACTIVATION_DTYPES,
@@ -42,53 +54,24 @@ from tritile.problem.quantized import (
 )
 
 __all__ = [
-    "ACTIVATIONS",
-    "ACTIVATION_DTYPES",
-    "ALIGNMENTS",
-    "BLOCK_SCALES",
-    "FP8_DTYPES",
-    "GROUP_SIZES",
-    "ITEMSIZE",
-    "LAYOUTS",
-    "MATMUL_DTYPES",
-    "MAX_EXTENT",
-    "PRECISIONS",
-    "PRECISIONS_OF",
-    "REAL_DTYPE",
-    "SCALE_K",
-    "SIDES",
-    "SPREADS",
-    "UNIT_WORDS",
-    "WEIGHT_BITS",
-    "Epilogue",
-    "KernelProblem",
-    "Known",
-    "MatmulProblem",
-    "Operand",
-    "PermuteProblem",
-    "Plane",
-    "Problem",
-    "QuantizedProblem",
-    "Tiled",
-    "alignment",
-    "doublings",
-    "epilogue_of",
-    "merged",
-    "problem_from_dict",
-    "problem_key",
-    "problem_to_dict",
-    "scales_shape",
-    "unit_columns",
-    "words_shape",
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
+    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
+    "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE",
+    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue", "GroupedProblem",
+    "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
+    "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
+    "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
+    "unit_columns", "words_shape",
 ]  # fmt: skip
 
 Known = MatmulProblem | PermuteProblem  # all of whose operands are as they are
-Tiled = Known | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Product = MatmulProblem | GroupedProblem
+Tiled = Known | GroupedProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
 # Fields that came later: what was written before has them at their defaults.
 _ADDED: Final = ("epilogue", "b_dtype", "block_scales")
 _KINDS: Final[dict[str, type]] = {
-    kind.op: kind for kind in (MatmulProblem, PermuteProblem, QuantizedProblem, KernelProblem)
+    kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }
 
 

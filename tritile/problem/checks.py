@@ -16,10 +16,12 @@ LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
 THREE: Final = "-3m"  # ends the precisions that take three real products for a complex one, and not four
 _FP32: Final = ("ieee", "fp16x3", "tf32x3", "tf32")
+_FP64: Final = ("ieee", "ozaki")
 # Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
 PRECISIONS_OF: Final = {
-    "float32": _FP32, **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
-    "complex64": (*_FP32, *(name + THREE for name in _FP32)), "complex128": ("ieee", "ieee" + THREE),
+    "float32": _FP32, "float64": _FP64, **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "complex64": (*_FP32, *(name + THREE for name in _FP32)),
+    "complex128": (*_FP64, *(name + THREE for name in _FP64)),
 }  # fmt: skip
 PRECISIONS: Final = tuple(
     dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names if not name.endswith(THREE))

@@ -1,7 +1,7 @@
 """Epilogues: what is done to the sums of a product before they are stored."""
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from tritile.errors import InvalidValueError
@@ -9,14 +9,21 @@ from tritile.errors import InvalidValueError
 # What an operand of an epilogue differs by: not at all, by columns (it is one row), by rows, by both.
 SPREADS: Final = ("one", "row", "column", "full")
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")
+REMAINDER: Final = "remainder"
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """out = activation(alpha * scale_a * scale_b * (a @ b) + beta * bias) + residual.
+    """out = activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
 
-    `scale_a`, `scale_b`, `bias` and `residual` say how each is spread over the result (see SPREADS), "" where
-    there is none; `activation` is one of ACTIVATIONS or "". `weighted`: alpha and beta are given.
+    `gated`: activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size of b.
+
+    Operands say how each is spread over the result (see SPREADS), "" where there is none; `activation` is one
+    of ACTIVATIONS or "". `weighted`: alpha and beta are given. Zero points are for whole numbers, of a
+    by row and of b by column.
+
+    Of int32 sums `activation` may be REMAINDER, for lowered products: they modulo scale_a, which differs by
+    matrix alone, as near 0 as they go.
 
     As text it is the names of what there is: "scale_a=column scale_b=row bias=row gelu".
     Raises InvalidValueError for anything that could not be one.
@@ -28,19 +35,32 @@ class Epilogue:
     residual: str = ""
     activation: str = ""
     weighted: bool = False
+    bias_up: str = ""
+    zero_a: str = ""
+    zero_b: str = ""
+    gated: bool = False
 
     def __post_init__(self) -> None:
-        spreads = (self.scale_a, self.scale_b, self.bias, self.residual)
-        good = all(spread in ("", *SPREADS) for spread in spreads)
-        if not (good and self.activation in ("", *ACTIVATIONS) and isinstance(self.weighted, bool)):
+        good = all(getattr(self, name) in ("", *SPREADS) for name in SIDES)
+        good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
+        if self.activation == REMAINDER:
+            good = good and self == Epilogue("one", activation=REMAINDER)
+        elif self.activation not in ("", *ACTIVATIONS):
+            good = False
+        if not good:
             raise InvalidValueError(
                 f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
+            )
+        zeros = self.zero_a in ("", "one", "column") and self.zero_b in ("", "one", "row")
+        if not zeros or (self.bias_up and not self.gated):
+            raise InvalidValueError(
+                f"{self!r}: wanted zero_a of one or column, zero_b of one or row, bias_up only where gated"
             )
 
     def __str__(self) -> str:
         sides = [f"{name}={getattr(self, name)}" for name in SIDES if getattr(self, name)]
-        weighted = ["weighted"] * self.weighted
-        return " ".join([*sides, *weighted, *[self.activation] * bool(self.activation)])
+        flags = [name for name in _FLAGS if getattr(self, name)]
+        return " ".join([*sides, *flags, *[self.activation] * bool(self.activation)])
 
     @property
     def constants(self) -> tuple[str | bool, ...] | None:
@@ -50,12 +70,15 @@ class Epilogue:
     @property
     def transposed(self) -> "Epilogue":
         """The same of the product out^T = b^T a^T."""
-        turned = {"row": "column", "column": "row"}
-        scale_b, scale_a, bias, residual = (turned.get(s, s) for s in (getattr(self, n) for n in SIDES))
-        return Epilogue(scale_a, scale_b, bias, residual, self.activation, self.weighted)
+        other = {"row": "column", "column": "row"}
+        turned = {TURNED.get(name, name): getattr(self, name) for name in SIDES}
+        return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})
 
 
-SIDES: Final = ("scale_a", "scale_b", "bias", "residual")  # its operands, in the order kernels take them
+# Its operands, in the order kernels take them; what they are in the product out^T = b^T a^T, if another.
+SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up", "zero_a", "zero_b")
+TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b", "zero_b": "zero_a"}
+_FLAGS: Final = ("weighted", "gated")
 
 
 @functools.cache
@@ -66,7 +89,7 @@ def epilogue_of(text: str) -> Epilogue:
         name, _, spread = word.partition("=")
         if spread and name in SIDES:
             found[name] = spread
-        elif word == "weighted":
+        elif word in _FLAGS:
             found[word] = True
         else:
             found["activation"] = word

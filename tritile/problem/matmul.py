@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from tritile.problem.checks import (
     ALIGNMENTS,
@@ -14,12 +14,14 @@ from tritile.problem.checks import (
     PRECISIONS,
     PRECISIONS_OF,
     REAL_DTYPE,
+    THREE,
     among,
     check,
     extent_fits,
 )
 from tritile.problem.complexes import core_of
-from tritile.problem.epilogue import epilogue_of
+from tritile.problem.epilogue import REMAINDER, Epilogue, epilogue_of
+from tritile.problem.moduli import MAX_DEPTH, MODULI
 from tritile.problem.parts import part_length
 
 
@@ -37,6 +39,9 @@ class Operand:
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
+GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+
+
 def _leading(extent: int, itemsize: int, alignment: int) -> int:
     """The smallest stride of at least `extent` elements that has just this alignment, in bytes."""
     unit = max(1, alignment // itemsize)
@@ -46,7 +51,10 @@ def _leading(extent: int, itemsize: int, alignment: int) -> int:
     return stride
 
 
-def _operand(dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]) -> Operand:
+def operand_of(
+    dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]
+) -> Operand:
+    """An operand of this layout whose rows, or columns, have just this alignment, in bytes, and no gaps."""
     _, rows, columns = shape
     if layout == "column":
         leading = _leading(rows, itemsize, alignment)
@@ -102,7 +110,25 @@ class MatmulProblem:
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
         check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
-        epilogue_of(self.epilogue)
+        if self.precision.removesuffix(THREE) == "ozaki":
+            deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
+            fits = self.dtype in ("float64", "complex128") and self.k <= deepest
+            check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
+        fused = epilogue_of(self.epilogue)
+        check(not fused.gated or self._gateable, self, "gated products of real floating types")
+        zeros = fused.zero_a or fused.zero_b
+        whole = self.dtype == "int8" and self.batch == 1
+        check(not zeros or whole, self, "zero points of int8, in one product")
+
+    @property
+    def _gateable(self) -> bool:
+        # fp8 wants scales, fp16x3 both matrices in parts: neither is offered
+        return self.dtype in GATED_DTYPES and not self.block_scales and self.precision != "fp16x3"
+
+    @property
+    def rights(self) -> int:
+        """How many matrices a is multiplied by: two where gated."""
+        return 2 if epilogue_of(self.epilogue).gated else 1
 
     @property
     def is_complex(self) -> bool:
@@ -127,12 +153,12 @@ class MatmulProblem:
     @property
     def flops(self) -> int:
         """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
-        return 2 * (4 if self.is_complex else 1) * self.batch * self.m * self.n * self.k
+        return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
         """Bytes moved if every input is read once and the output written once."""
-        inputs = self.k * (self.m + self.n) * self.itemsize
+        inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
         fused = epilogue_of(self.epilogue)
         return self.batch * (inputs + outputs * (1 + [fused.bias, fused.residual].count("full")))
@@ -164,15 +190,17 @@ class MatmulProblem:
         """a, b and out: tensors that pose this problem."""
         out_size = ITEMSIZE[self.out_dtype]
         return (
-            _operand(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
-            _operand(
+            operand_of(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
+            operand_of(
                 self.b_dtype or self.dtype,
                 self.itemsize,
                 self.b_layout,
                 self.b_align,
                 (self.batch, self.k, self.n),
             ),
-            _operand(self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)),
+            operand_of(
+                self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)
+            ),
         )
 
     @property
@@ -195,6 +223,13 @@ class MatmulProblem:
         """The product that kernels really make: another one where operands are made over for it first."""
         if self.is_complex:
             return replace(self, **core_of(self)).core
+        if self.precision == "ozaki":
+            k = -(-self.k // 16) * 16
+            epilogue = str(Epilogue(scale_a="one", activation=REMAINDER))
+            return MatmulProblem(
+                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
+                b_layout="column", epilogue=epilogue,
+            )  # fmt: skip
         if not self.in_parts:
             return self
         return replace(
@@ -214,7 +249,7 @@ class MatmulProblem:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]
-        precision = f" {self.precision}" if self.dtype == "float32" or self.is_complex else ""
+        precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
         dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
         scales = f" scales {self.block_scales}" * bool(self.block_scales)

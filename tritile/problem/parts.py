@@ -20,3 +20,11 @@ def promoted_every(k: int) -> int:
     while every * every < 2 * k:
         every *= 2
     return every
+
+
+def error_bound(k: int) -> float:
+    """How far an element of the product may be from exact, before it is rounded, as a share of |a| |b|.
+
+    Holds for finite data and Hopper's tensor cores; derived in `tritile.work.lower.fp16x3`.
+    """
+    return 2.0**-24 * (25 + 10.5 * promoted_every(k) / 16 + part_length(k) / 15)

@@ -70,7 +70,7 @@ def measured(
     problem = case.problem
     chosen = plans.plan_for(problem, device, "cached")
     assert chosen is not None
-    calls = operands.copies_of(problem, device)
+    calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
     is_copy, theirs = case.op == "permute", peers.torch_side(case)
     peers.ready(calls)
@@ -78,7 +78,10 @@ def measured(
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with _torch_precision(case.precision):
         torch_error = _torch_error(calls[0], theirs)
-        sides |= {"torch": timing.Graph(theirs, calls), **_peer_graphs(case, calls, names, tell)}
+        for call in calls if peers.torch_call(calls[0]) else ():
+            theirs(call)  # makes its operands ready, once
+        sides["torch"] = timing.Graph(peers.torch_timed(case), calls)
+        sides |= _peer_graphs(case, calls, names, tell)
     if is_copy:
         # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
         copy = peers.device_copy
@@ -98,6 +101,7 @@ def measured(
         copy_gbps=copy_gbps,
         config=chosen.config,
         plan_source=chosen.source,
+        torch_call=peers.torch_call(calls[0]),
     )
 
 

@@ -39,7 +39,7 @@ def _ratio(value: float | None) -> Text:
 
 
 def _rate(line: Result) -> str:
-    if line["op"] == "matmul":
+    if line["op"] != "permute":
         return f"{line['tflops']:.1f} TFLOP/s"
     copy = line.get("copy_gbps")
     return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")

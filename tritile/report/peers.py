@@ -10,12 +10,12 @@ import torch
 from tritile.errors import InvalidValueError
 from tritile.measure import timing
 from tritile.problem import FP8_DTYPES
-from tritile.report import fused_peers, tutorial
+from tritile.report import block_peers, fused_peers, grouped_peers, tutorial
 from tritile.subject import answers, operands
 from tritile.tune.suites import Case
-from tritile.views import UNFUSED, Call, MatmulCall, PermuteCall, QuantizedCall
+from tritile.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 
-Peer = Callable[[MatmulCall], torch.Tensor]
+Peer = Callable[[Call], torch.Tensor]
 
 
 def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -24,8 +24,14 @@ def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return a, b, out
 
 
-def _as_a_user_has_them(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """a, b and the epilogue's tensors, and the output."""
+def _as_a_user_has_them(call: Call) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """a, b and the epilogue's tensors, or those of groups, and the output."""
+    if isinstance(call, GroupedCall):
+        return grouped_peers.inputs(call), grouped_peers.result(call)
+    assert isinstance(call, MatmulCall)
+    if call.scales is not None:
+        inputs, out = block_peers.inputs(call), matrices(call)[2][0]
+        return [*inputs, *fused_peers.sides(call)], out
     *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
     return [*inputs, *fused_peers.sides(call)], out
 
@@ -35,9 +41,15 @@ def _one(device: torch.device) -> torch.Tensor:
     return torch.ones((), device=device)
 
 
-def _product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """What a torch user would call for this product, with a, b, the epilogue's tensors and `out=` or none."""
-    if call.fused != UNFUSED:
+def _product(call: Call) -> Callable[..., torch.Tensor]:
+    """What a torch user would call for this product, with a, b, the epilogue's tensors and `out=` or none.
+
+    Of groups, without `out`.
+    """
+    if isinstance(call, GroupedCall):
+        return grouped_peers.product(call)
+    assert isinstance(call, MatmulCall)
+    if call.fused != UNFUSED or call.scales is not None:
         return fused_peers.product(call)
     if call.dtype == "int8":
         return torch._int_mm
@@ -50,8 +62,8 @@ def _product(call: MatmulCall) -> Callable[..., torch.Tensor]:
 def torch_matmul(call: Call) -> None:
     """What a torch user would call for this product, into the same output."""
     assert isinstance(call, MatmulCall)
-    (a, b, *sides), out = _as_a_user_has_them(call)
-    _product(call)(a, b, *sides, out=out)
+    inputs, out = _as_a_user_has_them(call)
+    _product(call)(*inputs, out=out)
 
 
 def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
@@ -98,8 +110,29 @@ def ready(calls: Sequence[Call]) -> None:
             _unpacked(call)
 
 
+def _into_out(answer: Peer) -> Callable[[Call], None]:
+    """What copies the results that a peer makes to where a call's own go."""
+
+    def run(call: Call) -> None:
+        _as_a_user_has_them(call)[1].copy_(answer(call))
+
+    return run
+
+
+def _kept(answer: Peer) -> Callable[[Call], None]:
+    """The peer as it is timed: its results are kept, so that in a graph each has memory of its own, cold."""
+    made: list[torch.Tensor] = []
+    return lambda call: made.append(answer(call))
+
+
+def torch_grouped(call: Call) -> torch.Tensor:
+    """What a torch user would call for products of groups."""
+    return _product(call)(*_as_a_user_has_them(call)[0])
+
+
 _SIDES: Final[dict[str, Callable[[Case], Callable[[Call], None]]]] = {
     "matmul": lambda case: torch_matmul,
+    "grouped": lambda case: _into_out(torch_grouped),
     "permute": lambda case: torch_permute(case.dtype, case.shape, case.dims),
     "linear_quantized": lambda case: torch_linear,
 }
@@ -110,6 +143,16 @@ def torch_side(case: Case) -> Callable[[Call], None]:
     return _SIDES[case.op](case)
 
 
+def torch_timed(case: Case) -> Callable[[Call], None]:
+    """The same as it is timed: without the copy where torch takes no output."""
+    return _kept(torch_grouped) if case.op == "grouped" else torch_side(case)
+
+
+def torch_call(call: Call) -> str:
+    """What of torch that is, where it depends on what torch takes; else ""."""
+    return block_peers.way_of(call) if isinstance(call, MatmulCall) and call.scales is not None else ""
+
+
 def device_copy(call: Call) -> None:
     """A plain copy of the same bytes in their order: the speed limit of a permutation."""
     assert isinstance(call, PermuteCall)
@@ -117,7 +160,7 @@ def device_copy(call: Call) -> None:
     call.out[:words].copy_(call.x[:words])
 
 
-def inductor(call: MatmulCall) -> Peer:
+def inductor(call: Call) -> Peer:
     """The product by torch.compile in its max-autotune mode; it allocates its results.
 
     CUDA graphs are left to the measurement, which puts every side into one. The first call compiles.
@@ -133,16 +176,19 @@ def inductor(call: MatmulCall) -> Peer:
     return lambda call: compiled(*_as_a_user_has_them(call)[0])
 
 
-def tutorials(call: MatmulCall) -> Peer | None:
+def tutorials(call: Call) -> Peer | None:
     """The kernel of Triton's tutorial, tuned in the first call; None for products that it does not take."""
+    if not isinstance(call, MatmulCall):
+        return None
     tensors = matrices(call)
     # Its offsets within a matrix have 32 bits.
     wide = max(math.prod(t.shape[1:]) for t in tensors) >= 2**31
-    if call.fused != UNFUSED or call.dtype not in tutorial.DTYPES or wide:
+    if call.fused != UNFUSED or call.scales is not None or call.dtype not in tutorial.DTYPES or wide:
         return None
     multiply = tutorial.tuned(call.a.itemsize)
 
-    def run(call: MatmulCall) -> torch.Tensor:
+    def run(call: Call) -> torch.Tensor:
+        assert isinstance(call, MatmulCall)
         a, b, out = matrices(call)
         multiply(a, b, out, call.precision)
         return out if call.problem.batch > 1 else out[0]
@@ -150,7 +196,7 @@ def tutorials(call: MatmulCall) -> Peer | None:
     return run
 
 
-PEERS: Final[dict[str, Callable[[MatmulCall], Peer | None]]] = {"inductor": inductor, "tutorial": tutorials}
+PEERS: Final[dict[str, Callable[[Call], Peer | None]]] = {"inductor": inductor, "tutorial": tutorials}
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -168,20 +214,8 @@ def peer_graph(name: str, calls: list[Call]) -> timing.Graph | None:
     Raises TuningError for a wrong answer, and whatever the peer raises.
     """
     first = calls[0]
-    peer = PEERS[name](first) if isinstance(first, MatmulCall) else None
+    peer = None if isinstance(first, PermuteCall) else PEERS[name](first)
     if peer is None:
         return None
-
-    def answer(call: Call) -> torch.Tensor:
-        assert isinstance(call, MatmulCall)
-        return peer(call)
-
-    def into_out(call: Call) -> None:
-        made = answer(call)
-        assert isinstance(call, MatmulCall)
-        _as_a_user_has_them(call)[1].copy_(made)
-
-    answers.check(into_out, first)
-    # Kept through the capture, each result has memory of its own, cold like everyone's.
-    kept: list[torch.Tensor] = []
-    return timing.Graph(lambda call: kept.append(answer(call)), calls)
+    answers.check(_into_out(peer), first)
+    return timing.Graph(_kept(peer), calls)

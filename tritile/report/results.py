@@ -2,11 +2,14 @@
 
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
-weight's, "int4/128"; `epilogue` where there is one), its times in
-microseconds (`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run),
+weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
+(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run), `torch_call` where that
+might have been something else,
 `ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is
 faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
 Lines of before there was a tutorial peer lack its two fields.
+
+Of op "grouped" `batch` counts groups, `ragged` says which of m and k they share, and `load` how.
 
 A result of op "host" is the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
 `tritile_us, torch_us, ratio_torch` and `env`.
@@ -34,14 +37,18 @@ HOST: Final = "host"  # the op and the suite of what a call costs the host
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
+    "grouped": ("tflops",),
     "permute": ("gbps", "copy_gbps"),
     "linear_quantized": ("tflops", "gbps"),
 }
 _CASE_FIELDS: Final = {
     "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
+    "grouped": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k", "ragged", "load"),
     "permute": ("op", "suite", "dtype", "shape", "dims"),
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
+
+_LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; named where there is one
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class Measurement:
 
     Times are medians in microseconds, None for a peer that was not run. `spread` is that of tritile's
     times, as a fraction of their median. Errors are relative norms against a reference in float64 or
-    whole numbers. `copy_gbps` is what a plain copy of as many bytes reaches, read and written bytes
+    whole numbers. `torch_call`: what was called of torch where it might have been something else.
+    `copy_gbps` is what a plain copy of as many bytes reaches, read and written bytes
     both counted (permutes only). Raises InvalidValueError for a time or rate that is not above 0, or a
     spread or error below 0 or not finite.
     """
@@ -65,6 +73,7 @@ class Measurement:
     config: Config
     plan_source: str
     tutorial_us: float | None = None
+    torch_call: str = ""
 
     def __post_init__(self) -> None:
         for name in ("tritile_us", "torch_us", "inductor_us", "tutorial_us", "copy_gbps"):
@@ -99,7 +108,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     """The line of a result file for one measured case; `env` as from `environment.environment`."""
     named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
     named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
-    named |= {"epilogue": case.epilogue} if case.epilogue else {}
+    named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     ours = measured.tritile_us
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
@@ -122,6 +131,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     }
     return {
         **named,
+        **({"torch_call": measured.torch_call} if measured.torch_call else {}),
         **{name: _rounded(value) for name, value in numbers.items()},
         "config": measured.config.to_dict(),
         "plan_source": measured.plan_source,
@@ -143,7 +153,7 @@ def case_of(line: Mapping[str, Any]) -> Case:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_CASE_FIELDS)}")
     found = {name: line.get(name) for name in _CASE_FIELDS[op]}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-    fields["epilogue"] = line.get("epilogue", "")
+    fields |= {name: line.get(name, "") for name in _LATER_FIELDS}
     return Case(**fields)
 
 

@@ -41,6 +41,7 @@ class Summary:
 def sizes_label(line: Result) -> str:
     """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one.
 
+    Of groups, how many, and what they share how: "64 even groups of (8192)x2048x4096".
     Of a permutation the shape of x, and the order of its dimensions if not just the last two are exchanged.
     """
     if line["op"] == "permute":
@@ -48,6 +49,9 @@ def sizes_label(line: Result) -> str:
         axes = list(range(len(dims)))
         plain = dims == [*axes[:-2], *reversed(axes[-2:])]
         return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
+    if line["op"] == "grouped":
+        sizes = "x".join(f"({line[s]})" if s == line["ragged"] else str(line[s]) for s in ("m", "n", "k"))
+        return f"{line['batch']} {line['load']} groups of {sizes}"
     batch = [line["batch"]] if line.get("batch", 1) > 1 else []
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 

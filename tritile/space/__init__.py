@@ -10,11 +10,12 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
 from tritile.problem import MatmulProblem, Tiled
-from tritile.space import descriptor, packed, quantized, quantized_tma, tile, warpgroups
+from tritile.space import descriptor, grouped, packed, quantized, quantized_tma, tile, warpgroups
 
 # Families of each operation. A module has CONFIGS, `illegal` and `pointless`.
 _MODULES: Final[dict[str, tuple[Any, ...]]] = {
     "matmul": (tile, descriptor, warpgroups),
+    "grouped": (tile, grouped),
     "permute": (tile, packed),
     "linear_quantized": (quantized, quantized_tma),
 }

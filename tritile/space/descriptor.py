@@ -33,10 +33,10 @@ def reachable(problem: MatmulProblem) -> str | None:
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
-    tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     fused = epilogue_of(problem.epilogue)
     # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
-    size = 4 if "full" in (fused.bias, fused.residual) else ITEMSIZE[problem.out_dtype]
+    size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
     stored = part if config["PERSISTENT"] and problem.out_align == 16 else 0
     return tile * config.num_stages + stored
@@ -73,8 +73,10 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
         return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
     if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     if config["SPLIT_K"] > 1:
+        if problem.rights > 1:
+            return "tiles of gated products are not shared: SPLIT_K must be 1"
         if config["PERSISTENT"]:
             return "SPLIT_K and PERSISTENT exclude each other"
         if config["SUBTILES"] > 1:
@@ -131,7 +133,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
         return True
     if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > 4 * device.processors:
         return True  # there are tiles enough
-    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    stage = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
     least = least_blocks(problem) | {"BLOCK_K": 128}

@@ -6,15 +6,16 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import FP8_DTYPES, Known, MatmulProblem, PermuteProblem
+from tritile.problem import FP8_DTYPES, PermuteProblem, Product
 from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
 NAME: Final = "tile"
 PARAMETERS: Final = {
     "matmul": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
+    "grouped": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
     "permute": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
 }
-_MAX_BLOCK: Final = {"matmul": 256, "permute": 4096}
+_MAX_BLOCK: Final = {"matmul": 256, "grouped": 256, "permute": 4096}
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 MAX_MOVED_WORDS: Final = 64  # the same of a tile that is only moved, each with an address of its own
 _REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
@@ -23,17 +24,17 @@ MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is unrolled whole, 
 PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
 
 
-def uses_tensor_cores(problem: MatmulProblem) -> bool:
+def uses_tensor_cores(problem: Product) -> bool:
     """Whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
     return problem.dtype != "float64" and (problem.dtype != "float32" or problem.precision != "ieee")
 
 
-def accumulator_bytes(problem: MatmulProblem) -> int:
+def accumulator_bytes(problem: Product) -> int:
     """Bytes of one accumulated element."""
     return 8 if problem.dtype == "float64" else 4
 
 
-def shared_bytes(config: Config, problem: Known, device: Device) -> int:
+def shared_bytes(config: Config, problem: Product | PermuteProblem, device: Device) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
@@ -44,34 +45,36 @@ def shared_bytes(config: Config, problem: Known, device: Device) -> int:
     held = warpgroup_mma(config, problem, device)
     stages = max(1, config.num_stages if held else config.num_stages - 1)
     k_bytes = config["BLOCK_K"] * problem.itemsize
-    operands = ((config["BLOCK_M"], problem.a_align), (config["BLOCK_N"], problem.b_align))
+    columns = config["BLOCK_N"] * problem.rights
+    operands = ((config["BLOCK_M"], problem.a_align), (columns, problem.b_align))
     # Copies of under 4 bytes are not asynchronous, and so not pipelined.
     return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
 
 
-def warpgroup_mma(config: Config, problem: MatmulProblem, device: Device) -> bool:
+def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
     """Whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
     whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
     return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
 
 
-def accumulator_words(config: Config, problem: MatmulProblem, device: Device) -> int:
+def accumulator_words(config: Config, problem: Product, device: Device) -> int:
     """32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)
-    sums = 2 if problem.block_scales or apart else 1
+    sums = 2 if problem.block_scales or apart else problem.rights
     return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 
-def loads_per_thread(config: Config, problem: MatmulProblem, device: Device) -> float:
+def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
     """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
-    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
+    size = problem.itemsize
     loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
     return float(loads / (config.num_warps * device.warp_size))
 
 
-def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+def _illegal_product(config: Config, problem: Product, device: Device) -> str | None:
     if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
         return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
     for name, least in least_blocks(problem).items():
@@ -81,8 +84,10 @@ def _illegal_matmul(config: Config, problem: MatmulProblem, device: Device) -> s
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
-    if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+    if promotes_late(config, problem) or (
+        problem.promoted and config["BLOCK_K"] > 64 and not warpgroup_mma(config, problem, device)
+    ):  # a block that is summed apart is in registers whole
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:
@@ -115,7 +120,7 @@ def held_words(config: Config, problem: PermuteProblem, device: Device) -> float
     return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
-def launch_fault(config: Config, problem: Known, device: Device) -> str | None:
+def launch_fault(config: Config, problem: Product | PermuteProblem, device: Device) -> str | None:
     """What is wrong with a config's blocks, warps, stages or shared memory."""
     reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
     if reason is not None:
@@ -140,14 +145,14 @@ def moved_fault(config: Config, problem: PermuteProblem, device: Device, words: 
     return None
 
 
-def illegal(config: Config, problem: Known, device: Device) -> str | None:
+def illegal(config: Config, problem: Product | PermuteProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
     reason = launch_fault(config, problem, device)
     if reason is not None:
         return reason
-    if isinstance(problem, MatmulProblem):
-        return _illegal_matmul(config, problem, device)
-    return moved_fault(config, problem, device, held_words(config, problem, device))
+    if isinstance(problem, PermuteProblem):
+        return moved_fault(config, problem, device, held_words(config, problem, device))
+    return _illegal_product(config, problem, device)
 
 
 def _matmul_configs() -> Iterator[Config]:
@@ -155,6 +160,13 @@ def _matmul_configs() -> Iterator[Config]:
     for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
         kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
         yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
+
+
+def _grouped_configs() -> Iterator[Config]:
+    """Those of products, in bands, as groups have several tiles or the order does not matter."""
+    for config in _matmul_configs():
+        if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
+            yield config
 
 
 def _permute_configs() -> Iterator[Config]:
@@ -172,11 +184,12 @@ def in_place(problem: PermuteProblem) -> Config:
 
 CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
     "matmul": tuple(_matmul_configs()),
+    "grouped": tuple(_grouped_configs()),
     "permute": tuple(_permute_configs()),
 }
 
 
-def pointless(config: Config, problem: Known, device: Device) -> bool:
+def pointless(config: Config, problem: Product | PermuteProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True

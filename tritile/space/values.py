@@ -1,7 +1,7 @@
 """What configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.config import Config
-from tritile.problem import Known, MatmulProblem
+from tritile.problem import GroupedProblem, PermuteProblem, Product
 from tritile.problem.parts import promoted_every
 
 
@@ -20,26 +20,28 @@ def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | Non
     return None
 
 
-def least_blocks(problem: MatmulProblem) -> dict[str, int]:
+def least_blocks(problem: Product) -> dict[str, int]:
     """The smallest blocks that tl.dot takes."""
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
 
 
-def promotes_late(config: Config, problem: MatmulProblem) -> bool:
+def promotes_late(config: Config, problem: Product) -> bool:
     """Whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
     return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
 
 
-def order_fault(config: Config, problem: Known) -> bool:
+def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
     """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
+    if isinstance(problem, GroupedProblem):
+        return False  # in bands, as groups may or may not have several rows of tiles
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
     if config["GROUP_M"] > 1 and not matters:
         return True
     # A product reads its operands again and again: bands never hurt.
-    return config["GROUP_M"] == 1 and matters and isinstance(problem, MatmulProblem)
+    return config["GROUP_M"] == 1 and matters and not isinstance(problem, PermuteProblem)
 
 
-def oversized(config: Config, problem: MatmulProblem, least: dict[str, int]) -> bool:
+def oversized(config: Config, problem: Product, least: dict[str, int]) -> bool:
     """Whether a block is twice as large as the problem, or more, though it could be halved."""
     blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
     return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

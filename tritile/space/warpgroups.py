@@ -66,12 +66,14 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
     if problem.totals and not problem.promoted and SCALE_K % config["BLOCK_K"]:
         return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
+    if problem.rights > 1:
+        return "gated products are made by tile and descriptor"
     reason = _values_fault(config) or reachable(problem)
     if reason is not None:
         return reason
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
     if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is more than tensor cores may add up of parts"
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     # A total takes as many again, but is only added to, and wants no room beside it.
     if words > REGISTERS[config["CONSUMERS"]] - 56 or (
         problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - 32

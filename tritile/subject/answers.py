@@ -11,8 +11,10 @@ from tritile.errors import TuningError
 from tritile.measure.timing import Run
 from tritile.problem import REAL_DTYPE
 from tritile.problem.checks import THREE
+from tritile.subject.groups import grouped_error
 from tritile.subject.operands import matrix, poison, weight_rows
-from tritile.views import Call, MatmulCall, PermuteCall, QuantizedCall
+from tritile.subject.scales import applied
+from tritile.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 
 _CHECKED_ROWS = 256
 _SLAB = 8192  # rows of a weight that are unpacked at once
@@ -31,40 +33,52 @@ def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
 def matmul_error(call: MatmulCall) -> float:
     """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
 
-    What is fused is done to a b in float64.
+    What is fused is done to a b in float64, and scales within the sum are applied to a and b.
     """
     batch, fused = call.problem.batch, call.fused
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if call.scales is not None:
+        a, b = (tensor.unsqueeze(0) for tensor in applied(call, torch.float64))
+    up = None if call.up is None else matrix(call.up, batch)
     if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
         return math.inf
     wide = _wider(out, torch.float64)
     rows, worst, norm = _sampled(call.a.shape[0]), 0.0, 0.0
     for i in range(0, batch, max(1, batch // 8)):
-        sums = a[i][rows].to(wide) @ b[i].to(wide)
+        left, right = a[i][rows].to(wide), b[i].to(wide)
+        if fused.zero_a is not None:
+            left = left - matrix(fused.zero_a, 1)[0][rows, :1].to(wide)
+        if fused.zero_b is not None:
+            right = right - matrix(fused.zero_b, 1)[0][:1].to(wide)
+        sums, second = left @ right, None if up is None else left @ up[i].to(wide)
         with_rows = [None if side is None else side[i][rows] for side in sides]
-        wanted = finished(sums, with_rows, fused.activation, fused.alpha, fused.beta)
+        wanted = finished(sums, with_rows, fused.activation, fused.alpha, fused.beta, second)
         worst += float((out[i][rows].to(wide) - wanted).abs().square().sum())
         norm += float(wanted.abs().square().sum())
     return math.sqrt(worst / norm) if norm else float(worst > 0)
 
 
-def allowed_error(call: MatmulCall) -> float:
-    """How large `matmul_error` may be: rounding of the result, and of K terms summed in fp32.
+def allowed_error(call: MatmulCall | GroupedCall) -> float:
+    """How large the error of a product may be: rounding of the result, and of K terms summed in fp32.
 
     Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
     by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
-    bits of each input, cut and not rounded. An activation leaves less than half of what it is given, and of
-    its error up to 1.13 times. A part of a complex number is a sum of 2 K products, or, by three real
-    products, made of sums that together are up to four times as large as it.
+    bits of each input, rounded. An activation leaves less than half of what it is given, and of
+    its error up to 1.13 times; a gated product has the errors of both factors. A part of a complex number is
+    a sum of 2 K products, or, by three real products, made of sums that together are
+    up to four times as large as it. What is fused rounds three times more, in the type of sums.
     """
     real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
     dtype, out_dtype = real or call.dtype, real or call.out_dtype
     k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
-    inputs = 2e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
-    spared = 0.4 if call.fused.activation else 1.0
-    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared
+    inputs = 1e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
+    what = call.fused if isinstance(call, MatmulCall) else UNFUSED
+    spared = 0.4 if what.activation else 1.0
+    gate = summing + inputs if what.gated else 0.0
+    fused = (4e-16 if dtype == "float64" else 2e-7) if what != UNFUSED else 0.0
+    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
 
 
 def start() -> None:
@@ -106,11 +120,13 @@ def allowed_quantized_error(call: QuantizedCall) -> float:
 
 _ERRORS: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": matmul_error,
+    "grouped": grouped_error,
     "permute": _copy_error,
     "linear_quantized": quantized_error,
 }
 _ALLOWED: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": allowed_error,
+    "grouped": allowed_error,
     "permute": _nothing,
     "linear_quantized": allowed_quantized_error,
 }

@@ -10,9 +10,17 @@ import torch
 from tritile.device import Device
 from tritile.errors import TuningError
 from tritile.measure.timing import Run, copies_wanted
-from tritile.problem import ITEMSIZE, MatmulProblem, PermuteProblem, QuantizedProblem, Tiled
+from tritile.problem import (
+    ITEMSIZE,
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    ends_of,
+)
 from tritile.quantized import meaning
-from tritile.views import Call, QuantizedCall, View, posed
+from tritile.views import Call, GroupedCall, QuantizedCall, View, posed
 
 _GUARD = 4096  # elements on either side of a guarded output
 _LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
@@ -55,7 +63,18 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
         return make
 
-    return [_tamed(posed(problem, take(turn))) for turn in range(count)]
+    return [shared(_tamed(posed(problem, take(turn)))) for turn in range(count)]
+
+
+def shared(call: Call, load: str = "skewed") -> Call:
+    """The call, where groups of this load end written into its offsets, if it has any.
+
+    Loads are those of `tritile.problem.ends_of`.
+    """
+    if isinstance(call, GroupedCall) and call.offs is not None:
+        total = call.a.shape[0 if call.ragged == "m" else 1]
+        call.offs.copy_(torch.tensor(ends_of(load, call.groups, total), dtype=torch.int32))
+    return call
 
 
 def run_of(launch: Any) -> Run:
@@ -113,7 +132,7 @@ class Guarded:
             self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
             return memory[_GUARD : _GUARD + elements]
 
-        self.call = _tamed(posed(problem, make))
+        self.call = shared(_tamed(posed(problem, make)))
 
     def check(self) -> None:
         """Raises TuningError where a guard was written."""
@@ -155,6 +174,15 @@ def _larger_product(problem: MatmulProblem) -> MatmulProblem:
     return replace(problem, m=_more(problem.m), n=_more(problem.n))
 
 
+def _ragged_groups(problem: GroupedProblem) -> GroupedProblem:
+    k = _less(problem.k, _LARGEST if problem.ragged == "k" else problem.k)
+    return replace(problem, groups=min(problem.groups, 5), m=_less(problem.m), n=_less(problem.n), k=k)
+
+
+def _larger_groups(problem: GroupedProblem) -> GroupedProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
 def _ragged_permute(problem: PermuteProblem) -> PermuteProblem:
     return _resized(problem, [_less(size) for size in problem.shape])
 
@@ -176,11 +204,13 @@ def _larger_quantized(problem: QuantizedProblem) -> QuantizedProblem:
 Sibling = Callable[[Any], Tiled]
 _RAGGED: Final[dict[str, Sibling]] = {
     "matmul": _ragged_product,
+    "grouped": _ragged_groups,
     "permute": _ragged_permute,
     "linear_quantized": _ragged_quantized,
 }
 _LARGER: Final[dict[str, Sibling]] = {
     "matmul": _larger_product,
+    "grouped": _larger_groups,
     "permute": _larger_permute,
     "linear_quantized": _larger_quantized,
 }

@@ -2,12 +2,15 @@
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
 `dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
-writes them; left out: none) and sizes. Sizes of op "matmul" are
-one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with
-`nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says which of
-the dimensions comes at each place, for each shape or once for all (left out: the last two are exchanged).
+writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
+"matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
+with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says
+which of the dimensions comes at each place, for each shape or once for all (left out: the last two are
+exchanged).
 Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
 bits and group size, as "int4/128", and with zero points "int4/128 zeros".
+Those of op "grouped" are `gmnk = [[groups, m, n, k]]`, its `ragged` says which of m and k groups share, and
+its `loads` how (`tritile.problem.ends_of`).
 """
 
 import itertools
@@ -15,7 +18,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +26,17 @@ from tritile.errors import InvalidValueError
 from tritile.problem import (
     ACTIVATION_DTYPES,
     ITEMSIZE,
-    REAL_DTYPE,
+    PRECISIONS_OF,
+    GroupedProblem,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
     Tiled,
     alignment,
 )
+from tritile.tune import loads
 
-OPS: Final = ("matmul", "permute", "linear_quantized")
+OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
     "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
@@ -39,15 +44,29 @@ PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
 
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
-_SIZE_KEYS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # numbers in an item
+_SIZE_KEYS: Final = {
+    "squares": 1,
+    "mnk": 3,
+    "bmnk": 4,
+    "gmnk": 4,
+    "m": 1,
+    "nk": 2,
+    "shapes": 0,
+}  # numbers in an item
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
+    "grouped": ({"gmnk"},),
     "permute": ({"shapes"},),
     "linear_quantized": ({"squares"}, {"mnk"}, {"m", "nk"}),
 }
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
+_FORMS: Final = {
+    "matmul": ("MxNxK or BxMxNxK", (3, 4)), "grouped": ("GxMxNxK", (4,)), "permute": ("MxN or BxMxN", (2, 3)),
+    "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
+}  # fmt: skip
 _OTHER_KEYS: Final = {
-    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues"},
+    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues", "block_scales"},
+    "grouped": {"op", "dtypes", "layouts", "precisions", "ragged", "loads"},
     "permute": {"op", "dtypes", "dims"},
     "linear_quantized": {"op", "dtypes", "weights"},
 }
@@ -65,7 +84,8 @@ class Case:
     A "matmul" is `batch` products of m x k by k x n; the letters of its layout are those of a and b: N
     is stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves
     dimension `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind
-    that its layout names: "int4/128". Operands are contiguous.
+    that its layout names: "int4/128". A "grouped" is of `batch` groups, which share m or k, the
+    one that `ragged` names, by `load`. Operands are contiguous.
     Raises InvalidValueError where a field does not fit its op.
     """
 
@@ -81,22 +101,32 @@ class Case:
     shape: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     epilogue: str = ""
+    ragged: str = ""
+    load: str = ""
+    block_scales: str = ""
 
     def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision, self.epilogue)
-        self._check(all(isinstance(word, str) for word in words), "words as text")
+        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
+        texts = (*words, self.epilogue, self.block_scales, self.ragged, self.load)
+        self._check(all(isinstance(text, str) for text in texts), "words as text")
         self._check(
             isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
         )
         numbers = (self.batch, self.m, self.n, self.k, *self.shape, *self.dims)
         self._check(all(type(number) is int for number in numbers), "sizes as whole numbers")
         self._check(self.op in OPS, f"an op of {', '.join(OPS)}")
-        if self.op == "matmul":
+        if self.op in ("matmul", "grouped"):
             self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
+        if self.op != "grouped":
+            self._check(not self.ragged and not self.load, "a ragged size and a load of groups only")
+        if self.op == "grouped":
+            wanted = loads.fault(self)
+            self._check(wanted is None, wanted or "")
+        elif self.op == "matmul":
             self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
             self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
-            chooses = self.dtype == "float32" or self.dtype in REAL_DTYPE
-            self._check(self.precision == "ieee" or chooses, "a precision for float32 or complex only")
+            allowed = PRECISIONS_OF.get(self.dtype, ("ieee",))
+            self._check(self.precision in allowed, f"a precision of {', '.join(allowed)}")
         elif self.op == "linear_quantized":
             self._check(
                 _WEIGHT.fullmatch(self.layout) is not None, 'a layout as "int4/128", or with " zeros"'
@@ -106,8 +136,9 @@ class Case:
             self._check(others == (1, "ieee", (), ()), "m, n and k only")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
-            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision, self.epilogue)
-            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee", ""), "shape and dims only")
+            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
+            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
+            self._check(self.epilogue == self.block_scales == "", "shape and dims only")
             self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
             axes = list(range(len(self.shape)))
             self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
@@ -143,7 +174,11 @@ class Case:
             out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
             precision=self.precision,
             epilogue=self.epilogue,
+            block_scales=self.block_scales,
         )
+
+    def _grouped(self) -> GroupedProblem:
+        return loads.problem_of(self)
 
     def _linear_quantized(self) -> QuantizedProblem:
         found = _WEIGHT.fullmatch(self.layout)
@@ -178,13 +213,15 @@ def _sized_case(
     layout: str = "NN",
     precision: str = "ieee",
     epilogue: str = "",
+    block_scales: str = "",
 ) -> Case:
     """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
         return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
     batch, m, n, k = (1, *sizes)[-4:]
-    return Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
+    sized = Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
+    return replace(sized, block_scales=block_scales) if block_scales else sized
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -242,9 +279,16 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     if op == "permute":
         return _permutes(suite, entry, sizes, dtypes)
     precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
+    if op == "grouped":
+        layouts, ragged, how = (_listed(entry, key, str) for key in ("layouts", "ragged", "loads"))
+        return [
+            loads.case_of(Case, suite, *words)
+            for words in itertools.product(sizes, dtypes, layouts, precisions, ragged, how)
+        ]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
+    scales = _listed(entry, "block_scales", str) if "block_scales" in entry else [""]
     layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
-    ways = itertools.product(dtypes, layouts, precisions, epilogues, sizes)
+    ways = itertools.product(dtypes, layouts, precisions, epilogues, scales, sizes)
     return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
 
 
@@ -298,14 +342,18 @@ def parse_shape(
 ) -> Case:  # fmt: skip
     """The case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
 
-    Layout and precision mean nothing to a permute; a layout of letters is "int4/128" to a "linear_quantized".
-    Raises InvalidValueError if it is not a case.
+    Of op "grouped" GxMxNxK: groups share M by the skewed load. Layout and precision mean nothing to a
+    permute; a layout of letters is "int4/128" to a "linear_quantized". Raises InvalidValueError if it is not
+    a case.
     """
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
     parts = text.lower().split("x")
-    form, counts = ("MxNxK or BxMxNxK", (3, 4)) if op != "permute" else ("MxN or BxMxN", (2, 3))
+    form, counts = _FORMS[op]
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
+    sizes = [int(part) for part in parts]
     layout = "int4/128" if op == "linear_quantized" and layout in MATMUL_LAYOUTS else layout
-    return _sized_case([int(part) for part in parts], suite, op, dtype, layout, precision)
+    if op == "grouped":
+        return loads.case_of(Case, suite, sizes, dtype, layout, precision)
+    return _sized_case(sizes, suite, op, dtype, layout, precision)

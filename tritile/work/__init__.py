@@ -1,4 +1,4 @@
-"""What a call with a config launches: products by tiles or by TMA, with packed weights, and permutations."""
+"""What a call with a config launches: products, also of groups and with packed weights, and permutations."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -8,7 +8,7 @@ from tritile.errors import TuningError
 from tritile.space import descriptor, packed, warpgroups
 from tritile.space.tile import NAME as TILE
 from tritile.views import Call, MatmulCall
-from tritile.work import permute, quantized, tile, tma
+from tritile.work import grouped, permute, quantized, tile, tma
 from tritile.work.lower import joined, lowered
 from tritile.work.values import Work
 
@@ -19,6 +19,7 @@ _MAKERS: Final[dict[str, dict[str, Callable[[Any, Config, int, bool], Work]]]] =
         descriptor.NAME: tma.descriptor_work,
         warpgroups.NAME: tma.warpgroups_work,
     },
+    "grouped": {TILE: grouped.tile_work, descriptor.NAME: grouped.descriptor_work},
     "permute": dict.fromkeys(
         (TILE, packed.NAME), lambda call, config, processors, early: permute.work(call, config, early)
     ),

@@ -33,6 +33,11 @@ def extra(call: MatmulCall | QuantizedCall, rank: int, first: int = 3) -> tuple[
     return (*found, *weights)
 
 
+def up_index(call: MatmulCall) -> int:
+    """The buffer of a gated product's second matrix: behind what is fused."""
+    return 3 + sum(view is not None for view in call.fused.views)
+
+
 def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, int] | None]:
     """Scales within the sum, as `kernels.matmul.block_scale` takes them, and by what they are shared."""
     if call.scales is None:

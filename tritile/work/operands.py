@@ -1,10 +1,12 @@
 """Operands as tensor descriptors see them: where they lie, or in copies whose rows start on 16 bytes."""
 
+import itertools
 from typing import Any, Final, NamedTuple
 
 from tritile.errors import TuningError
 from tritile.kernels.repack import repack
 from tritile.views import MatmulCall, View
+from tritile.work.fused import up_index
 from tritile.work.values import Buffer, Descriptor, Section, Step
 
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
@@ -23,10 +25,10 @@ class Seen(NamedTuple):
     strides: tuple[int, int, int, int]
     transposed: bool
 
-    def descriptor(self, rows: int, columns: int, layout: Any = None) -> Descriptor:
+    def descriptor(self, rows: int, columns: int, layout: Any = None, rounded: bool = False) -> Descriptor:
         """The descriptor for tiles of so many of the operand's own rows and columns."""
         block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
-        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block))
+        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
 
 def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -88,37 +90,44 @@ def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
 
 
 class Inputs(NamedTuple):
-    """Both operands as descriptors see them, the launch that copies what they could not, and where to."""
+    """Operands as descriptors see them, the launches that copy those which they could not, and where to.
+
+    `up`: the second matrix of a gated product; b where there is none.
+    """
 
     a: Seen
     b: Seen
+    up: Seen
     steps: tuple[Step, ...]
     scratch: tuple[Section, ...]
 
 
-def inputs(call: MatmulCall, early: bool) -> Inputs:
-    """Both operands as descriptors can read them, and the launch that copies those which they could not."""
-    seen = [seen_of(call, call.a, 0), seen_of(call, call.b, 1)]
-    copies: list[_Copy | None] = []
-    scratch: list[Section] = []
-    ahead, dtypes = len(call.tensors), (call.dtype, call.b_dtype or call.dtype)
-    for i, view in enumerate((call.a, call.b)):
-        copies.append(
-            None if readable(seen[i], view) else _copy(seen[i], view, dtypes[i], ahead + len(scratch))
-        )
-        copy = copies[-1]
-        if copy is not None:
-            scratch.append(copy.section)
-            seen[i] = copy.seen
-    found = [described(s, call.a.itemsize) for s in seen]
-    made = [copy for copy in copies if copy is not None]
-    if not made:
-        return Inputs(found[0], found[1], (), ())
-    nothing = (*made[0].args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
-    first, second = (copy.args if copy is not None else nothing for copy in copies)
-    gaps = [copy is not None and copy.args[9] != 1 for copy in copies]
-    constants = (16 // call.a.itemsize, *gaps, *_TILE[:2], early)
+def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
+    """The launch that copies one operand, or two."""
+    nothing = (*first.args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
+    gaps = [copy is not None and copy.args[9] != 1 for copy in (first, second)]
+    constants = (16 // itemsize, *gaps, *_TILE[:2], early)
+    tiles = first.tiles + (second.tiles if second else 0)
     options = {"num_warps": _TILE[2], "launch_pdl": early}
-    grid = (sum(copy.tiles for copy in made), 1, 1)
-    step = Step(repack, grid, (*first, *second, *constants), options)
-    return Inputs(found[0], found[1], (step,), tuple(scratch))
+    return Step(
+        repack, (tiles, 1, 1), (*first.args, *(second.args if second else nothing), *constants), options
+    )
+
+
+def inputs(call: MatmulCall, early: bool) -> Inputs:
+    """Operands as descriptors can read them, and the launches that copy those which they could not."""
+    b_dtype = call.b_dtype or call.dtype
+    views = [(call.a, call.dtype, 0), (call.b, b_dtype, 1)]
+    if call.up is not None:
+        views.append((call.up, b_dtype, up_index(call)))
+    found: list[Seen] = []
+    copies: list[_Copy] = []
+    for view, dtype, index in views:
+        seen = seen_of(call, view, index)
+        if not readable(seen, view):
+            copies.append(_copy(seen, view, dtype, len(call.tensors) + len(copies)))
+            seen = copies[-1].seen
+        found.append(described(seen, view.itemsize))
+    pairs = itertools.zip_longest(copies[::2], copies[1::2])
+    steps = tuple(_copying(one, other, call.a.itemsize, early) for one, other in pairs)
+    return Inputs(found[0], found[1], found[-1], steps, tuple(copy.section for copy in copies))

@@ -5,9 +5,10 @@ from math import prod
 from typing import Any, Final
 
 from tritile.config import Config
+from tritile.kernels.gated import gated_tile
 from tritile.kernels.matmul import matmul_tile
 from tritile.views import MatmulCall, View
-from tritile.work.fused import block_scales, extra, verdict
+from tritile.work.fused import block_scales, extra, up_index, verdict
 from tritile.work.sums import in_parts, input_precision
 from tritile.work.values import Buffer, Step, Work
 
@@ -45,6 +46,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
     scales, shared = block_scales(call)
     word, verdicts = verdict(call)
+    spans = [view.span for view in (a, b, out, call.up) if view is not None]
     exact = call.dtype == "float32" and call.precision == "ieee"
     return {
         "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2),
@@ -58,9 +60,21 @@ def _args(call: MatmulCall) -> dict[str, Any]:
         "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "WIDE": max(a.span, b.span, out.span, m, n, k, prod(batch_shape)) >= WIDE_FROM,
+        "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
         "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
         "verdict_ptr": word, "VERDICTS": verdicts,
+    }  # fmt: skip
+
+
+def _up_args(call: MatmulCall) -> dict[str, Any]:
+    """The same that `gated_tile` takes besides."""
+    if call.up is None:
+        return {}
+    up = call.up
+    _, up_batch = _batch(call.batch_shape, up)
+    return {
+        "up_ptr": Buffer(up_index(call)), "stride_uk": up.strides[0], "stride_un": up.strides[1],
+        "up_batch_strides": up_batch, "ALIGN_UP": _units(up),
     }  # fmt: skip
 
 
@@ -83,8 +97,9 @@ def options(config: Config) -> dict[str, Any]:
 
 def work(call: MatmulCall, config: Config) -> Work:
     """What launches a product with a config of the tile family."""
-    values = _args(call) | dict(config.kwargs)
+    values = _args(call) | _up_args(call) | dict(config.kwargs)
+    kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)
     tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
-    args = tuple(values[name] for name in matmul_tile.arg_names)
-    return Work((Step(matmul_tile, grid(tiles, values["batch"]), args, options(config)),))
+    args = tuple(values[name] for name in kernel.arg_names)
+    return Work((Step(kernel, grid(tiles, values["batch"]), args, options(config)),))

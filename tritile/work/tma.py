@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from tritile.config import Config
 from tritile.errors import TuningError
 from tritile.kernels.descriptor import matmul_descriptor
+from tritile.kernels.gated import gated_descriptor
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.space import warpgroups
 from tritile.views import MatmulCall
@@ -74,6 +75,8 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     Raises TuningError where no descriptor can see the operands.
     """
     _checked(call)
+    if call.up is not None:
+        return _gated_work(call, config, processors, early)
     read, out = inputs(call, early), _output(call)
     m, n, k, batch, inner = _sizes(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -91,9 +94,10 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     grid, flat = _grid(call, config, split, processors)
     scales, shared = block_scales(call)
     word, verdicts = verdict(call)
+    rounded = call.precision == "tf32"
     args = (
-        read.a.descriptor(block_m, block_k),
-        read.b.descriptor(block_k, block_n),
+        read.a.descriptor(block_m, block_k, rounded=rounded),
+        read.b.descriptor(block_k, block_n, rounded=rounded),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
         not read.a.transposed, not read.b.transposed, by_descriptor, input_precision(call), early,
@@ -104,6 +108,26 @@ def descriptor_work(call: MatmulCall, config: Config, processors: int, early: bo
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
     step = Step(matmul_descriptor, grid, args, options)
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
+
+
+def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """The same of a gated product, whose tiles no programs share."""
+    read, out = inputs(call, early), _output(call)
+    m, n, k, batch, inner = _sizes(call)
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    grid, flat = _grid(call, config, 1, processors)
+    args = (
+        read.a.descriptor(block_m, block_k),
+        read.b.descriptor(block_k, block_n),
+        read.up.descriptor(block_k, block_n),
+        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
+        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
+        not read.a.transposed, not read.b.transposed, not read.up.transposed, out.by_descriptor,
+        call.precision, early, flat, batch > 1, call.fused.epilogue.constants,
+        block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], config["SUBTILES"],
+    )  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
+    return Work((*read.steps, Step(gated_descriptor, grid, args, options)), read.scratch)
 
 
 _GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}

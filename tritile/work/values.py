@@ -12,7 +12,8 @@ class Buffer(NamedTuple):
 class Descriptor(NamedTuple):
     """A kernel's tensor descriptor argument: a buffer with this shape, strides (elements) and block.
 
-    `layout` is that of a tile in shared memory for kernels written in Gluon, None for others.
+    `layout` is that of a tile in shared memory for kernels written in Gluon, None for others. `rounded`:
+    fp32 is rounded to TF32 on its way to shared memory, where tensor cores would cut it.
     """
 
     buffer: int
@@ -20,6 +21,7 @@ class Descriptor(NamedTuple):
     strides: tuple[int, ...]
     block: tuple[int, ...]
     layout: Any = None
+    rounded: bool = False
 
 
 class Section(NamedTuple):
@@ -43,8 +45,10 @@ class Work(NamedTuple):
 
     Their buffers are, in order: the call's tensors, the workspaces, and, where `counters` is above 0, that
     many int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
+    `main` is the step that makes the product, or moves the elements.
     """
 
     steps: tuple[Step, ...]
     scratch: tuple[Section, ...] = ()
     counters: int = 0
+    main: int = -1

@@ -9,7 +9,7 @@ from tritile import device as devices
 from tritile.config import Config
 from tritile.device import Device
 from tritile.model.matmul import peak_tflops
-from tritile.problem import MatmulProblem, Problem
+from tritile.problem import MatmulProblem, PermuteProblem, Problem
 from tritile.report.results import HOST, PEERS, Result, case_of, latest
 from tritile.report.summary import Summary, dtype_label, sizes_label, summary
 
@@ -81,7 +81,7 @@ def _row(line: Result, number: int) -> Row:
     }
     for peer in PEERS:
         row |= {f"{peer}_us": line.get(f"{peer}_us"), peer: line.get(f"ratio_{peer}")}
-    if isinstance(problem, MatmulProblem):
+    if not isinstance(problem, PermuteProblem):
         return row | {"tflops": line["tflops"], "intensity": problem.flops / problem.bytes}
     return row | {"gbps": line["gbps"], "copy_gbps": line.get("copy_gbps")}
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import MatmulProblem, Problem
+from tritile.problem import GroupedProblem, MatmulProblem, Problem
 from tritile.report import recorded
 from tritile.report.page.rows import Row
 from tritile.store import Store
@@ -44,7 +44,7 @@ def _us(trial: Trial) -> float:
 def _facets(problem: Problem) -> Row:
     """What a problem itself tells of its facets, where no result posed it."""
     facets: Row = {"op": [problem.op], "suite": [], "dtype": [], "layout": []}
-    if isinstance(problem, MatmulProblem):
+    if isinstance(problem, MatmulProblem | GroupedProblem):
         precision = f" {problem.precision}" if problem.precision != "ieee" else ""
         layout = _LETTERS[problem.a_layout] + _LETTERS[problem.b_layout]
         return facets | {"dtype": [problem.dtype + precision], "layout": [layout]}

@@ -168,7 +168,7 @@ def tiling_of(
     if resident is not None and resident < 1:
         raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each processor")
     work = _launched(problem, config, device)
-    step = work.steps[-1]
+    step = work.steps[work.main]
     values: dict[str, Any] = dict(zip(step.kernel.arg_names, step.args, strict=True))
     lanes, high = 1, problem.m
     if config.family == packed.NAME:  # tiles of whole words, along m

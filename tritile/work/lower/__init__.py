@@ -10,7 +10,7 @@ from typing import Any
 
 from tritile.problem import REAL_DTYPE
 from tritile.views import MatmulCall
-from tritile.work.lower import complexes, fp16x3
+from tritile.work.lower import complexes, fp16x3, ozaki, zeros
 from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Descriptor, Work
 
@@ -24,8 +24,12 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
     """
     if call.dtype in REAL_DTYPE:
         return complexes.lowered(call, early)
+    if zeros.wanted(call):
+        return zeros.lowered(call, early)
     if call.problem.in_parts:
         return Lowered(*fp16x3.steps_of(call, early))
+    if call.precision == "ozaki":
+        return ozaki.lowered(call)
     return None
 
 
@@ -42,11 +46,18 @@ def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
     tensors = call.tensors
     # The call may itself be the core of another: what its tensors name are buffers of that one.
     given = {id(tensor): index for index, tensor in enumerate(tensors)}
-    places = [given.get(id(tensor), getattr(tensor, "buffer", -1)) for tensor in parts.core.tensors]
+    places = [
+        # One tensor may be two operands, and another time not: each stays in its place.
+        i
+        if tensor is next(iter(tensors[i : i + 1]), None)
+        else given.get(id(tensor), getattr(tensor, "buffer", -1))
+        for i, tensor in enumerate(parts.core.tensors)
+    ]
     beyond = len(tensors) + len(parts.scratch) - len(places)
 
     def number(buffer: int) -> int:
         return places[buffer] if buffer < len(places) else buffer + beyond
 
     steps = [step._replace(args=_renumbered(step.args, number)) for step in core.steps]
-    return Work((*parts.before, *steps, *parts.after), (*parts.scratch, *core.scratch), core.counters)
+    scratch, main = (*parts.scratch, *core.scratch), core.main - len(parts.after)
+    return Work((*parts.before, *steps, *parts.after), scratch, core.counters, main)

@@ -18,8 +18,7 @@ from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Section, Step
 
 _TENSORS: Final = 3  # a, b and out: workspaces are numbered behind them
-_ROW_BYTES: Final = 128  # rows of a workspace start on this many bytes
-_TILE: Final = (16, 64, 4)  # rows and columns of a tile of complex numbers, and its warps
+_TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
 _RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
 
 Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element: rows of them
@@ -50,8 +49,8 @@ class _Call:
         return Placed(_TENSORS + len(self.scratch) - 1, self.real)
 
     def row(self, columns: int) -> int:
-        """The length of a row of a workspace."""
-        line = _ROW_BYTES // self.size
+        """The length of a row of a workspace: whole units of 16 bytes, of 128 where that adds little."""
+        line = (128 if columns * self.size >= 1024 else 16) // self.size
         return -(-columns // line) * line
 
     def batched(self, view: View, whole: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -70,7 +69,7 @@ class _Call:
     def step(self, kernel: Any, view: View, args: dict[str, Any]) -> Step:
         """A launch over tiles of complex matrices that lie as `view` tells."""
         rows, columns = view.shape
-        batch = prod(args["batch_shape"])
+        batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
         args |= {
             "rows": rows, "columns": columns, "batch": batch,
             "DENSE": view.strides[1] == 1 or columns == 1, "WIDE": batch >= tile.WIDE_FROM,
@@ -78,9 +77,9 @@ class _Call:
             "ALIGN_ROWS": tile.unit(2 * view.strides[0], self.size),
             "ALIGN_BATCH": tile.least_unit(args["batch_strides"], self.size),
             "ALIGN_SCRATCH": 16 // self.size,
-            "BLOCK_R": _TILE[0], "BLOCK_C": _TILE[1], "WAIT": self.early,
+            "BLOCK_R": _TILE[0], "BLOCK_C": block, "WAIT": self.early,
         }  # fmt: skip
-        tiles = -(-rows // _TILE[0]) * -(-columns // _TILE[1])
+        tiles = -(-rows // _TILE[0]) * -(-columns // block)
         options = {"num_warps": _TILE[2], "launch_pdl": self.early}
         return Step(kernel, tile.grid(tiles, batch), tuple(args[name] for name in kernel.arg_names), options)
 

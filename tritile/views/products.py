@@ -1,4 +1,4 @@
-"""A call reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
+"""Products reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,12 +10,10 @@ from tritile.problem import (
     ITEMSIZE,
     REAL_DTYPE,
     SIDES,
+    TURNED,
     Epilogue,
     MatmulProblem,
     Operand,
-    PermuteProblem,
-    QuantizedProblem,
-    Tiled,
     alignment,
     epilogue_of,
 )
@@ -95,7 +93,8 @@ def spread(view: View | None) -> str:
 class Fused:
     """What is done to a call's sums before they are stored: see `tritile.problem.Epilogue`.
 
-    Operands are stretched to the size of the result, with strides of 0.
+    Operands are stretched to the size of the result, with strides of 0. Where there are zero points, sums of
+    rows of a and of columns of b come to kernels with them (see `tritile.work.lower.zeros`).
     """
 
     scale_a: View | None = None
@@ -105,31 +104,39 @@ class Fused:
     activation: str = ""
     alpha: float = 1.0
     beta: float = 1.0
+    bias_up: View | None = None
+    zero_a: View | None = None
+    zero_b: View | None = None
+    sums_a: View | None = None
+    sums_b: View | None = None
+    gated: bool = False
 
     @property
     def views(self) -> tuple[View | None, ...]:
         """The operands, None where there is none."""
-        return (self.scale_a, self.scale_b, self.bias, self.residual)
+        return tuple(getattr(self, name) for name in _VIEWS)
 
     @property
     def epilogue(self) -> Epilogue:
         """What of it decides how it is done."""
         weighted = (self.alpha, self.beta) != (1.0, 1.0)
-        scale_a, scale_b, bias, residual = map(spread, self.views)
-        return Epilogue(scale_a, scale_b, bias, residual, self.activation, weighted)
+        spreads = {name: spread(getattr(self, name)) for name in SIDES}
+        return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
 
     def mapped(self, change: Callable[[View], View]) -> "Fused":
         """The same with every operand changed."""
-        scale_a, scale_b, bias, residual = (view and change(view) for view in self.views)
-        return replace(self, scale_a=scale_a, scale_b=scale_b, bias=bias, residual=residual)
+        changed = (view and change(view) for view in self.views)
+        views: dict[str, Any] = dict(zip(_VIEWS, changed, strict=True))
+        return replace(self, **views)
 
     @property
     def transposed(self) -> "Fused":
         """The same of the product out^T = b^T a^T."""
         turned = self.mapped(lambda view: view.transposed)
-        return replace(turned, scale_a=turned.scale_b, scale_b=turned.scale_a)
+        return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
 
 
+_VIEWS: Final = (*SIDES, "sums_a", "sums_b")
 UNFUSED: Final = Fused()
 
 
@@ -170,7 +177,7 @@ class MatmulCall:
 
     `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
-    `verdict`: None where it is to be made whatever its data are.
+    `verdict`: None where it is to be made whatever its data are. `up`: the second matrix, where gated.
     """
 
     op: ClassVar[str] = "matmul"
@@ -186,6 +193,7 @@ class MatmulCall:
     b_dtype: str = ""
     scales: "BlockScales | None" = None
     verdict: "Verdict | None" = None
+    up: View | None = None
 
     @property
     def problem(self) -> MatmulProblem:
@@ -225,107 +233,26 @@ class MatmulCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, what is fused, scales, the verdict."""
+        """What the kernel's pointers point to: a, b, out, what is fused, up, scales, the verdict."""
         fused = (view.tensor for view in self.fused.views if view is not None)
         scales = (self.scales.a, self.scales.b) if self.scales else ()
         verdict = () if self.verdict is None else (self.verdict.word,)
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *scales, *verdict)
-
-
-@dataclass(frozen=True)
-class PermuteCall:
-    """The copy that `problem` tells of, from x to out, words of `flip` bits inverted.
-
-    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of
-    16 bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
-    exchanged.
-    """
-
-    op: ClassVar[str] = "permute"
-    problem: PermuteProblem
-    x: Any
-    out: Any
-    flip: tuple[int, int] = (0, 0)
-    in_place: bool = False
+        up = () if self.up is None else (self.up.tensor,)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *up, *scales, *verdict)
 
     @property
-    def batch_dims(self) -> tuple[int, ...]:
-        """The dimensions over which tiles are repeated."""
-        problem = self.problem
-        steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
-        return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Their sizes."""
-        return tuple(self.problem.shape[i] for i in self.batch_dims)
-
-    @property
-    def target(self) -> Any:
-        """Which of its tensors is written."""
-        return self.out
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to."""
-        return (self.x, self.out)
-
-
-@dataclass(frozen=True)
-class QuantizedCall:
-    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
-
-    These are laid out as `tritile.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
-    `fused` holds the bias, if any.
-    """
-
-    op: ClassVar[str] = "linear_quantized"
-    batch_shape: ClassVar[tuple[int, ...]] = ()
-    x: View
-    words: Any
-    scales: Any
-    zeros: Any | None
-    out: View
-    dtype: str
-    bits: int
-    group_size: int
-    fused: Fused = UNFUSED
-
-    @property
-    def problem(self) -> QuantizedProblem:
-        """What planning needs to know of this call."""
-        return QuantizedProblem(
-            *self.out.shape,
-            self.x.shape[1],
-            self.dtype,
-            self.bits,
-            self.group_size,
-            self.zeros is not None,
-            self.fused.bias is not None,
-            "row" if self.x.layout == "row" else "strided",
-            self.x.align,
-        )
-
-    @property
-    def target(self) -> Any:
-        """Which of its tensors is written."""
-        return self.out.tensor
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: x, words, scales, zeros and bias if there are, and out."""
-        bias = self.fused.bias and self.fused.bias.tensor
-        sides = (side for side in (self.zeros, bias) if side is not None)
-        return (self.x.tensor, self.words, self.scales, *sides, self.out.tensor)
-
-
-Call = MatmulCall | PermuteCall | QuantizedCall
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        fused = (name for name in SIDES if getattr(self.fused, name) is not None)
+        up = ("up",) if self.up else ()
+        return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
 
 
 Make = Callable[[str, int], Any]
 
 
-def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+    """An operand on memory of its own."""
     batch_stride, *strides = operand.strides
     real = REAL_DTYPE.get(operand.dtype)
     tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
@@ -335,10 +262,13 @@ def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
 
 
 def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
-    """An operand of an epilogue: scales in float32, others in the result's type; full ones, a matrix each."""
+    """An operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
+
+    Full ones are a matrix each.
+    """
     if not how:
         return None
-    dtype = "float32" if name.startswith("scale") else problem.out_dtype
+    dtype = {"scale": "float32", "zero": "int8"}.get(name.partition("_")[0], problem.out_dtype)
     strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
     elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
     each = elements if how == "full" else 0
@@ -350,21 +280,25 @@ def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | Non
 def _fused(problem: MatmulProblem, make: Make) -> Fused:
     """An epilogue's operands, on memory of their own; alpha and beta are halves where they are given."""
     epilogue = epilogue_of(problem.epilogue)
-    a, b, bias, residual = (_side(problem, name, getattr(epilogue, name), make) for name in SIDES)
+    sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
     weight = 0.5 if epilogue.weighted else 1.0
-    return Fused(a, b, bias, residual, epilogue.activation, weight, weight)
+    return Fused(
+        **sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated
+    )  # fmt: skip
 
 
-def _posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
+def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
+    """A call that poses a product."""
     batch = (problem.batch,) if problem.batch > 1 else ()
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
-        _view(operand, size, problem.batch, make)
+        view_of(operand, size, problem.batch, make)
         for operand, size in zip(problem.operands, sizes, strict=True)
     )
     dtypes = (problem.dtype, problem.out_dtype)
     call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
-    return replace(call, b_dtype=problem.b_dtype, scales=_block_scales(problem, make))
+    up = view_of(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
+    return replace(call, b_dtype=problem.b_dtype, up=up, scales=_block_scales(problem, make))
 
 
 def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
@@ -374,36 +308,3 @@ def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
     rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
     a, b = make("float32", rows * blocks), make("float32", blocks * columns)
     return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
-
-
-def _posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
-    kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
-    x, out = (make(kind, lanes * span) for span in problem.spans)
-    return PermuteCall(problem, x, out)
-
-
-def _posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
-    m, n, size = problem.m, problem.n, problem.itemsize
-    x = _view(problem.x, size, 1, make)
-    words, scales = make("int32", prod(problem.words)), make(problem.dtype, prod(problem.scales))
-    zeros = make("int16", prod(problem.scales)) if problem.zero_points else None
-    bias = View(make(problem.dtype, n), (m, n), (0, 1), (), size) if problem.bias else None
-    out = View(make(problem.dtype, m * n), (m, n), (n, 1), (), size)
-    weight = (problem.dtype, problem.bits, problem.group_size)
-    return QuantizedCall(x, words, scales, zeros, out, *weight, Fused(bias=bias))
-
-
-_POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
-    "matmul": _posed_product,
-    "permute": _posed_permute,
-    "linear_quantized": _posed_quantized,
-}
-
-
-def posed(problem: Tiled, make: Make) -> Call:
-    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
-
-    The output is asked for last. A complex number of a product is asked for as two real ones, other elements
-    of 16 bytes as two of int64.
-    """
-    return _POSERS[problem.op](problem, make)

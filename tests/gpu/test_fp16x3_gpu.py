@@ -1,0 +1,212 @@
+"""float32 products of float16 parts on a GPU: errors of every kind of data, and each kernel of the call."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, product64, values
+from tests.simulated import DATA
+from tritile import device as devices
+from tritile import launch, model
+from tritile.config import Config
+from tritile.kernels.verdict import EXTREME, UNFIT
+from tritile.ops.described import described
+from tritile.problem import error_bound
+from tritile.space import illegal
+from tritile.work.lower import lowered
+
+pytestmark = pytest.mark.gpu
+U = 2.0**-24
+EXTREMES = ("NaN", "infinite", "huge", "denormal")
+UNSUITED = ("wide", "graded", "one large", "far out", "one small")
+LAYOUTS = list(itertools.product(("row", "column", "strided", "offset"), repeat=2))
+SHAPES = [
+    ((3, 1, 65, 300), (2, 300, 70)),
+    ((4, 65, 300), (300, 70)),
+    ((300,), (3, 300, 70)),
+    ((65, 300), (300,)),
+    ((1, 1), (1, 1)),
+    ((2, 2, 2, 40, 64), (2, 1, 2, 64, 40)),
+    ((5000, 3), (3, 7)),
+    ((7, 20000), (20000, 5)),
+]
+FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Workspaces and outputs begin as NaN, so that what is not written shows; and the verdict as unfit."""
+    poison_empty(monkeypatch)
+
+
+def posed(name, m, n, k, layouts=("row", "row")):
+    a, b = (values(shape, torch.float32, seed, "cuda") for seed, shape in enumerate(((m, k), (k, n))))
+    a, b = DATA[name](a, b)
+    return placed(a, layouts[0]), placed(b, layouts[1])
+
+
+def assert_bounded(got, a, b, rounding=U):
+    """Within the stated bound where torch's answer is finite; NaN and infinite just where torch's is."""
+    torchs = torch.matmul(a, b)
+    assert torch.equal(got.isnan(), torchs.isnan())
+    assert torch.equal(got.isinf(), torchs.isinf())
+    finite = torchs.isfinite()
+    exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
+    bound = error_bound(a.shape[-1]) * magnitude + rounding * exact.abs() + 2.0**-149
+    worst = ((got.double() - exact).abs() / bound)[finite].max()
+    assert float(worst) <= 1.0
+
+
+def verdict_of(a, b):
+    """What the kernels before the core say of these data."""
+    out = torch.empty(a.shape[0], b.shape[1], device="cuda")
+    call = described(a, b, out, "fp16x3")
+    parts = lowered(call, False)
+    buffers = [
+        *call.tensors,
+        *(torch.empty(s.elements, dtype=getattr(torch, s.dtype), device="cuda") for s in parts.scratch),
+    ]
+    for step in parts.before:
+        args = [launch._bound(value, buffers) for value in step.args]
+        options = {name: value for name, value in step.options.items() if name != "launch_pdl"}
+        step.kernel[step.grid](*args, **options)
+    return int(buffers[parts.core.verdict.word.buffer])
+
+
+@pytest.mark.parametrize("size", [(256, 256, 512), (131, 259, 1009), (64, 128, 16384)], ids=str)
+@pytest.mark.parametrize("name", DATA)
+def test_every_kind_of_data(name, size):
+    a, b = posed(name, *size)
+    assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
+
+
+@pytest.mark.parametrize("k", [300, 4096, 10000])
+@pytest.mark.parametrize("name", DATA)
+def test_verdicts(name, k):
+    verdict = verdict_of(*posed(name, 70, 65, k))
+    if name in EXTREMES:
+        assert verdict >= EXTREME.value
+    elif name == "one small":  # among identity's, by itself harmful
+        assert verdict == UNFIT.value
+    else:
+        assert (verdict < UNFIT.value) == (name in FIT)
+        assert verdict <= UNFIT.value
+
+
+@pytest.mark.parametrize("size", [4096, 2048], ids=str)
+@pytest.mark.parametrize("name", ["normal", "uniform", "log-normal", "relu"])
+def test_no_less_exact_than_torch(name, size):
+    a, b = posed(name, size, size, size)
+    exact = product64(a, b)
+    ours = (tritile.matmul(a, b, precision="fp16x3") - exact).norm() / exact.norm()
+    torchs = (torch.matmul(a, b) - exact).norm() / exact.norm()
+    assert float(ours) <= float(torchs)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", ["normal", "graded", "infinite"])
+def test_layouts(name, layouts):
+    a, b = posed(name, 203, 135, 770, layouts)
+    buffer, out = frame((203, 135), torch.float32, "sliced", "cuda")
+    tritile.matmul(a, b, out=out, precision="fp16x3")
+    assert_bounded(out, a, b)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_shapes(shapes):
+    a, b = (values(shape, torch.float32, seed, "cuda") for seed, shape in enumerate(shapes))
+    assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
+
+
+def tma(m, n, warps, stages, *, persistent=False, split=1, k=64, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SUBTILES": subtiles}
+    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
+
+
+def groups(m, n, consumers, stages, *, persistent=False, k=64, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+CONFIGS = [
+    Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8),
+    Config.of(4, 4, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=64, GROUP_M=1),
+    tma(64, 64, 4, 4),
+    tma(128, 128, 8, 4, persistent=True),
+    tma(64, 64, 4, 4, split=4),
+    tma(16, 32, 2, 5, split=8),
+    groups(64, 64, 1, 4),
+    groups(128, 128, 2, 4, persistent=True),
+    groups(128, 192, 2, 3, persistent=True, subtiles=2),
+    groups(192, 96, 3, 4),
+    groups(192, 128, 3, 3, persistent=True),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("name", ["normal", "uniform", "graded", "NaN"])
+def test_every_family_makes_the_core_or_leaves_it(name, config):
+    for size in ((256, 384, 2048), (201, 325, 1111)):
+        a, b = posed(name, *size)
+        out = torch.full(size[:2], float("nan"), device="cuda")
+        call = described(a, b, out, "fp16x3")
+        reason = illegal(config, call.problem, devices.gpu(0))
+        if reason is not None:
+            pytest.skip(reason)
+        run = launch.prepare(call, config)
+        run(*call.tensors)
+        assert_bounded(out, a, b)
+        first = bytes_of(out)
+        run(*call.tensors)
+        assert torch.equal(bytes_of(out), first)
+
+
+def test_one_launch_serves_data_of_all_kinds_in_turn():
+    """What a call leaves behind does not reach the next one, nor a replay of a graph."""
+    a, b = torch.empty(128, 640, device="cuda"), torch.empty(640, 192, device="cuda")
+    out = torch.empty(128, 192, device="cuda")
+    tritile.matmul(a, b, out=out, precision="fp16x3")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tritile.matmul(a, b, out=out, precision="fp16x3")
+    for name in ("normal", "graded", "normal", "NaN", "uniform", "infinite", "relu", "one large", "normal"):
+        for x, value in zip((a, b), posed(name, 128, 192, 640), strict=True):
+            x.copy_(value)
+        for run in (lambda: tritile.matmul(a, b, out=out, precision="fp16x3"), graph.replay):
+            out.fill_(float("nan"))
+            run()
+            torch.cuda.synchronize()
+            assert_bounded(out, a, b)
+
+
+@pytest.mark.parametrize("name", ["normal", "graded", "NaN"])
+def test_what_is_fused_follows_whichever_kernel(name):
+    a, b = posed(name, 200, 240, 1000)
+    residual = values((200, 240), torch.float32, 3, "cuda")
+    got = tritile.addmm(residual, a, b, beta=0.5, alpha=-2.0, precision="fp16x3")
+    wanted = 0.5 * residual.double() - 2.0 * product64(a, b)
+    bound = 2 * error_bound(1000) * product64(a.abs(), b.abs()) + 4 * U * (wanted.abs() + residual.abs())
+    assert bool((((got.double() - wanted).abs() <= bound) | wanted.isnan()).all())
+    assert torch.equal(got.isnan(), wanted.isnan())
+
+
+def test_other_result_types():
+    a, b = posed("normal", 200, 240, 1000)
+    for dtype, rounding in ((torch.float16, 2.0**-11), (torch.bfloat16, 2.0**-8)):
+        got = tritile.matmul(a, b, precision="fp16x3", out_dtype=dtype)
+        exact = product64(a, b)
+        bound = error_bound(1000) * product64(a.abs(), b.abs()) + rounding * exact.abs() + 2.0**-25
+        assert bool(((got.double() - exact).abs() <= bound).all())
+
+
+def test_the_models_picks_run():
+    a, b = posed("normal", 1024, 1024, 1024)
+    out = torch.empty(1024, 1024, device="cuda")
+    call = described(a, b, out, "fp16x3")
+    for config in model.screened(call.problem, devices.gpu(0), 8):
+        out.fill_(float("nan"))
+        launch.prepare(call, config)(*call.tensors)
+        assert_bounded(out, a, b)

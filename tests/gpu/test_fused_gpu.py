@@ -1,0 +1,519 @@
+"""Epilogues, scales, zero points and gated products on a GPU, in every family, against float64."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.kernels.test_scaled_interpreted import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
+from tests.reference import (
+    ACTIVATIONS,
+    FP8,
+    Sides,
+    assert_fused,
+    assert_gated,
+    bytes_of,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    values,
+)
+from tritile import device as devices
+from tritile import launch, model
+from tritile.config import Config
+from tritile.errors import OverlapError
+from tritile.ops import fused as fused_ops
+from tritile.ops.described import Extras, described
+from tritile.problem import MatmulProblem
+from tritile.space import illegal
+from tritile.subject import answers, operands
+
+pytestmark = pytest.mark.gpu
+BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
+E4M3, E5M2 = FP8
+
+
+def tile(m, n, k, warps, stages):
+    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+def tma(m, n, k, warps, stages, *, persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    return Config.of(
+        warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles
+    )
+
+
+def groups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+CONFIGS = [
+    tile(64, 64, 32, 4, 3),
+    tile(128, 64, 64, 8, 3),
+    tile(16, 32, 64, 4, 4),
+    tma(64, 64, 64, 4, 4),
+    tma(64, 64, 128, 4, 3, persistent=True),
+    tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
+    tma(16, 64, 128, 4, 4),
+    tma(64, 32, 64, 4, 4, split=2),
+    tma(16, 32, 128, 2, 4, split=4),
+    groups(64, 64, 64, 1, 4),
+    groups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
+    groups(192, 96, 64, 3, 3),
+    groups(128, 192, 64, 2, 3, persistent=True),
+]
+SIDES = [
+    ("row", "", "gelu", 1.0, 1.0),
+    ("row", "full", "silu", 1.0, 1.0),
+    ("full", "column", "gelu_tanh", -0.5, 2.0),
+    ("column", "row", "relu", 1.0, 1.0),
+    ("one", "one", "", 3.0, 0.25),
+    ("", "full", "", 1.0, 1.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    """Workspaces and outputs begin as NaN; no launch prepared by another test; torch in full fp32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    poison_empty(monkeypatch)
+    tritile.forget()
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def gpu(shape, dtype=BF16, seed=0):
+    return values(tuple(shape), dtype, seed, "cuda")
+
+
+def side(spread, m, n, dtype=BF16, seed=5, batch=()):
+    sizes = {"one": (), "row": (n,), "column": (m, 1), "full": (*batch, m, n), "": None}[spread]
+    return None if sizes is None else gpu(sizes, dtype, seed)
+
+
+def sides_of(how, m, n, dtype=BF16, batch=()):
+    bias, residual, *rest = how
+    return Sides(None, None, side(bias, m, n, dtype, 5, batch), side(residual, m, n, dtype, 6, batch), *rest)
+
+
+def run(config, call):
+    reason = illegal(config, call.problem, devices.gpu(0))
+    if reason is not None:
+        pytest.skip(reason)
+    prepared = launch.prepare(call, config)
+    prepared(*call.tensors)
+    return prepared
+
+
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
+SIZES = [(256, 320, 512), (301, 203, 517), (77, 515, 259), (1, 33, 256), (64, 1, 256)]
+
+
+@every_config
+@pytest.mark.parametrize("how", SIDES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_family_with_every_epilogue(config, how, size):
+    m, n, k = size
+    a, b, sides = gpu((m, k)), gpu((k, n), seed=1), sides_of(how, m, n)
+    buffer, out = frame((m, n), BF16, "row", "cuda")
+    run(config, described(a, b, out, "ieee", Extras(*sides)))
+    assert_fused(out, a, b, sides)
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("layout", ["sliced", "offset", "column", "column_sliced"])
+@pytest.mark.parametrize("how", SIDES[1:4], ids=str)
+def test_results_and_what_is_added_lie_in_any_way(config, layout, how):
+    m, n, k = 200, 330, 264
+    a, b, sides = gpu((m, k), FP16), gpu((k, n), FP16, 1), sides_of(how, m, n, FP32)
+    lain = sides._replace(
+        **{
+            w: placed(t, layout)
+            for w in ("bias", "residual")
+            if (t := getattr(sides, w)) is not None and t.ndim > 1
+        }
+    )
+    buffer, out = frame((m, n), FP16, layout, "cuda")
+    run(config, described(a, b, out, "ieee", Extras(*lain)))
+    assert_fused(out, a, b, sides)
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("which", ["bias", "residual"])
+@pytest.mark.parametrize("layout", ["row", "column", "sliced"])
+def test_the_result_may_take_the_place_of_what_is_added(config, which, layout):
+    m, n, k = 301, 203, 517
+    a, b, added = gpu((m, k)), gpu((k, n), seed=1), gpu((m, n), seed=5)
+    buffer, out = frame((m, n), BF16, layout, "cuda")
+    call = described(a, b, out, "ieee", Extras(**{which: out}, activation="silu"))
+    out.copy_(added)
+    prepared = run(config, call)
+    assert_fused(out, a, b, Sides(**{which: added}, activation="silu"))
+    first = bytes_of(out)
+    for _ in range(10):
+        out.copy_(added)
+        prepared(*call.tensors)
+        assert torch.equal(bytes_of(out), first)
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("size", [(128, 192, 320), (101, 67, 259)], ids=str)
+def test_batches(config, size):
+    m, n, k = size
+    a, b = gpu((3, 5, m, k)), gpu((3, 5, k, n), seed=1)
+    for left, right, given in (
+        (a, b, (3, 5)),
+        (a, b, (5,)),
+        (a, b[0], (3, 1)),
+        (a.transpose(0, 1).contiguous().transpose(0, 1), b, (3, 5)),
+        (a[:, 0], b[0, 0], (3,)),
+    ):
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        sides = Sides(bias=gpu((n,), seed=3), residual=gpu((*given, m, n), seed=4), activation="gelu")
+        out = torch.empty(*batch, m, n, dtype=BF16, device="cuda")
+        run(config, described(left, right, out, "ieee", Extras(*sides)))
+        assert_fused(out, left, right, sides)
+
+
+@every_config
+def test_other_result_types(config):
+    m, n, k = 260, 140, 300
+    for dtype, out_dtype in itertools.product((FP16, BF16), (FP16, BF16, FP32)):
+        a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
+        sides = Sides(bias=gpu((n,), FP32, 3), residual=gpu((m, n), FP16, 4), activation="silu")
+        out = torch.empty(m, n, dtype=out_dtype, device="cuda")
+        run(config, described(a, b, out, "ieee", Extras(*sides)))
+        assert_fused(out, a, b, sides)
+
+
+@every_config
+def test_not_finite_values_come_out_where_torch_has_them(config):
+    a, b = gpu((300, 517)), gpu((517, 200), seed=1)
+    a[3, 5], a[200, 516], b[7, 9] = math.nan, math.inf, -math.inf
+    bias, residual = gpu((200,), seed=2), gpu((300, 200), seed=3)
+    bias[4], residual[5, 5] = math.inf, math.nan
+    for activation, function in ACTIVATIONS.items():
+        out = torch.empty(300, 200, dtype=FP32, device="cuda")
+        run(config, described(a, b, out, "ieee", Extras(bias=bias, residual=residual, activation=activation)))
+        wanted = function(a.double() @ b.double() + bias) + residual
+        assert torch.equal(out.isnan(), wanted.isnan())
+        assert torch.equal(out.isinf(), wanted.isinf())
+
+
+@every_config
+def test_the_same_bits_in_graphs_and_on_other_streams(config):
+    m, n, k = 301, 203, 1030
+    a, b, sides = gpu((m, k)), gpu((k, n), seed=1), sides_of(SIDES[1], m, n)
+    out = torch.empty(m, n, dtype=BF16, device="cuda")
+    call = described(a, b, out, "ieee", Extras(*sides))
+    prepared = run(config, call)
+    wanted = bytes_of(out)
+    rest = call.tensors[3:]
+    outs = [torch.empty_like(out) for _ in range(4)]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            prepared(call.a.tensor, call.b.tensor, outs[0], *rest)
+    for own in outs[1:]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(5):
+                prepared(call.a.tensor, call.b.tensor, own, *rest)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(bytes_of(own), wanted) for own in outs)
+
+
+@every_config
+def test_a_chain_waits_for_what_it_reads(config):
+    """Each reads, as its residual too, what the one before it stored."""
+    x, weight = gpu((256, 256)) / 16, gpu((256, 256), seed=1) / 16
+    outs = [torch.empty(256, 256, dtype=BF16, device="cuda") for _ in range(12)]
+    call = described(x, weight, outs[0], "ieee", Extras(residual=x, activation="silu"))
+    prepared = run(config, call)
+    torch.cuda.synchronize()
+    for before, after in itertools.pairwise(outs):
+        prepared(before, weight, after, before)
+    for before, after in itertools.pairwise(outs):
+        alone, copy = torch.empty_like(after), before.clone()
+        torch.cuda.synchronize()
+        prepared(copy, weight, alone, copy)
+        assert torch.equal(bytes_of(alone), bytes_of(after))
+
+
+# The operations.
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
+@pytest.mark.parametrize("activation", [None, *[a for a in ACTIVATIONS if a]])
+@pytest.mark.parametrize("size", [(300, 200, 500), (17, 33, 65), (1, 4096, 512)], ids=str)
+def test_linear(dtype, activation, size):
+    m, n, k = size
+    x, weight, bias, residual = (
+        gpu((m, k), dtype),
+        gpu((n, k), dtype, 1),
+        gpu((n,), dtype, 2),
+        gpu((m, n), dtype, 3),
+    )
+    for _ in range(2):  # prepared, and met again
+        got = tritile.linear(x, weight, bias, activation=activation, residual=residual)
+        assert got.dtype == dtype
+        assert_fused(got, x, weight.mT, Sides(bias=bias, residual=residual, activation=activation or ""))
+
+
+@pytest.mark.parametrize("precision", ["ieee", "fp16x3", "tf32x3", "tf32"])
+def test_precisions_of_float32(precision):
+    x, weight, bias = gpu((300, 500), FP32), gpu((200, 500), FP32, 1), gpu((200,), FP32, 2)
+    got = tritile.linear(x, weight, bias, activation="gelu", precision=precision)
+    assert_fused(got, x, weight.mT, Sides(bias=bias, activation="gelu"), precision)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32, FP64], ids=name)
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.3, -2.7), (2, 0)])
+def test_addmm_and_baddbmm(dtype, alpha, beta):
+    a, b = gpu((3, 130, 260), dtype), gpu((3, 260, 140), dtype, 1)
+    for shape in ((3, 130, 140), (140,), (130, 1), ()):
+        added = gpu(shape, dtype, 2) if beta else torch.full(shape, math.nan, dtype=dtype, device="cuda")
+        sides = Sides(bias=added if beta else None, alpha=alpha, beta=beta)
+        for _ in range(2):
+            assert_fused(tritile.baddbmm(added, a, b, alpha=alpha, beta=beta), a, b, sides)
+            if len(shape) < 3:
+                got = tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta)
+                assert_fused(got, a[0], b[0], sides)
+    out = gpu((130, 140), dtype, 4)
+    wanted = out.clone()
+    for _ in range(2):
+        out.copy_(wanted)
+        assert tritile.addmm(out, a[0], b[0], out=out, beta=0.5) is out
+        assert_fused(out, a[0], b[0], Sides(bias=wanted, beta=0.5))
+
+
+def test_calls_met_again_prepare_nothing(monkeypatch):
+    x, weight, bias = gpu((130, 260)), gpu((140, 260), seed=1), gpu((140,), seed=2)
+    eight, wide = gpu((128, 256), E4M3), gpu((128, 256), E4M3, 1).mT
+    scales = scale(128, 1).cuda(), scale(1, 128).cuda()
+    whole, one = gpu((128, 256), INT8), zero().cuda()
+    calls = [
+        lambda: tritile.linear(x, weight, bias, activation="gelu"),
+        lambda: tritile.addmm(bias, x, weight.mT, beta=2),
+        lambda: tritile.scaled_matmul(eight, wide, *scales),
+        lambda: tritile.scaled_matmul(whole, whole.mT, *scales, zero_a=one),
+        lambda: tritile.gated_linear(x, weight, weight + 1, bias_gate=bias),
+    ]
+    first = [bytes_of(call()) for call in calls]
+    monkeypatch.setattr(fused_ops, "prepared", lambda call: pytest.fail("prepared again"))
+    for _ in range(3):
+        assert all(torch.equal(bytes_of(call()), wanted) for call, wanted in zip(calls, first, strict=True))
+
+
+def test_a_call_met_again_is_checked_for_overlap():
+    x, weight = gpu((64, 64)), gpu((64, 64), seed=1)
+    memory = gpu((128, 64), seed=2)
+    out = torch.empty_like(x)
+    for bias in (gpu((64, 64), seed=3), out):
+        tritile.linear(x, weight, bias, out=out)
+    for bias, into in ((memory[:64], memory[32:96]), (gpu((64, 64)), x)):
+        with pytest.raises(OverlapError):
+            tritile.linear(x, weight, bias, out=into)
+
+
+def test_into_a_tensor_given_that_lies_in_columns():
+    x, weight, bias = gpu((130, 260)), gpu((140, 260), seed=1), gpu((140,), seed=2)
+    out = torch.empty(140, 130, dtype=BF16, device="cuda").mT
+    for _ in range(2):
+        out.fill_(math.nan)
+        tritile.linear(x, weight, bias, activation="silu", out=out)
+        assert_fused(out, x, weight.mT, Sides(bias=bias, activation="silu"))
+
+
+QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (INT8, INT8)]
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+@pytest.mark.parametrize("size", [(256, 320, 512), (77, 515, 259), (16, 256, 1024)], ids=str)
+@pytest.mark.parametrize("turned", [True, False])
+def test_scales(a_dtype, b_dtype, size, turned):
+    m, n, k = size
+    a, b = gpu((m, k), a_dtype), gpu((k, n), b_dtype, 1)
+    b = placed(b, "column") if turned else b
+    for shapes in (((), ()), ((m, 1), (1, n)), ((m, 1), (1,))):
+        scales = scale(*shapes[0]).cuda() / 64, scale(*shapes[1]).cuda() / 64
+        for out_dtype in (BF16, FP16, FP32):
+            got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
+            assert_fused(got, a, b, Sides(*scales))
+    bias, residual = gpu((n,), FP32, 2), gpu((m, n), BF16, 3)
+    for fast in (False, True):
+        if fast and a_dtype == INT8:
+            continue
+        how = {"bias": bias, "residual": residual, "activation": "gelu", "use_fast_accum": fast}
+        got = tritile.scaled_matmul(a, b, *scales, **how)
+        if not fast:  # which has no bound of fp32's
+            assert_fused(got, a, b, Sides(*scales, bias, residual, "gelu"))
+        exact = tritile.scaled_matmul(a, b, *scales, bias=bias, residual=residual, activation="gelu")
+        assert ((got - exact).float().norm() / exact.float().norm()).item() < 1e-2
+
+
+SHARED = list(itertools.product((1, 128), repeat=2))
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+@pytest.mark.parametrize("size", [(256, 384, 512), (77, 515, 259), (130, 129, 1000)], ids=str)
+@pytest.mark.parametrize("dtypes", QUANTISED[:2], ids=str)
+def test_scales_for_each_128_of_k(shared, size, dtypes):
+    m, n, k = size
+    a, b = gpu((m, k), dtypes[0]), gpu((k, n), dtypes[1], 1)
+    scales = tuple(s.cuda() for s in blocks_of(m, n, k, shared))
+    for layout in ("row", "column"):
+        lain = placed(b, layout)
+        for out in (None, torch.empty(n, m, dtype=BF16, device="cuda").mT):
+            got = tritile.scaled_matmul(a, lain, *scales, out=out)
+            assert_block_scaled(got, a, b, *scales, shared)
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+def test_every_family_scales_within_the_sum(shared):
+    m, n, k = 200, 264, 600
+    a, b = gpu((m, k), E4M3), placed(gpu((k, n), E4M3, 1), "column")
+    scales = tuple(s.cuda() for s in blocks_of(m, n, k, shared))
+    bias = gpu((n,), seed=2)
+    extras = Extras(bias=bias, activation="silu", blocks=scales, shared=f"{shared[0]}x{shared[1]}")
+    out = torch.empty(m, n, dtype=BF16, device="cuda")
+    call = described(a, b, out, "ieee", extras)
+    for config in model.screened(call.problem, devices.gpu(0), 12):
+        out.fill_(math.nan)
+        launch.prepare(call, config)(*call.tensors)
+        assert_block_scaled(out, a, b, *scales, shared, Sides(bias=bias, activation="silu"))
+
+
+@pytest.mark.parametrize("size", [(256, 320, 512), (77, 515, 259), (16, 256, 4100)], ids=str)
+@pytest.mark.parametrize("kind", [INT8, torch.int32], ids=name)
+@pytest.mark.parametrize("turned", [True, False])
+def test_zero_points(size, kind, turned):
+    m, n, k = size
+    a, b = gpu((m, k), INT8), gpu((k, n), INT8, 1)
+    a, b = (placed(a, "column"), b) if turned else (a, placed(b, "column"))
+    scales, bias = (scale(m, 1).cuda() / 64, scale(1, n).cuda() / 64), gpu((n,), FP32, 2)
+    given = (None, zero(kind=kind).cuda()), (zero(m, 1, kind=kind).cuda(), zero(1, n, kind=kind).cuda())
+    for zero_a, zero_b in ((given[0][1], None), (None, given[0][1]), given[1], (given[1][0], given[0][1])):
+        for out in (None, torch.empty(n, m, dtype=FP32, device="cuda").mT):
+            how = {"zero_a": zero_a, "zero_b": zero_b, "bias": bias, "out": out}
+            for _ in range(2):
+                got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32, **how)
+                assert_zeroed(got, a, b, zero_a, zero_b, Sides(*scales, bias))
+    call = described(
+        a,
+        b,
+        torch.empty(m, n, device="cuda"),
+        "ieee",
+        Extras(*scales, zero_a=given[1][0], zero_b=given[1][1]),
+    )
+    for config in model.screened(call.problem, devices.gpu(0), 6):
+        launch.prepare(call, config)(*call.tensors)
+        assert_zeroed(call.out.tensor, a, b, *given[1], Sides(*scales))
+
+
+def test_one_tensor_as_both_operands_and_then_two():
+    a, b = gpu((128, 128), INT8), gpu((128, 128), INT8, 1)
+    one, zeros = torch.ones((), device="cuda"), (zero(128, 1).cuda(), zero(1, 128).cuda())
+    for left, right in ((a, a), (a, b), (b, b)):
+        got = tritile.scaled_matmul(left, right, one, one, zero_a=zeros[0], zero_b=zeros[1], out_dtype=FP32)
+        assert_zeroed(got, left, right, *zeros, Sides())
+
+
+GATED = [config for config in CONFIGS if config.family != "warpgroups"]
+
+
+@pytest.mark.parametrize("config", GATED, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("layout", ["row", "column", "sliced", "offset"])
+def test_gated_products(config, size, layout):
+    m, n, k = size
+    x, gate, up = gpu((m, k)), gpu((n, k), seed=1), gpu((n, k), seed=2)
+    bias_gate, bias_up = gpu((n,), seed=3), gpu((n,), FP32, 4)
+    for weights in ((placed(gate, layout), up), (gate, placed(up, layout))):
+        buffer, out = frame((m, n), BF16, "row", "cuda")
+        extras = Extras(bias=bias_gate, bias_up=bias_up, activation="silu", up=weights[1].mT)
+        run(config, described(x, weights[0].mT, out, "ieee", extras))
+        assert_gated(out, x, gate.mT, up.mT, "silu", bias_gate, bias_up)
+        assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
+@pytest.mark.parametrize("activation", [None, *[a for a in ACTIVATIONS if a]])
+def test_gated_linear(dtype, activation):
+    x, both = gpu((2, 130, 260), dtype), gpu((2 * 140, 260), dtype, 1)
+    bias_gate, bias_up = gpu((140,), dtype, 2), gpu((140,), dtype, 3)
+    for gate, up in ((both[:140], both[140:]), (both[::2], both[1::2])):
+        for _ in range(2):
+            got = tritile.gated_linear(
+                x, gate, up, activation=activation, bias_gate=bias_gate, bias_up=bias_up
+            )
+            assert_gated(got, x, gate.mT, up.mT, activation or "", bias_gate, bias_up)
+    for layout in ("column", "sliced"):
+        buffer, out = frame((2, 130, 140), dtype, layout, "cuda")
+        tritile.gated_linear(x, both[:140], both[140:], activation=activation, out=out)
+        assert_gated(out, x, both[:140].mT, both[140:].mT, activation or "")
+        assert guard_intact(buffer, out)
+    batch = placed(x, "sliced")
+    assert_gated(tritile.gated_linear(batch, gate, up), x, gate.mT, up.mT)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
+def test_gated_precisions(precision):
+    x, gate, up = gpu((130, 260), FP32), gpu((140, 260), FP32, 1), gpu((140, 260), FP32, 2)
+    got = tritile.gated_linear(x, gate, up, precision=precision)
+    assert_gated(got, x, gate.mT, up.mT, precision=precision)
+
+
+@pytest.mark.parametrize("config", GATED, ids=str)
+def test_gated_products_repeat_their_bits(config):
+    x, gate, up = gpu((301, 517)), gpu((203, 517), seed=1), gpu((203, 517), seed=2)
+    out = torch.empty(301, 203, dtype=BF16, device="cuda")
+    call = described(x, gate.mT, out, "ieee", Extras(activation="silu", up=up.mT))
+    prepared = run(config, call)
+    wanted = bytes_of(out)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        prepared(*call.tensors)
+    for _ in range(5):
+        out.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(bytes_of(out), wanted)
+
+
+PROBLEMS = [
+    {"epilogue": "bias=row residual=full gelu"},
+    {"epilogue": "bias=full weighted silu", "batch": 3},
+    {"epilogue": "gated silu"},
+    {"epilogue": "bias=row bias_up=row gated gelu", "a_align": 2, "b_align": 2},
+    {"dtype": "int8", "epilogue": "scale_a=column scale_b=row zero_a=column zero_b=row"},
+    {"dtype": "float8_e4m3fn", "block_scales": "1x128"},
+    {"dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "epilogue": "scale_a=one scale_b=row"},
+    {"dtype": "float64", "out_dtype": "float64", "epilogue": "bias=row weighted gated silu"},
+]
+
+
+@pytest.mark.parametrize("fields", PROBLEMS, ids=str)
+def test_the_tuner_checks_answers(fields):
+    common = {"batch": 1, "m": 208, "n": 272, "k": 336, "dtype": "bfloat16", "out_dtype": "bfloat16"}
+    problem, device = MatmulProblem(**common | fields), devices.current_gpu()
+    for config in model.screened(problem, device, 6):
+        guarded = operands.Guarded(problem)
+        prepared = launch.prepare(guarded.call, config)
+        answers.check(operands.run_of(prepared), guarded.call)
+        guarded.check()
+    guarded.call.out.tensor.view(-1)[0] += 1e4  # and a wrong one is told
+    with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
+        answers.answer_error(guarded.call)

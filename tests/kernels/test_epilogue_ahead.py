@@ -1,0 +1,176 @@
+"""Products with epilogues and block scales, compiled ahead of time for GPUs that are not here."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.kernels.test_ahead import NAMES, groups, tile, tma
+from tritile import ahead, model
+from tritile.device import target_device
+from tritile.offline import compiling_for, resources
+from tritile.problem import MatmulProblem
+from tritile.space import illegal
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+PLAIN = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+ODD = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_align=2, b_align=2, out_align=4)
+EPILOGUES = ("bias=row gelu", "bias=row residual=full silu", "bias=full residual=column weighted gelu_tanh")
+SCALED = "scale_a=column scale_b=row bias=row relu"
+FP8 = MatmulProblem(1, 2048, 2048, 2048, "float8_e4m3fn", "bfloat16", b_layout="column")
+INT8 = replace(FP8, dtype="int8")
+
+
+def fits(problem, config, name):
+    device = target_device(name)
+    assert illegal(config, problem, device) is None
+    taken = ahead.compile_resources(problem, config, device)
+    assert taken.excess(device) is None
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", NAMES)
+def test_tiles(name, epilogue):
+    fits(replace(PLAIN, epilogue=epilogue), tile(128, 64, 32, 8, 3), name)
+    fits(replace(ODD, epilogue=epilogue), tile(32, 64, 32, 4, 3), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiles_in_float64_keep_the_digits_of_their_weights(name):
+    problem = replace(PLAIN, dtype="float64", out_dtype="float64", epilogue="bias=full weighted gelu")
+    fits(problem, tile(32, 32, 16, 4, 2), name)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tma(128, 128, 64, 8, 3, True, 1, 2),
+        tma(64, 64, 64, 4, 4, False, 4, 1),
+        tma(16, 64, 128, 4, 4, False, 1, 1),
+    ],
+    ids=str,
+)
+def test_by_descriptor(name, epilogue, config):
+    fits(replace(PLAIN, epilogue=epilogue), config, name)
+
+
+def test_by_descriptor_to_where_no_descriptor_can_store():
+    fits(replace(ODD, epilogue=EPILOGUES[1]), tma(64, 64, 64, 4, 4, True, 1, 1), "nvidia-h200")
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize(
+    "config", [groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, False, 1)], ids=str
+)
+def test_by_warpgroups(epilogue, config):
+    fits(replace(PLAIN, epilogue=epilogue), config, "nvidia-h200")
+
+
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize("problem", [FP8, INT8, replace(FP8, b_dtype="float8_e5m2")], ids=str)
+def test_scales(name, problem):
+    fits(replace(problem, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
+    fits(replace(problem, epilogue=SCALED), tma(64, 128, 128, 4, 3, True, 1, 1), name)
+    fits(replace(problem, epilogue=SCALED), tma(64, 64, 128, 4, 3, False, 4, 1), name)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "gfx942"])
+def test_scales_of_int8_on_older_gpus(name):
+    fits(replace(INT8, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
+
+
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize("shared", ["1x128", "128x1", "1x1", "128x128"])
+def test_block_scales(name, shared):
+    problem = replace(FP8, block_scales=shared, epilogue="bias=row")
+    fits(problem, tile(64, 64, 128, 4, 2), name)
+    fits(problem, tma(64, 128, 128, 8, 3, False, 1, 1), name)
+    fits(problem, tma(64, 64, 128, 4, 3, False, 4, 1), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("epilogue", EPILOGUES[:2])
+def test_the_models_pick_compiles(name, epilogue):
+    problem, device = replace(PLAIN, epilogue=epilogue), target_device(name)
+    assert ahead.compile_resources(problem, model.pick(problem, device), device).excess(device) is None
+
+
+GATED = ("gated silu", "bias=row bias_up=row gated gelu")
+
+
+@pytest.mark.parametrize("epilogue", GATED)
+@pytest.mark.parametrize("name", NAMES)
+def test_gated_tiles(name, epilogue):
+    fits(replace(PLAIN, epilogue=epilogue), tile(64, 64, 32, 8, 3), name)
+    fits(replace(ODD, epilogue=epilogue), tile(32, 32, 32, 4, 3), name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gated_tiles_without_tensor_cores(dtype):
+    problem = replace(PLAIN, dtype=dtype, out_dtype=dtype, epilogue=GATED[1])
+    fits(problem, tile(32, 32, 16, 4, 2), "nvidia-h200")
+
+
+@pytest.mark.parametrize("epilogue", GATED)
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tma(128, 128, 64, 8, 3, True, 1, 2),
+        tma(64, 64, 64, 4, 4, False, 1, 1),
+        tma(16, 64, 128, 4, 4, False, 1, 1),
+    ],
+    ids=str,
+)
+def test_gated_by_descriptor(name, epilogue, config):
+    fits(replace(PLAIN, epilogue=epilogue), config, name)
+
+
+def test_gated_operands_that_no_descriptor_reads_are_copied():
+    device, config = target_device("nvidia-h200"), tma(64, 64, 64, 4, 4, True, 1, 1)
+    problem = replace(ODD, epilogue=GATED[1])
+    with compiling_for(device):
+        kernels = [each() for each in ahead.compiles_for(problem, config, device)]
+    assert [kernel.name for kernel in kernels] == ["repack", "repack", "gated_descriptor"]
+
+
+def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
+    problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
+    assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, False, 4, 1), problem, device)
+    assert "tile and descriptor" in illegal(groups(128, 128, 64, 2, 4, True, 2), problem, device)
+    assert illegal(tma(128, 256, 64, 8, 3, True, 1, 2), problem, device).startswith(
+        "256 accumulator registers"
+    )
+    assert model.families(problem, device) == ["tile", "descriptor"]
+    plain, gated = (
+        ahead.compile_resources(p, tma(64, 64, 64, 4, 4, False, 1, 1), device) for p in (PLAIN, problem)
+    )
+    assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
+
+
+@pytest.mark.parametrize(
+    "zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=row", "zero_a=one zero_b=one"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_points(name, zeros):
+    problem = replace(INT8, epilogue=f"scale_a=column scale_b=row bias=row {zeros} silu")
+    fits(problem, tile(64, 64, 64, 4, 3), name)
+    device = target_device(name)
+    if device.nvidia >= 90:
+        fits(problem, tma(64, 128, 128, 4, 3, True, 1, 1), name)
+        fits(problem, tma(64, 64, 128, 4, 3, False, 4, 1), name)
+    with compiling_for(device):
+        kernels = [each() for each in ahead.compiles_for(problem, tile(64, 64, 64, 4, 3), device)]
+    assert [kernel.name for kernel in kernels] == ["add_up", "matmul_tile"]
+    assert resources(kernels[0]).excess(device) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_pick_of_gated_products_compiles(name):
+    problem, device = replace(PLAIN, epilogue=GATED[0]), target_device(name)
+    taken = ahead.compile_resources(problem, model.pick(problem, device), device)
+    assert (taken.spills, taken.excess(device)) == (0, None)

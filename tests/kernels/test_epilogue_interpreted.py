@@ -1,0 +1,398 @@
+"""Epilogues in Triton's interpreter, in every family that it runs: what follows the sums of a product."""
+
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import (
+    Sides,
+    assert_fused,
+    bytes_of,
+    finished64,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    values,
+)
+from tritile import launch
+from tritile.config import Config
+from tritile.ops.described import Extras, described
+from tritile.problem import ACTIVATIONS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
+]
+TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
+
+
+def tma(persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
+
+
+CONFIGS = [TILE, tma(), tma(True), tma(True, subtiles=2), tma(subtiles=2), tma(split=2)]
+IDS = ["tile", "descriptor", "persistent", "persistent-subtiles", "subtiles", "split"]
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+some_configs = pytest.mark.parametrize("config", CONFIGS[:3], ids=IDS[:3])
+FP32, FP16, FP64 = torch.float32, torch.float16, torch.float64
+M, N, K = 37, 29, 51
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def side(spread, dtype=FP32, seed=5, shape=(M, N)):
+    """An operand that is spread over a result of this shape as `spread` says."""
+    m, n = shape[-2:]
+    sizes = {"one": (), "row": (n,), "column": (m, 1), "full": shape, "": None}[spread]
+    return None if sizes is None else values(sizes, dtype, seed)
+
+
+def run(config, a, b, out, sides, precision="tf32"):
+    """Through the kernel itself, with out as it lies; tf32 is computed as fp32 here."""
+    launch.run_interpreted(described(a, b, out, precision, Extras(*sides)), config)
+    assert_fused(out, a, b, sides)
+
+
+def operands(dtype, batch=(), seed=0):
+    return values((*batch, M, K), dtype, seed), values((*batch, K, N), dtype, seed + 1)
+
+
+@every_config
+@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
+def test_every_operand_in_every_spread(config, spread):
+    a, b = operands(FP32)
+    buffer, out = frame((M, N), FP32, "sliced")
+    run(config, a, b, out, Sides(*(side(spread, seed=seed) for seed in range(4))))
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_every_activation_with_weights(config, activation):
+    a, b = operands(FP32)
+    sides = Sides(None, None, side("row"), side("full", seed=6), activation, -0.3, 1.7)
+    run(config, a, b, torch.empty(M, N), sides)
+
+
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_activations_alone(activation):
+    a, b = operands(FP32)
+    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation))
+    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation, alpha=3.0))
+
+
+@every_config
+@pytest.mark.parametrize(
+    ("bias", "residual"),
+    [("one", "full"), ("row", "column"), ("column", "row"), ("full", "one"), ("", "full")],
+)
+def test_every_pair_of_what_is_added(config, bias, residual):
+    a, b = operands(FP16)
+    out = torch.empty(M, N, dtype=FP16)
+    sides = Sides(
+        side("column"), side("row", seed=6), side(bias, FP16, 7), side(residual, FP32, 8), "silu", 0.5, 2.0
+    )
+    run(config, a, b, out, sides)
+
+
+@some_configs
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "kind"),
+    [
+        (FP32, FP32, FP16),
+        (FP32, FP16, FP32),
+        (FP16, FP16, FP32),
+        (FP16, FP32, FP16),
+        (torch.int8, FP32, FP32),
+        (torch.int8, FP16, FP16),
+    ],
+    ids=name,
+)
+def test_dtypes(config, dtype, out_dtype, kind):
+    a, b = operands(dtype)
+    out = torch.empty(M, N, dtype=out_dtype)
+    small = 2.0**-9 if dtype == torch.int8 else 1.0  # fp16 ends at 65504
+    scales = side("column") * small, side("row", seed=6)
+    run(config, a, b, out, Sides(*scales, side("full", kind), side("column", kind), "gelu"))
+
+
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_float64_keeps_its_digits(activation, weighted):
+    a, b = operands(FP64)
+    out = torch.empty(M, N, dtype=FP64)
+    weights = {"alpha": 1 / 3, "beta": -0.1} if weighted else {}
+    sides = Sides(None, None, side("row", FP64), side("full", FP64, 6), activation, **weights)
+    run(TILE, a, b, out, sides, "ieee")
+    run(
+        TILE,
+        a,
+        b,
+        out,
+        Sides(side("one", FP64), side("column", FP64), None, None, activation, **weights),
+        "ieee",
+    )
+
+
+@some_configs
+@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
+def test_batches(config, spread):
+    """What is added differs by matrix, or is the same for some dimensions of the batch, or for all."""
+    a, b = operands(FP32, (2, 2))
+    m, n = (M if spread in ("column", "full") else 1), (N if spread in ("row", "full") else 1)
+    for given, other in (((2, 2), (1, 1)), ((1, 2), (2, 1)), ((2,), ())):
+        _, out = frame((2, 2, M, N), FP32, "column" if given == (2, 2) else "row")
+        bias, residual = values((*given, m, n), FP32, 3), values((*other, m, n), FP32, 4)
+        run(config, a, b, out, Sides(bias=bias, residual=residual, activation="relu"))
+
+
+def test_a_batch_of_three_dimensions():
+    """That do not merge: b is the same for the middle one, and what is added for the first."""
+    a, b = values((2, 3, 2, M, K), FP32), values((2, 1, 2, K, N), FP32, 1)
+    bias, residual = values((3, 1, 1, N), FP32, 2), values((2, 1, 1, M, N), FP32, 3)
+    out = torch.empty(2, 3, 2, M, N)
+    call = described(a, b, out, "ieee", Extras(bias=bias, residual=residual))
+    assert len(call.batch_shape) == 3
+    run(TILE, a, b, out, Sides(bias=bias, residual=residual, activation="silu"))
+
+
+@some_configs
+@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
+def test_a_batch_folds_into_rows(config, spread):
+    """Where what is added goes along with it; else it stays a batch."""
+    x, weight = values((2, 2, 7, K), FP32), values((K, N), FP32, 1)
+    m, n = (7 if spread in ("column", "full") else 1), (N if spread in ("row", "full") else 1)
+    out = torch.empty(2, 2, 7, N)
+    for given in ((), (2, 2), (2, 1)):
+        bias = values((*given, m, n), FP32, 2)
+        run(config, x, weight, out, Sides(bias=bias, residual=values((2, 2, 7, N), FP32, 3)))
+    call = described(x, weight, out, "ieee", Extras(bias=values((2, 2, 7, N), FP32)))
+    assert call.batch_shape == ()
+    assert call.problem.epilogue == "bias=full"
+
+
+@every_config
+@pytest.mark.parametrize("layout", ["column", "column_sliced"])
+def test_results_that_lie_column_by_column_are_made_turned(config, layout):
+    a, b = operands(FP32)
+    sides = Sides(
+        side("column"), side("row", seed=6), side("row", seed=7), side("column", seed=8), "gelu", 0.5, 2.0
+    )
+    buffer, out = frame((M, N), FP32, layout)
+    call = described(a, b, out, "ieee", Extras(*sides))
+    assert call.swapped
+    assert call.problem.epilogue == "scale_a=column scale_b=row bias=column residual=row weighted gelu"
+    run(config, a, b, out, sides)
+    assert guard_intact(buffer, out)
+    run(
+        config, a, b, out, Sides(side("row"), side("full", seed=6), side("full", seed=7), side("one", seed=8))
+    )
+
+
+@some_configs
+@pytest.mark.parametrize("layout", ["column", "sliced", "sparse", "offset"])
+def test_what_is_added_lies_in_any_way(config, layout):
+    a, b = operands(FP32)
+    bias, residual = placed(side("full"), layout), placed(side("full", seed=6), layout)
+    run(config, a, b, torch.empty(M, N), Sides(bias=bias, residual=residual))
+    column, row = placed(side("column"), layout), placed(values((1, N), FP32, 6), layout)
+    run(config, a, b, torch.empty(M, N), Sides(column, row, row, column))
+    expanded = side("row").expand(M, N), side("column").expand(M, N)
+    run(config, a, b, torch.empty(M, N), Sides(bias=expanded[0], residual=expanded[1]))
+
+
+@every_config
+@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize("which", ["bias", "residual"])
+def test_the_result_may_take_the_place_of_what_is_added(config, layout, which):
+    a, b = operands(FP32)
+    added = side("full")
+    buffer, out = frame((M, N), FP32, layout)
+    out.copy_(added)
+    call = described(a, b, out, "tf32", Extras(**{which: out}, activation="relu"))
+    launch.run_interpreted(call, config)
+    assert_fused(out, a, b, Sides(**{which: added}, activation="relu"))
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("size", [(1, 1, 16), (1, 45, 51), (37, 1, 51), (32, 32, 32), (33, 65, 17)], ids=str)
+def test_sizes(config, size):
+    m, n, k = size
+    if config == tma(split=2):
+        k += 32  # a block for each of two programs
+    a, b = values((m, k), FP32), values((k, n), FP32, 1)
+    for bias in ((n,), (m, 1)):
+        buffer, out = frame((m, n), FP32, "row")
+        run(
+            config,
+            a,
+            b,
+            out,
+            Sides(bias=values(bias, FP32, 2), residual=values((m, n), FP32, 3), activation="silu"),
+        )
+        assert guard_intact(buffer, out)
+
+
+@some_configs
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((K,), (K,)), ((K,), (K, N)), ((M, K), (K,)), ((2, 5, K), (K,)), ((K,), (2, K, N))],
+    ids=str,
+)
+def test_vectors(config, a_shape, b_shape):
+    a, b = values(a_shape, FP32), values(b_shape, FP32, 1)
+    out = torch.empty(torch.matmul(a, b).shape)
+    for shape in (out.shape, out.shape[-1:]):
+        run(
+            config,
+            a,
+            b,
+            out,
+            Sides(bias=values(shape, FP32, 2), residual=values(shape, FP32, 3), activation="gelu"),
+        )
+
+
+@some_configs
+def test_not_finite_values_come_out_where_torch_has_them(config):
+    a, b = operands(FP32)
+    a[3, 5], a[20, 50], b[7, 9] = math.nan, math.inf, -math.inf
+    bias, residual = side("row"), side("full", seed=6)
+    bias[4], residual[5, 5], residual[30, 2] = math.inf, math.nan, -math.inf
+    for activation in ("", *ACTIVATIONS):
+        out = torch.empty(M, N)
+        launch.run_interpreted(
+            described(a, b, out, "tf32", Extras(bias=bias, residual=residual, activation=activation)), config
+        )
+        sums = torch.matmul(a.double(), b.double())
+        wanted, _ = finished64(
+            sums, sums * 0, Sides(bias=bias, residual=residual, activation=activation), 0.0
+        )
+        assert torch.equal(out.isnan(), wanted.isnan())
+        assert torch.equal(out == math.inf, wanted == math.inf)
+        assert torch.equal(out == -math.inf, wanted == -math.inf)
+
+
+# The operations, by which 16-bit and fp8 types are widened here and rounded by torch.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP16, FP32, FP64], ids=name)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+def test_linear(dtype, activation, batch):
+    x, weight = values((*batch, 9, 21), dtype), values((13, 21), dtype, 1)
+    bias, residual = values((13,), dtype, 2), values((*batch, 9, 13), dtype, 3)
+    got = tritile.linear(x, weight, bias, activation=activation, residual=residual)
+    assert got.dtype == dtype
+    assert_fused(got, x, weight.mT, Sides(bias=bias, residual=residual, activation=activation or ""))
+    assert_fused(tritile.linear(x, weight), x, weight.mT, Sides())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, FP16, FP32], ids=name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP16, FP32], ids=name)
+def test_linear_adds_other_dtypes(dtype, kind):
+    x, weight = values((9, 21), dtype), values((13, 21), dtype, 1)
+    bias, residual = values((13,), kind, 2), values((9, 13), kind, 3)
+    for out_dtype in (torch.bfloat16, FP16, FP32):
+        got = tritile.linear(x, weight, bias, residual=residual, out_dtype=out_dtype)
+        assert got.dtype == out_dtype
+        assert_fused(got, x, weight.mT, Sides(bias=bias, residual=residual))
+
+
+def test_linear_with_a_vector_of_weights():
+    x, weight = values((4, 9, 21), FP32), values((21,), FP32, 1)
+    assert_fused(tritile.linear(x, weight, values((), FP32, 2)), x, weight, Sides(bias=values((), FP32, 2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP32, FP64], ids=name)
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, 2), (-1.25, 0), (0, 3), (2, 1)])
+def test_addmm_and_baddbmm(dtype, alpha, beta):
+    a, b = values((3, 9, 21), dtype), values((3, 21, 13), dtype, 1)
+    for shape in ((3, 9, 13), (13,), (9, 1), ()):
+        added = values(shape, dtype, 2)
+        sides = Sides(bias=added, alpha=alpha, beta=beta)
+        got = tritile.baddbmm(added, a, b, alpha=alpha, beta=beta)
+        assert_fused(got, a, b, sides)
+        if len(shape) < 3:
+            assert_fused(tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta), a[0], b[0], sides)
+            wanted = torch.addmm(added, a[0], b[0], alpha=alpha, beta=beta)
+            assert tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta).shape == wanted.shape
+
+
+def test_what_is_added_zero_times_is_not_read():
+    a, b = values((9, 21), FP32), values((21, 13), FP32, 1)
+    nothing = torch.full((9, 13), math.nan)
+    assert_fused(tritile.addmm(nothing, a, b, beta=0), a, b, Sides())
+    assert_fused(
+        tritile.addmm(nothing, a, b, beta=0, alpha=2, activation="silu"),
+        a,
+        b,
+        Sides(activation="silu", alpha=2),
+    )
+    assert torch.equal(tritile.addmm(nothing, a[:, :0], b[:0], beta=0), torch.zeros(9, 13))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP32, FP64], ids=name)
+def test_into_a_tensor_given(dtype):
+    x, weight = values((9, 21), dtype), values((13, 21), dtype, 1)
+    bias = values((9, 13), dtype, 2)
+    for layout in ("row", "column", "sliced"):
+        buffer, out = frame((9, 13), dtype, layout)
+        assert tritile.linear(x, weight, bias, out=out) is out
+        assert_fused(out, x, weight.mT, Sides(bias=bias))
+        out.copy_(bias)
+        assert tritile.addmm(out, x, weight.mT, out=out, beta=-1) is out
+        assert_fused(out, x, weight.mT, Sides(bias=bias, beta=-1))
+        assert guard_intact(buffer, out)
+
+
+def test_overwriting_is_told_to_autograd():
+    x, weight, out = values((9, 21), FP32), values((13, 21), FP32, 1), torch.empty(9, 13)
+    version = out._version
+    tritile.linear(x, weight, out=out)
+    assert out._version > version
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+def test_an_empty_sum_is_what_is_added(batch):
+    x, weight = values((*batch, 9, 0), FP32), values((13, 0), FP32)
+    bias, residual = values((13,), FP32, 2), values((*batch, 9, 13), FP32, 3)
+    wanted = bias.relu().expand(*batch, 9, 13) + residual
+    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=residual), wanted)
+    out = residual.clone()
+    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=out, out=out), wanted)
+
+
+def test_results_without_elements():
+    weight, bias = values((13, 21), FP32), values((13,), FP32)
+    assert tritile.linear(values((0, 21), FP32), weight, bias).shape == (0, 13)
+    assert tritile.linear(values((4, 0, 21), FP32), weight, bias, activation="gelu").shape == (4, 0, 13)
+    assert tritile.linear(values((9, 21), FP32), weight[:0], bias[:0]).shape == (9, 0)
+    assert tritile.addmm(bias[:0], values((9, 21), FP32), weight[:0].mT).shape == (9, 0)
+
+
+def test_lazily_negated_operands():
+    z = torch.complex(values((9, 13), FP32, 2), values((9, 13), FP32, 3))
+    x, weight = values((9, 21), FP32), values((13, 21), FP32, 1)
+    bias = z.conj().imag
+    assert bias.is_neg()
+    assert_fused(tritile.linear(x, weight, bias), x, weight.mT, Sides(bias=bias.resolve_neg()))
+
+
+def test_the_same_bits_by_every_family():
+    """A pure function of the sums: what is stored differs where sums do, and here they do not."""
+    a, b = (torch.randint(-8, 8, shape).float() for shape in ((M, K), (K, N)))
+    sides = Sides(bias=side("row"), residual=side("full"), activation="gelu")
+    found = []
+    for config in CONFIGS:
+        found.append(torch.empty(M, N))
+        run(config, a, b, found[-1], sides)
+    assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])

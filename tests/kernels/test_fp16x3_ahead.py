@@ -1,0 +1,141 @@
+"""float32 products of float16 parts compiled ahead of time: they fit, and tensor cores run on."""
+
+import os
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+import triton
+
+from tritile import ahead, model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import UnsupportedError
+from tritile.offline import compiling_for, resources
+from tritile.problem import MatmulProblem
+from tritile.space import illegal, legal_configs
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float32", "float32", precision="fp16x3")
+RAGGED = MatmulProblem(
+    3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
+    precision="fp16x3", epilogue="bias=row gelu",
+)  # fmt: skip
+LONG = replace(SQUARE, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
+
+
+def groups(m, n, consumers, stages, persistent=True, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+def tma(m, n, warps, stages, persistent=False, split=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "SUBTILES": 1}
+    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
+
+
+def tile(m, n, k, warps, stages):
+    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+def kernels(problem, config, device):
+    with compiling_for(device):
+        return [compiled() for compiled in ahead.compiles_for(problem, config, device)]
+
+
+def instructions(kernel, folder):
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def loops(text):
+    """The bodies of a program's loops: from a label to a jump back to it."""
+    lines, places, bodies = text.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        label = re.match(r"\s*\.(L_x_\d+):", line)
+        jump = re.search(r"BRA.*`\(\.(L_x_\d+)\)", line)
+        if label:
+            places[label[1]] = i
+        elif jump and jump[1] in places:
+            bodies.append("\n".join(lines[places[jump[1]] : i]))
+    return bodies
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("sm_80", SQUARE), ("nvidia-h200", RAGGED), ("nvidia-h200", LONG), ("sm_100", RAGGED)],
+    ids=str,
+)
+def test_every_launch_compiles_and_fits(name, problem):
+    device = target_device(name)
+    config = tile(128, 64, 32, 8, 3) if name == "sm_80" else model.pick(problem, device)
+    assert illegal(config, problem, device) is None
+    made = kernels(problem, config, device)
+    names = [kernel.name for kernel in made]
+    assert names[:2] == ["reset", "split"]
+    assert names[2:4] == ["matmul_tile", "matmul_tile"]
+    for kernel in made:
+        assert resources(kernel).excess(device) is None
+    assert made[-1].name == {"tile": "matmul_tile"}.get(config.family, f"matmul_{config.family}")
+
+
+@pytest.mark.parametrize("layouts", [("row", "row"), ("row", "column")], ids=str)
+@pytest.mark.parametrize(
+    "config", [groups(128, 192, 2, 3), groups(192, 128, 3, 3), groups(64, 96, 1, 4, False)], ids=str
+)
+def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp_path):
+    problem, device = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1]), target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = kernels(problem, config, device)[-1]
+    assert resources(kernel).spills == 0
+    bodies = [body for body in loops(instructions(kernel, tmp_path)) if "HGMMA" in body]
+    inner = [body for body in bodies if body.count("WARPGROUP.DEPBAR") == 1]
+    assert len(inner) >= 2 * config["CONSUMERS"]  # of small terms, and of large ones
+    assert all(body.count("FADD") == 0 for body in inner)
+
+
+@pytest.mark.parametrize(
+    "config", [tma(128, 128, 8, 4), tma(128, 128, 8, 4, True), tma(64, 64, 4, 4, split=4)], ids=str
+)
+def test_descriptor_kernels_run_on_too(config, tmp_path):
+    device = target_device("nvidia-h200")
+    kernel = kernels(SQUARE, config, device)[-1]
+    assert resources(kernel).spills == 0
+    text = instructions(kernel, tmp_path)
+    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
+    assert text.count("FADD") > 0  # the compiler has not made one sum of it
+
+
+def test_totals_are_counted_among_registers():
+    device = target_device("nvidia-h200")
+    half = replace(SQUARE, dtype="float16", precision="ieee")
+    for config in (
+        groups(128, 256, 2, 3, subtiles=2),
+        groups(256, 128, 2, 3, subtiles=2),
+        tma(128, 256, 8, 3),
+    ):
+        assert illegal(config, half, device) is None
+        assert "registers" in illegal(config, SQUARE, device)
+    wide = Config.of(4, 3, "descriptor", **dict(tma(64, 64, 4, 3).kwargs) | {"BLOCK_K": 128})
+    assert "summed at once" in illegal(wide, replace(SQUARE, k=2048), device)
+    assert illegal(wide, SQUARE, device) is None
+
+
+def test_a_gpu_that_cannot_is_told_of():
+    with pytest.raises(UnsupportedError, match="compute capability 8"):
+        legal_configs(SQUARE, target_device("gfx942"))
+
+
+def test_the_core_is_a_product_of_its_own():
+    core = RAGGED.core
+    assert (core.dtype, core.k, core.a_align, core.b_align) == ("float16", 3 * 9984, 16, 16)
+    assert (core.a_layout, core.b_layout, LONG.core.a_layout, LONG.core.b_layout) == (
+        "column", "column", "row", "column",
+    )  # fmt: skip
+    assert core.epilogue == "scale_a=column scale_b=row bias=row gelu"
+    assert core.core == core

@@ -1,0 +1,271 @@
+"""float32 products of float16 parts: how they are split, their errors, and what becomes of unfit data."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import frame, guard_intact, placed, poison_empty, product64, values
+from tests.simulated import DATA, promoted_product
+from tritile import launch
+from tritile.config import Config
+from tritile.errors import InvalidValueError
+from tritile.interpreter import interpret
+from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
+from tritile.ops.described import described
+from tritile.problem.parts import error_bound, part_length, promoted_every
+from tritile.work.lower import fp16x3, lowered
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+U = 2.0**-24
+LAYOUTS = ("row", "column", "sliced", "strided")
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def posed(name, m, n, k, layouts=("row", "row")):
+    a, b = DATA[name](values((m, k), torch.float32), values((k, n), torch.float32, 1))
+    return placed(a, layouts[0]), placed(b, layouts[1])
+
+
+class Divided:
+    """The parts, scales and verdict that the launches before the core leave."""
+
+    def __init__(self, a, b):
+        call = described(a, b, torch.empty(*a.shape[:-1], b.shape[-1]), "fp16x3")
+        parts = lowered(call, False)
+        sections = [torch.empty(s.elements, dtype=getattr(torch, s.dtype)) for s in parts.scratch]
+        buffers = [*call.tensors, *sections]
+        for step in parts.before:
+            interpret(step.kernel, step.grid, tuple(launch._bound(v, buffers) for v in step.args), {})
+        core = parts.core
+        self.verdict = int(buffers[core.verdict.word.buffer])
+        views = (core.a, core.b, core.fused.scale_a, core.fused.scale_b)
+        self.a, self.b, self.a_scale, self.b_scale = (
+            buffers[view.tensor.buffer].as_strided(view.shape, view.strides) for view in views
+        )
+
+
+def whole(parts, scale, small_first):
+    """Scaled elements that three parts along the last dimension stand for, before and after scaling back."""
+    first, second, hi = parts.double().chunk(3, -1)
+    low, lo = (second, first) if small_first else (first, second)
+    assert torch.equal(low, (hi * 2.0**-6).half().double())
+    scaled = hi + lo * 2.0**-6
+    return scaled, scaled * scale.double()[..., :1]
+
+
+@pytest.mark.parametrize("loops", [False, True], ids=["once", "in turns"])
+@pytest.mark.parametrize("layouts", list(itertools.pairwise((*LAYOUTS, "row"))), ids=str)
+def test_parts_are_the_operands(monkeypatch, layouts, loops):
+    if loops:
+        monkeypatch.setattr(fp16x3, "_ALONG", (2, 32))
+        monkeypatch.setattr(fp16x3, "_ACROSS", (4, 16))
+        monkeypatch.setattr(fp16x3, "_WHOLE", 32)
+    a, b = posed("log-normal", 19, 21, 83, layouts)
+    a[3], b[:, 5] = 0.0, 0.0
+    found = Divided(a, b)
+    for x, parts, scale, small_first in (
+        (a, found.a, found.a_scale, True), (b.mT, found.b.mT, found.b_scale.mT, False),
+    ):  # fmt: skip
+        part = part_length(x.shape[1])
+        assert parts.shape[1] == 3 * part
+        scaled, back = whole(parts, scale, small_first)
+        assert bool((scaled[:, x.shape[1] :] == 0).all())
+        scaled, back = scaled[:, : x.shape[1]], back[:, : x.shape[1]]
+        largest = scaled.abs().amax(1)
+        assert bool(((largest >= 2.0**14) & (largest < 2.0**15) | (x.abs().amax(1) == 0)).all())
+        assert torch.equal(torch.frexp(scale).mantissa.abs(), torch.full_like(scale, 0.5))
+        lost = (back - x.double()).abs()
+        least = 2.0**-31 * scale.double()[:, :1]
+        assert bool((lost <= torch.maximum(2.0**-23 * x.double().abs(), least)).all())
+        assert bool((lost > 0).any())
+
+
+def test_a_split_is_exact_to_the_last_bit_but_one():
+    """24 bits in 11 + 1 + 11: only an odd lo of 12 bits is rounded."""
+    x = torch.cat([torch.arange(2**23, 2**23 + 2**13), torch.arange(2**24 - 2**13, 2**24)]).float()[None]
+    _, back = whole(*(lambda d: (d.a, d.a_scale, True))(Divided(x, x.mT.contiguous())))
+    error = (back[:, : x.shape[1]] - x.double()).abs()
+    assert float(error.max()) == 1.0
+    assert float((error > 0).double().mean()) == pytest.approx(0.25, abs=0.01)
+
+
+SPARSE = A_SPARSE.value | B_SPARSE.value
+VERDICTS = {
+    "normal": 0, "uniform": 0, "log-normal": 0, "relu": A_SPARSE.value, "cancelling": 0, "constant": 0,
+    "large": 0, "identity": SPARSE, "zero": SPARSE, "wide": UNFIT.value, "graded": UNFIT.value,
+    "one small": SPARSE | LOSSY.value, "one large": UNFIT.value, "far out": UNFIT.value,
+    "NaN": None, "infinite": None, "huge": None, "denormal": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_verdicts_and_bounds(name):
+    """Every finite product is within the bound, whichever kernel made it, and the right one did."""
+    a, b = posed(name, 23, 21, 203)
+    wanted = VERDICTS[name]
+    found = Divided(a, b).verdict
+    assert found >= EXTREME.value if wanted is None else found == wanted
+    got, torchs = tritile.matmul(a, b, precision="fp16x3"), a @ b
+    assert torch.equal(got.isnan(), torchs.isnan())
+    assert torch.equal(got.isinf(), torchs.isinf())
+    finite = torchs.isfinite()
+    exact, magnitude = product64(a, b)[finite], product64(a.abs(), b.abs())[finite]
+    bound = error_bound(a.shape[1]) * magnitude + U * exact.abs() + 2.0**-149
+    assert bool(((got[finite].double() - exact).abs() <= bound).all())
+
+
+def test_lossy_elements_do_no_harm_among_dense_rows():
+    """1 in 64 of each row and column so small that its split keeps next to nothing."""
+    k = 256
+    a, b = values((16, k), torch.float32).sign() * 3.0, values((k, 16), torch.float32, 1).sign() * 3.0
+    a[:, ::64], b[32::64] = 3.1e-7, 2.9e-7
+    found = Divided(a, b)
+    assert found.verdict == LOSSY.value
+    a[0, 1] = 3e-7
+    assert Divided(a, b).verdict == UNFIT.value
+    a[0, 1] = 3.0
+    got, exact = tritile.matmul(a, b, precision="fp16x3"), product64(a, b)
+    bound = error_bound(k) * product64(a.abs(), b.abs()) + U * exact.abs()
+    assert bool(((got.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize(
+    ("zeros_a", "zeros_b", "fits"), [(0.6, 0.1, True), (0.1, 0.6, True), (0.4, 0.4, False), (0.8, 0, False)]
+)
+def test_one_dense_operand_makes_up_for_a_sparse_one(zeros_a, zeros_b, fits):
+    k = 320
+    place = torch.arange(k)
+    a, b = torch.ones(16, k), torch.ones(k, 16)
+    a[:, place < zeros_a * k], b[place >= (1 - zeros_b) * k] = 0.0, 0.0
+    a[0, -1] = 1e-8
+    b[0, 0] = 1e-8 if zeros_a == 0 else 1.0
+    assert (Divided(a, b).verdict < UNFIT.value) == fits
+
+
+@pytest.mark.parametrize("k", [64, 1024, 4096])
+@pytest.mark.parametrize("name", ["normal", "uniform", "log-normal", "constant", "cancelling"])
+def test_errors_with_tensor_cores_simulated(name, k):
+    """With what tensor cores truncate the bound holds, and fp32 in one sum errs more from K = 1024 on."""
+    a, b = posed(name, 5, 6, k)
+    found = Divided(a, b)
+    sums = promoted_product(found.a.double(), found.b.double(), promoted_every(k))
+    got = sums * found.a_scale * found.b_scale
+    exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
+    error = (got.double() - exact).abs()
+    assert bool((error <= error_bound(k) * magnitude + U * exact.abs()).all())
+    plain = torch.zeros(5, 6)
+    for i in range(k):
+        plain = (plain.double() + a[:, i : i + 1].double() * b[i : i + 1].double()).float()
+    if k >= 1024:
+        assert float(error.norm()) < float((plain.double() - exact).norm())
+
+
+def test_without_promotion_the_simulated_error_is_large():
+    """What the fp32 sums in between are for: one sum on tensor cores drifts with its length."""
+    a, b = posed("uniform", 5, 6, 4096)
+    found, exact = Divided(a, b), product64(a, b)
+    sums = [
+        promoted_product(found.a.double(), found.b.double(), every) for every in (promoted_every(4096), 4096)
+    ]
+    errors = [float((part * found.a_scale * found.b_scale - exact).norm()) for part in sums]
+    assert errors[1] > 8 * errors[0]
+
+
+def test_the_bound_is_below_that_of_any_fp32_sum():
+    assert all(error_bound(k) < k * U for k in range(128, 2**20, 997))
+    assert [promoted_every(k) for k in (1, 2048, 2049, 8192, 8193, 32768)] == [64, 64, 128, 128, 256, 256]
+
+
+FAMILIES = {
+    "tile": Config.of(4, 2, "tile", BLOCK_M=16, BLOCK_N=32, BLOCK_K=32, GROUP_M=2),
+    **{
+        f"descriptor {persistent} {split}": Config.of(
+            4, 3, "descriptor", BLOCK_M=32, BLOCK_N=16, BLOCK_K=32, GROUP_M=2,
+            PERSISTENT=persistent, SPLIT_K=split, SUBTILES=1,
+        )
+        for persistent, split in ((False, 1), (True, 1), (False, 2), (False, 4))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["normal", "graded", "infinite"])
+def test_families_make_the_core_or_leave_it(family, name):
+    a, b = posed(name, 37, 35, 150, ("row", "column"))
+    buffer, out = frame((37, 35), torch.float32, "sliced")
+    launch.run_interpreted(described(a, b, out, "fp16x3"), FAMILIES[family])
+    finite = (a @ b).isfinite()
+    exact, magnitude = product64(a, b)[finite], product64(a.abs(), b.abs())[finite]
+    bound = error_bound(150) * magnitude + U * exact.abs()
+    assert bool(((out[finite].double() - exact).abs() <= bound).all())
+    assert torch.equal(out.isnan(), (a @ b).isnan())
+    assert guard_intact(buffer, out)
+
+
+SHAPES = [
+    ((3, 1, 9, 70), (2, 70, 11)),
+    ((4, 9, 70), (70, 11)),
+    ((70,), (3, 70, 5)),
+    ((9, 70), (70,)),
+    ((1, 1), (1, 1)),
+    ((2, 5, 3), (2, 3, 4)),
+]
+
+
+@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("strided", "sparse")], ids=str)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_shapes_and_layouts(shapes, layouts):
+    turn = [layout if len(shape) > 1 else "row" for shape, layout in zip(shapes, layouts, strict=True)]
+    a = values(shapes[0], torch.float32)
+    b = values(shapes[1], torch.float32, 1)
+    a = placed(a, turn[0]) if a.ndim > 1 else a
+    b = placed(b, turn[1]) if b.ndim > 1 else b
+    got, exact = tritile.matmul(a, b, precision="fp16x3"), product64(a, b)
+    assert got.shape == exact.shape
+    bound = error_bound(a.shape[-1]) * product64(a.abs(), b.abs()) + U * exact.abs()
+    assert bool(((got.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("name", ["normal", "graded", "NaN"])
+def test_what_is_fused_follows_whichever_kernel(name):
+    a, b = posed(name, 20, 24, 100)
+    bias, residual = values((24,), torch.float32, 2), values((20, 24), torch.float32, 3)
+    got = tritile.addmm(residual, a, b, beta=0.5, alpha=-2.0, precision="fp16x3")
+    wanted = 0.5 * residual.double() - 2.0 * product64(a, b)
+    bound = 2 * error_bound(100) * product64(a.abs(), b.abs()) + 4 * U * (wanted.abs() + residual.abs())
+    assert bool((((got.double() - wanted).abs() <= bound) | wanted.isnan()).all())
+    assert torch.equal(got.isnan(), wanted.isnan())
+    linear = tritile.linear(a, b.mT, bias, precision="fp16x3")
+    wanted = product64(a, b) + bias.double()
+    bound = error_bound(100) * product64(a.abs(), b.abs()) + 2 * U * (wanted.abs() + bias.abs())
+    assert bool((((linear.double() - wanted).abs() <= bound) | wanted.isnan()).all())
+
+
+def test_other_result_types():
+    a, b = posed("normal", 20, 24, 100)
+    for dtype, eps in ((torch.float16, 2.0**-11), (torch.bfloat16, 2.0**-8)):
+        got, exact = tritile.matmul(a, b, precision="fp16x3", out_dtype=dtype), product64(a, b)
+        assert got.dtype == dtype
+        assert float(((got.double() - exact).abs() - eps * exact.abs()).max()) < 1e-5
+
+
+def test_wrong_precisions_are_refused():
+    half = torch.ones(4, 4, dtype=torch.float16)
+    with pytest.raises(InvalidValueError, match="float16"):
+        tritile.matmul(half, half, precision="fp16x3")
+    with pytest.raises(InvalidValueError, match="fp16x3"):
+        tritile.matmul(half.float(), half.float(), precision="fp16x4")
+
+
+def test_the_same_bits_each_time():
+    a, b = posed("relu", 40, 33, 300)
+    first = tritile.matmul(a, b, precision="fp16x3")
+    assert torch.equal(first, tritile.matmul(a, b, precision="fp16x3"))
+    assert math.isfinite(float(first.sum()))

@@ -1,0 +1,203 @@
+"""Gated products in Triton's interpreter: two matrices in one loop."""
+
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import assert_gated, bytes_of, frame, guard_intact, name, placed, poison_empty, values
+from tritile import launch
+from tritile.config import Config
+from tritile.ops.described import Extras, described
+from tritile.problem import ACTIVATIONS, MatmulProblem
+from tritile.views import posed
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at overflow
+]
+FP32, FP16, FP64, BF16 = torch.float32, torch.float16, torch.float64, torch.bfloat16
+
+
+def tma(persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=1, SUBTILES=subtiles)
+
+
+TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
+CONFIGS = [TILE, tma(), tma(True), tma(True, 2), tma(subtiles=2)]
+every_config = pytest.mark.parametrize(
+    "config", CONFIGS, ids=["tile", "descriptor", "persistent", "persistent-subtiles", "subtiles"]
+)
+M, N, K = 37, 45, 51
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def operands(dtype=FP32, batch=(), m=M, n=N, k=K):
+    return values((*batch, m, k), dtype), values((n, k), dtype, 1), values((n, k), dtype, 2)
+
+
+def run(config, x, gate, up, out, activation="silu", bias_gate=None, bias_up=None):
+    """Through the kernel itself; tf32 is computed as fp32 here."""
+    extras = Extras(bias=bias_gate, bias_up=bias_up, activation=activation, up=up.mT)
+    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
+    assert_gated(out, x, gate.mT, up.mT, activation, bias_gate, bias_up)
+
+
+@every_config
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_activations_and_biases(config, activation):
+    x, gate, up = operands()
+    buffer, out = frame((M, N), FP32, "sliced")
+    run(config, x, gate, up, out, activation, values((N,), FP32, 3), values((M, 1), FP32, 4))
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("bias_gate", [None, (N,)], ids=str)
+@pytest.mark.parametrize("bias_up", [None, (N,), (M, N), ()], ids=str)
+def test_biases(config, bias_gate, bias_up):
+    given = (shape and values(shape, FP16, 3 + i) for i, shape in enumerate((bias_gate, bias_up)))
+    bias_gate, bias_up = (values((), FP16) if bias == () else bias for bias in given)
+    run(config, *operands(), torch.empty(M, N), "gelu", bias_gate, bias_up)
+
+
+@every_config
+@pytest.mark.parametrize("layout", ["row", "column", "sliced", "column_sliced", "sparse", "offset"])
+def test_weights_each_with_strides_of_its_own(config, layout):
+    x, gate, up = operands()
+    run(config, x, placed(gate, layout), up, torch.empty(M, N))
+    run(config, placed(x, layout), gate, placed(up, layout), torch.empty(M, N))
+
+
+@every_config
+def test_weights_that_are_halves_of_one(config):
+    x = values((M, K), FP32)
+    both = values((2 * N, K), FP32, 1)
+    run(config, x, both[:N], both[N:], torch.empty(M, N))
+    run(config, x, both[::2], both[1::2], torch.empty(M, N))
+    turned = values((K, 2 * N), FP32, 1)
+    run(config, x, turned[:, :N].mT, turned[:, N:].mT, torch.empty(M, N))
+
+
+@every_config
+@pytest.mark.parametrize("size", [(1, 1, 1), (32, 32, 32), (33, 65, 17), (1, 45, 51), (70, 1, 96)], ids=str)
+def test_sizes(config, size):
+    m, n, k = size
+    buffer, out = frame((m, n), FP32, "row")
+    run(config, *operands(m=m, n=n, k=k), out, "silu", values((n,), FP32, 3), values((n,), FP32, 4))
+    assert guard_intact(buffer, out)
+
+
+@every_config
+@pytest.mark.parametrize("layout", ["column", "column_sliced", "strided", "offset"])
+def test_outputs_of_any_layout(config, layout):
+    """A result that lies column by column is not made turned: the kernels have two matrices on the right."""
+    buffer, out = frame((M, N), FP32, layout)
+    run(config, *operands(), out)
+    assert guard_intact(buffer, out)
+
+
+@every_config
+def test_batches_fold_or_stay(config):
+    x, gate, up = operands(batch=(2, 3), m=7)
+    run(config, x, gate, up, torch.empty(2, 3, 7, N), "silu", values((N,), FP32, 3), values((7, 1), FP32, 4))
+    x = placed(values((2, 3, 40, K), FP32), "sliced")
+    run(config, x, gate, up, torch.empty(2, 3, 40, N))
+    run(config, values((K,), FP32), gate, up, torch.empty(N))
+
+
+@every_config
+def test_other_dtypes(config):
+    for dtype, out_dtype in ((FP16, FP16), (FP16, FP32), (FP32, FP16)):
+        run(config, *operands(dtype), torch.empty(M, N, dtype=out_dtype), "gelu_tanh", values((N,), FP32, 3))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_the_operation(dtype, activation):
+    x, gate, up = operands(dtype, (2,), 9, 13, 21)
+    bias_gate, bias_up = values((13,), dtype, 3), values((13,), dtype, 4)
+    got = tritile.gated_linear(x, gate, up, activation=activation, bias_gate=bias_gate, bias_up=bias_up)
+    assert got.dtype == dtype
+    assert_gated(got, x, gate.mT, up.mT, activation or "", bias_gate, bias_up)
+    plain = tritile.gated_linear(x, gate, up, activation=activation)
+    assert_gated(plain, x, gate.mT, up.mT, activation or "")
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
+def test_precisions(precision):
+    x, gate, up = operands()
+    assert_gated(tritile.gated_linear(x, gate, up, precision=precision), x, gate.mT, up.mT)
+
+
+def test_float64_keeps_its_digits():
+    x, gate, up = operands(FP64)
+    run(
+        TILE, x, gate, up, torch.empty(M, N, dtype=FP64), "gelu", values((N,), FP64, 3), values((N,), FP64, 4)
+    )
+
+
+def test_into_a_tensor_given():
+    x, gate, up = operands(BF16)
+    for out_dtype in (BF16, FP16, FP32):
+        buffer, out = frame((M, N), out_dtype, "sliced")
+        assert tritile.gated_linear(x, gate, up, out=out) is out
+        assert_gated(out, x, gate.mT, up.mT)
+        bias = values((M, N), out_dtype, 3)
+        out.copy_(bias)
+        tritile.gated_linear(x, gate, up, bias_up=out, out=out)
+        assert_gated(out, x, gate.mT, up.mT, bias_up=bias)
+        assert guard_intact(buffer, out)
+
+
+def test_without_a_sum_or_without_elements():
+    x, gate, up = operands(k=0)
+    bias_gate, bias_up = values((N,), FP32, 3), values((N,), FP32, 4)
+    wanted = (bias_gate.relu() * bias_up).expand(M, N)
+    got = tritile.gated_linear(x, gate, up, activation="relu", bias_gate=bias_gate, bias_up=bias_up)
+    assert torch.equal(got, wanted)
+    assert torch.equal(tritile.gated_linear(x, gate, up), torch.zeros(M, N))
+    assert tritile.gated_linear(values((0, K), FP32), *operands()[1:]).shape == (0, N)
+    assert tritile.gated_linear(values((M, K), FP32), values((0, K), FP32), values((0, K), FP32)).shape == (
+        M,
+        0,
+    )
+
+
+@every_config
+def test_not_finite_values_come_out_where_torch_has_them(config):
+    x, gate, up = operands()
+    x[3, 5], gate[7, 9], up[20, 50] = math.nan, -math.inf, math.inf
+    out = torch.empty(M, N)
+    extras = Extras(activation="silu", up=up.mT)
+    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
+    wanted = torch.nn.functional.silu(x.double() @ gate.mT.double()) * (x.double() @ up.mT.double())
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out.isinf(), wanted.isinf())
+
+
+def test_the_same_bits_by_every_family():
+    x, gate, up = ((8 * t).round() for t in operands())
+    found = []
+    for config in CONFIGS:
+        found.append(torch.empty(M, N))
+        run(config, x / 64, gate, up, found[-1])
+    assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])
+
+
+def test_the_problem_counts_both_matrices():
+    plain = MatmulProblem(1, 64, 48, 32, "float16", "float16")
+    gated = MatmulProblem(1, 64, 48, 32, "float16", "float16", epilogue="gated silu")
+    assert gated.flops == 2 * plain.flops
+    assert gated.bytes == plain.bytes + 32 * 48 * 2
+    call = posed(gated, lambda dtype, elements: torch.zeros(elements, dtype=getattr(torch, dtype)))
+    assert call.problem == gated
+    assert call.up.shape == call.b.shape
+    assert call.up.tensor is not call.b.tensor
+    assert len(call.tensors) == 4

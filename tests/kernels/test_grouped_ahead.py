@@ -1,0 +1,102 @@
+"""Both kernels of groups compiled ahead of time: they compile, fit, and use the units they are made for."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tritile import ahead, model
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import GroupedProblem
+from tritile.space import ALL_CONFIGS, illegal
+from tritile.space.grouped import shared_bytes
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
+ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
+PROBLEMS = (
+    ROWS,
+    replace(ROWS, a_layout="column", out_layout="column"),
+    replace(ROWS, dtype="float32", out_dtype="float32", precision="tf32", groups=1000),
+    replace(ROWS, n=1001, k=1003, out_align=2, a_align=2, b_align=2),
+    replace(ROWS, ragged="k", m=2048, k=16384, a_layout="column", b_layout="row"),
+    replace(ROWS, ragged="k", m=2048, k=16384),
+    replace(ROWS, ragged="none", m=256, scaled=True),
+)
+FP8 = (
+    replace(ROWS, dtype="float8_e4m3fn", scaled=True),
+    replace(ROWS, dtype="float8_e5m2", scaled=True, ragged="k", m=2048, k=16384),
+)
+ALIGNED = [problem for problem in PROBLEMS if problem.a_align == 16]
+IEEE = replace(ROWS, dtype="float32", out_dtype="float32")
+
+
+def tile(m, n, k, warps=4, stages=2):
+    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+def tma(m, n, k, warps=8, stages=3, persistent=True, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("problem", [*PROBLEMS, *FP8, IEEE], ids=lambda problem: problem.label)
+def test_by_pointers(problem, name):
+    device = target_device(name)
+    config = tile(64, 64, 32)
+    if problem.dtype.startswith("float8") and name == "sm_80":
+        assert "compute capability 8.9" in illegal(config, problem, device)
+        return
+    assert illegal(config, problem, device) is None
+    taken = ahead.resources(ahead.compiled_for(problem, config, device))
+    assert 0 < taken.registers <= 512
+    assert taken.excess(device) is None
+
+
+@pytest.mark.parametrize("config", [tma(128, 128, 64), tma(64, 128, 64, 4, 4, False)], ids=str)
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+@pytest.mark.parametrize("problem", [*ALIGNED, *FP8], ids=lambda problem: problem.label)
+def test_by_descriptor(problem, name, config):
+    device = target_device(name)
+    if problem.dtype == "float32":
+        config = tma(64, 128, 32, 4, 3, config["PERSISTENT"])
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    taken = ahead.resources(kernel)
+    assert taken.excess(device) is None
+    assert shared_bytes(config, problem) <= taken.shared
+    ptx = kernel.asm["ptx"]
+    assert "cp.async.bulk.tensor" in ptx
+    assert ("wgmma.mma_async" if name == "nvidia-h200" else "tcgen05.mma") in ptx
+    stored = ".global.shared::cta" in ptx
+    assert stored == (problem.out_layout == "row" and problem.out_align == 16)
+
+
+def test_the_widest_tile_is_made_in_one_loop_without_spills():
+    """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
+    device, config = target_device("nvidia-h200"), tma(128, 256, 64, subtiles=2)
+    kernel = ahead.compiled_for(ROWS, config, device)
+    assert ahead.resources(kernel).spills == 0
+    loops = [line for line in kernel.asm["ttgir"].splitlines() if "scf.for" in line]
+    assert len([line for line in loops if "tensor<128x256xf32" in line]) == 1
+    assert "ttng.async_tma_copy_local_to_global" in kernel.asm["ttgir"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_first_choice_compiles_without_spills(name):
+    device = target_device(name)
+    for problem in (ROWS, PROBLEMS[4]):
+        assert ahead.compile_resources(problem, model.pick(problem, device), device).excess(device) is None
+
+
+def test_every_config_is_legal_somewhere():
+    """None is in the lists that nothing could ever run."""
+    device = target_device("nvidia-h200")
+    for configs in ALL_CONFIGS["grouped"].values():
+        some = (*PROBLEMS[:3], *FP8)
+        legal = [c for c in configs if any(illegal(c, problem, device) is None for problem in some)]
+        assert len(legal) > len(configs) // 2

@@ -1,0 +1,227 @@
+"""Both kernels of groups in Triton's interpreter: every grouping, layout and kind of offsets, good or bad."""
+
+import math
+
+import pytest
+import torch
+
+import tritile
+from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, spoiled
+from tests.reference import frame, guard_intact, placed, poison_empty, values
+from tritile import launch
+from tritile.config import Config
+from tritile.errors import TuningError
+from tritile.ops.groups import Operands, described
+from tritile.work import tile
+from tritile.work.grouped import tile_work
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+TILE = Config.of(4, 2, "tile", BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, GROUP_M=2)
+RAGGED = ("rows", "columns", "k")
+LAYOUTS = ("row", "column", "sliced", "column_sliced", "sparse", "offset")
+
+
+def tma(persistent=True, subtiles=1):
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+TMA = [tma(), tma(False), tma(subtiles=2)]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def posed(ragged, offs, dtype=torch.float32):
+    """Operands of which no size is a multiple of a block, 40 being shared."""
+    sizes = {"rows": (SHARED, 36, 28), "columns": (36, SHARED, 28), "k": (20, 36, SHARED)}[ragged]
+    return operands(ragged, len(offs), sizes, dtype)
+
+
+def shape_of(a, b, offs):
+    if offs is None or a.ndim == b.ndim == 2:
+        return (len(a) if offs is None else len(offs), a.shape[-2], b.shape[-1])
+    return (a.shape[-2], b.shape[-1])
+
+
+def run(config, a, b, offs, layout="row"):
+    """Into a frame of poison that nothing may touch but the result."""
+    buffer, out = frame(shape_of(a, b, offs), torch.float32, layout)
+    launch.run_interpreted(described(Operands(a, b, offs, None, None), out, "tf32"), config)
+    assert_groups(out, a, b, offs)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("kind", OFFSETS)
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_offsets_by_pointers(ragged, kind):
+    offs = offsets(kind)
+    a, b = posed(ragged, offs)
+    spoiled(a, b, offs, ragged)
+    run(TILE, a, b, offs)
+
+
+@pytest.mark.parametrize("config", TMA, ids=str)
+@pytest.mark.parametrize("kind", OFFSETS)
+def test_offsets_of_rows_by_descriptor(config, kind):
+    offs = offsets(kind)
+    a, b = posed("rows", offs)
+    spoiled(a, b, offs, "rows")
+    run(config, a, b, offs)
+
+
+@pytest.mark.parametrize("config", TMA, ids=str)
+@pytest.mark.parametrize("kind", OFFSETS)
+def test_offsets_of_k_by_descriptor(config, kind):
+    """K is the outer dimension of both, as in gradients of weights: the hardware cuts at a group's end."""
+    offs = offsets(kind)
+    a, b = posed("k", offs)
+    spoiled(a, b, offs, "k")
+    run(config, placed(a, "column"), b, offs)
+
+
+@pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "column")], ids=str)
+def test_k_that_registers_cut_off(turn):
+    """The interpreter wants what is contiguous to begin on 16 bytes, which 4 elements are; blocks have 16."""
+    offs = torch.tensor([4, 4, 24, 36], dtype=torch.int32)
+    a, b = posed("k", offs)
+    spoiled(a, b, offs, "k")
+    a[:, 24:] *= 1e30  # what a group wrongly lets in is not lost in rounding
+    run(tma(), placed(a, turn[0]), placed(b, turn[1]), offs)
+
+
+@pytest.mark.parametrize("config", [TILE, *TMA[:2]], ids=str)
+@pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "row")], ids=str)
+@pytest.mark.parametrize("ragged", ["rows", "columns", "none"])
+def test_matrices_of_groups_by_rows_or_columns(ragged, turn, config):
+    offs = torch.tensor([8, 8, 20, 40], dtype=torch.int32)  # see above
+    if ragged == "none":
+        a, b = operands(ragged, 3, (20, 36, 28), torch.float32)
+        offs = None
+    else:
+        a, b = posed(ragged, offs)
+    run(config, placed(a, turn[0]), placed(b, turn[1]), offs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_any_strides_by_pointers(ragged, layout):
+    offs = offsets("a rest")
+    a, b = (placed(x, layout) for x in posed(ragged, offs))
+    run(TILE, a, b, offs, layout)
+
+
+@pytest.mark.parametrize("layout", ["column", "sparse", "offset"])
+@pytest.mark.parametrize("ragged", ["rows", "k"])
+def test_results_that_no_descriptor_stores(ragged, layout):
+    offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
+    run(tma(), *posed(ragged, offs), offs, layout)
+
+
+def test_operands_that_no_descriptor_sees():
+    offs = offsets("uneven")
+    a, b = posed("rows", offs)
+    with pytest.raises(TuningError, match="no descriptor sees"):
+        run(tma(), placed(a, "offset"), b, offs)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 40, 3), (40, 1, 5), (33, 2, 1)], ids=str)
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_thin_ones(ragged, sizes):
+    shared = {"rows": 0, "columns": 1, "k": 2}[ragged]
+    offs = torch.tensor([sizes[shared] // 2, sizes[shared]], dtype=torch.int32)
+    a, b = operands(ragged, 2, sizes, torch.float32)
+    run(TILE, a, b, offs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("ragged", [*RAGGED, "none"])
+def test_the_operation(ragged, dtype):
+    offs = offsets("a rest") if ragged != "none" else None
+    a, b = posed(ragged, offs, dtype) if offs is not None else operands(ragged, 2, (9, 7, 5), dtype)
+    out = tritile.grouped_matmul(a, b, offs)
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    assert_groups(out, a, b, offs)
+    given = torch.empty(out.shape, dtype=torch.float32)
+    assert tritile.grouped_matmul(a, b, offs, out=given) is given
+    assert_groups(given, a, b, offs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("ragged", [*RAGGED, "none"])
+def test_scales(ragged, dtype):
+    """Scales are powers of two, whose rounding nothing shows, and NaN where no group reads them."""
+    offs = offsets("a rest") if ragged != "none" else None
+    groups = 4
+    a, b = posed(ragged, offs, dtype) if offs is not None else operands(ragged, groups, (9, 7, 5), dtype)
+    m, n = a.shape[-2], b.shape[-1]
+    of_a = {"rows": (m,), "columns": (groups, m), "k": (groups * m,), "none": (groups, m)}[ragged]
+    of_b = {"rows": (groups, n), "columns": (n,), "k": (groups * n,), "none": (groups, n)}[ragged]
+    scale_a, scale_b = (torch.exp2(values(s, torch.float32, i).round()) for i, s in enumerate((of_a, of_b)))
+    if ragged == "rows":
+        scale_a[30:] = math.nan
+    if ragged == "columns":
+        scale_b[30:] = math.nan
+    out = tritile.grouped_matmul(a, b, offs, scale_a=scale_a, scale_b=scale_b)
+    assert out.dtype == torch.bfloat16
+    by_row = scale_a.view(groups, -1, 1) if ragged in ("k", "none") else scale_a.unsqueeze(-1)
+    by_column = scale_b.view(groups, 1, -1) if ragged in ("k", "none") else scale_b.unsqueeze(-2)
+    plain = tritile.grouped_matmul(a, b, offs, out_dtype=torch.float32)
+    assert_groups(plain, a, b, offs)
+    if ragged == "rows":
+        owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
+        by_column = by_column[owner, 0]
+        by_row = by_row.nan_to_num(1.0)
+    if ragged == "columns":
+        owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
+        by_row = by_row[owner, :, 0].T
+        by_column = by_column.nan_to_num(1.0)
+    assert torch.equal(out, (plain * by_row * by_column).bfloat16())
+
+
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_nothing_to_multiply(ragged):
+    empty = torch.zeros(2, dtype=torch.int32)
+    sizes = {"rows": (0, 4, 3), "columns": (4, 0, 3), "k": (4, 3, 0)}[ragged]
+    out = tritile.grouped_matmul(*operands(ragged, 2, sizes, torch.float32), empty)
+    assert out.shape == ((2, 4, 3) if ragged == "k" else sizes[:2])
+    assert not out.any()
+    a, b = operands(ragged, 0, (4, 4, 4), torch.float32)
+    none = tritile.grouped_matmul(a, b, empty[:0])
+    assert none.shape == ((0, 4, 4) if ragged == "k" else (4, 4))
+    assert not none.any()
+    if ragged != "k":
+        flat = tritile.grouped_matmul(*operands(ragged, 2, (4, 4, 0), torch.float32), empty)
+        assert flat.shape == (4, 4)
+        assert not flat.any()
+
+
+@pytest.mark.parametrize("ragged", RAGGED)
+def test_offsets_of_64_bits_within_a_tile(ragged, monkeypatch):
+    """Where tensors do not need them: the answers must be the same."""
+    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    offs = offsets("a rest")
+    a, b = posed(ragged, offs)
+    assert wide(a, b, offs)
+    run(TILE, placed(a, "sparse"), placed(b, "column"), offs)
+
+
+def wide(a, b, offs):
+    out = torch.empty((), device="meta").expand(shape_of(a, b, offs))
+    (step,) = tile_work(described(Operands(a, b, offs, None, None), out, "ieee"), TILE, 1, False).steps
+    return dict(zip(step.kernel.arg_names, step.args, strict=True))["WIDE"]
+
+
+def test_strides_that_make_tiles_wide():
+    """16 rows of a tile, or 16 of K, that reach beyond 32 bits."""
+    offs = offsets("uneven")
+    a, b = posed("rows", offs)
+    assert not wide(a, b, offs)
+    for stride, needed in ((2**27 - 2**13, False), (2**27, True)):
+        far_a = torch.empty_strided(a.shape, (stride, 1), device="meta")
+        far_b = torch.empty_strided(b.shape, (28 * stride, stride, 1), device="meta")
+        assert wide(far_a, b, offs) is needed
+        assert wide(a, far_b, offs) is needed

@@ -1,0 +1,307 @@
+"""Products of fp8 and int8 with scales, in Triton's interpreter."""
+
+import itertools
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import (
+    FP8,
+    Sides,
+    assert_fused,
+    assert_within,
+    finished64,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    sums64,
+    values,
+)
+from tritile import launch
+from tritile.config import Config
+from tritile.ops.described import Extras, described
+from tritile.work import work_of
+from tritile.work.values import Buffer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at overflow
+]
+E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
+QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
+HALF = (torch.bfloat16, torch.float16, FP32)
+NOTHING = Sides()
+SHARED = list(itertools.product((1, 128), repeat=2))
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def scale(*shape, seed=9):
+    """Positive scales between 1/32 and 1/2, that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator) * 0.45 + 1 / 32
+
+
+def expanded(scales, rows, k, shared):
+    """A scale for each element of a (rows, k), of scales for each `shared` rows and 128 of k."""
+    return scales.repeat_interleave(shared, 0)[:rows].repeat_interleave(128, 1)[:, :k]
+
+
+def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=NOTHING, precision="ieee"):
+    """In float64 of the scaled operands; beside a plain product's error, four steps for a block's scales."""
+    (m, k), n = a.shape, b.shape[1]
+    wide_a = a.double() * expanded(scale_a, m, k, shared[0])
+    wide_b = b.double() * expanded(scale_b.mT, n, k, shared[1]).mT
+    sums, error, eps = sums64(wide_a.float(), wide_b.float(), precision, got.is_cuda)
+    sums = wide_a @ wide_b
+    error = error + 4 * eps * (wide_a.abs() @ wide_b.abs())
+    assert_within(got, *finished64(sums, error, sides, eps))
+
+
+def blocks_of(m, n, k, shared):
+    blocks = -(-k // 128)
+    return scale(-(-m // shared[0]), blocks), scale(blocks, -(-n // shared[1]), seed=10)
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+@pytest.mark.parametrize("of_a", ["()", "(1,)", "(1,1)", "(M,1)"])
+@pytest.mark.parametrize("of_b", ["()", "(1,)", "(1,1)", "(1,N)"])
+def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b):
+    m, n, k = 19, 23, 41
+    shapes = {"()": (), "(1,)": (1,), "(1,1)": (1, 1), "(M,1)": (m, 1), "(1,N)": (1, n)}
+    a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
+    scales = scale(*shapes[of_a]) / 64, scale(*shapes[of_b], seed=10) / 64
+    for out_dtype in HALF if of_a == of_b else HALF[:1]:
+        got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
+        assert got.dtype == out_dtype
+        assert_fused(got, a, b, Sides(*scales))
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+def test_what_follows_the_scales(a_dtype, b_dtype):
+    a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
+    scales = scale(19, 1) / 64, scale(1, 23) / 64
+    for activation, kind in ((None, FP32), ("relu", HALF[0]), ("gelu", HALF[1]), ("silu", FP32)):
+        bias, residual = values((23,), kind, 2), values((19, 23), kind, 3)
+        how = {"bias": bias, "activation": activation, "residual": residual}
+        got = tritile.scaled_matmul(a, b, *scales, **how)
+        assert got.dtype == torch.bfloat16
+        assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_fast_sums_are_the_same_here(fast):
+    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
+    scales = scale(), scale(seed=10)
+    assert_fused(tritile.scaled_matmul(a, b, *scales, use_fast_accum=fast), a, b, Sides(*scales))
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+@pytest.mark.parametrize("size", [(19, 23, 41), (1, 1, 1), (130, 23, 128), (19, 257, 129)], ids=str)
+def test_scales_for_each_128_of_k(size, shared):
+    m, n, k = size
+    for a_dtype, b_dtype in QUANTISED[:4] if m == 19 else QUANTISED[:1]:
+        a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
+        scales = blocks_of(m, n, k, shared)
+        got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32)
+        if all(s.numel() == 1 for s in scales):
+            assert_fused(got, a, b, Sides(*scales))
+        else:
+            assert_block_scaled(got, a, b, *scales, shared)
+
+
+def test_scales_for_each_128_of_k_lie_in_any_way():
+    m, n, k = 35, 150, 300
+    a, b = values((m, k), E4M3), values((k, n), E4M3, 1)
+    bias, residual = values((n,), FP32, 2), values((m, n), torch.bfloat16, 3)
+    for shared, layouts in (
+        ((1, 128), ("column", "sliced")),
+        ((1, 1), ("sparse",)),
+        ((128, 128), ("strided",)),
+    ):
+        scales = blocks_of(m, n, k, shared)
+        for layout in layouts:
+            lain = [placed(s, layout) for s in scales]
+            got = tritile.scaled_matmul(a, b, *lain, bias=bias, residual=residual, activation="silu")
+            assert_block_scaled(got, a, b, *scales, shared, Sides(None, None, bias, residual, "silu"))
+
+
+WIDE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=128, GROUP_M=2)
+
+
+def tma(block_k=32, persistent=False, split=1, subtiles=1):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": block_k, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
+
+
+CONFIGS = [WIDE, tma(64, True), tma(128, True, subtiles=2), tma(64, split=4)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("shared", SHARED, ids=str)
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_every_family_scales_within_the_sum(config, shared, layout):
+    """float32 stands for fp8, which the interpreter rounds wrongly; `column` is made as b^T a^T."""
+    m, n, k = 33, 150, 300
+    a, b = values((m, k), FP32), values((k, n), FP32, 1)
+    scale_a, scale_b = blocks_of(m, n, k, shared)
+    sides = Sides(bias=values((n,), FP32, 2), residual=values((m, n), FP32, 3), activation="silu")
+    extras = Extras(*sides, blocks=(scale_a, scale_b), shared=f"{shared[0]}x{shared[1]}")
+    buffer, out = frame((m, n), FP32, layout)
+    call = described(a, b, out, "tf32", extras)
+    assert call.swapped == (layout == "column")
+    turned = shared[::-1] if call.swapped else shared
+    assert call.problem.block_scales == f"{turned[0]}x{turned[1]}"
+    launch.run_interpreted(call, config)
+    assert_block_scaled(out, a, b, scale_a, scale_b, shared, sides)
+    assert guard_intact(buffer, out)
+
+
+def test_sums_of_int8_are_exact_before_they_are_scaled():
+    """By fp32 alone these would cancel to something else: 2^24 and one, minus 2^24."""
+    a = torch.tensor([[127] * 1041 + [1]], dtype=INT8)
+    b = torch.tensor([[127]] * 1041 + [[-1]], dtype=INT8)
+    exact = int((a.long() @ b.long()).item())
+    assert exact > 2**24
+    bias = torch.tensor([-float(exact - exact % 2)])
+    got = tritile.scaled_matmul(a, b, scale(1) * 0 + 1, scale(1) * 0 + 1, out_dtype=FP32)
+    assert got.item() == float(torch.tensor(exact, dtype=torch.int64).float())
+    assert tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), bias=bias, out_dtype=FP32).item() in (
+        -1,
+        0,
+        1,
+        2,
+    )
+
+
+def test_without_a_sum_or_without_elements():
+    one = torch.ones(())
+    a, b = values((5, 0), E4M3), values((0, 7), E4M3)
+    bias = values((7,), FP32)
+    assert torch.equal(tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32), bias.expand(5, 7))
+    blocks = torch.empty(5, 0), torch.empty(0, 1)
+    assert torch.equal(tritile.scaled_matmul(a, b, *blocks, out_dtype=FP32), torch.zeros(5, 7))
+    assert tritile.scaled_matmul(a[:0], b, one, one).shape == (0, 7)
+    full = values((0, 41), INT8), values((41, 7), INT8)
+    assert tritile.scaled_matmul(*full, scale(0, 1), scale(1, 7)).shape == (0, 7)
+
+
+def test_into_a_tensor_given():
+    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
+    scales = scale(19, 1), scale(1, 23)
+    for layout in ("row", "column", "sliced"):
+        buffer, out = frame((19, 23), torch.float16, layout)
+        assert tritile.scaled_matmul(a, b, *scales, out=out) is out
+        assert_fused(out, a, b, Sides(*scales))
+        residual = values((19, 23), torch.float16, 3)
+        out.copy_(residual)
+        tritile.scaled_matmul(a, b, *scales, residual=out, out=out)
+        assert_fused(out, a, b, Sides(*scales, residual=residual))
+        assert guard_intact(buffer, out)
+
+
+def test_operands_lie_in_any_way():
+    a, b = values((19, 141), E4M3), values((141, 23), E5M2, 1)
+    scales = blocks_of(19, 23, 141, (1, 128))
+    for of_a, of_b in itertools.product(("column", "sliced", "sparse"), repeat=2):
+        got = tritile.scaled_matmul(placed(a, of_a), placed(b, of_b), *scales, out_dtype=FP32)
+        assert_block_scaled(got, a, b, *scales, (1, 128))
+
+
+def less(x, zero):
+    """x without its zero points, in float64, where whole numbers of 53 bits are exact."""
+    return x.double() if zero is None else x.double() - zero.double()
+
+
+def assert_zeroed(got, a, b, zero_a, zero_b, sides):
+    """Sums are exact in int32, then rounded to fp32."""
+    sums, eps = less(a, zero_a) @ less(b, zero_b), torch.finfo(torch.float32).eps
+    assert sums.abs().max() < 2**31
+    assert_within(got, *finished64(sums, eps / 2 * sums.abs(), sides, eps))
+
+
+def zero(*shape, seed=11, kind=INT8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-128, 128, shape, generator=generator).to(kind)
+
+
+ZEROS = {
+    "none": (None, None),
+    "one": (zero(), zero(1, seed=12)),
+    "one of a": (zero(1, 1, kind=torch.int32), None),
+    "one of b": (None, zero(kind=torch.int32)),
+    "rows": (zero(19, 1), None),
+    "columns": (None, zero(1, 23, kind=torch.int32)),
+    "rows and columns": (zero(19, 1, kind=torch.int32), zero(1, 23)),
+    "one and columns": (zero(), zero(1, 23)),
+}
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.parametrize("k", [1, 41, 1100])
+def test_zero_points(zeros, k):
+    a, b = values((19, k), INT8), values((k, 23), INT8, 1)
+    scales, (zero_a, zero_b) = (scale(19, 1), scale(1, 23)), ZEROS[zeros]
+    got = tritile.scaled_matmul(a, b, *scales, zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
+    assert_zeroed(got, a, b, zero_a, zero_b, Sides(*scales))
+
+
+@pytest.mark.parametrize("layout", ["column", "sliced", "sparse"])
+def test_zero_points_of_operands_that_lie_in_any_way(layout):
+    a, b = placed(values((19, 141), INT8), layout), placed(values((141, 23), INT8, 1), layout)
+    zero_a, zero_b = (placed(z, layout) for z in ZEROS["rows and columns"])
+    bias, residual = values((23,), FP32, 2), values((19, 23), torch.float16, 3)
+    how = {"bias": bias, "residual": residual, "activation": "gelu"}
+    got = tritile.scaled_matmul(a, b, scale(), scale(), zero_a=zero_a, zero_b=zero_b, **how)
+    assert_zeroed(got, a, b, zero_a, zero_b, Sides(scale(), scale(), bias, residual, "gelu"))
+
+
+@pytest.mark.parametrize("config", [WIDE, tma(64, True), tma(64, split=4)], ids=str)
+@pytest.mark.parametrize("zeros", ["one of a", "one of b", "rows and columns"])
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_every_family_takes_zero_points(config, zeros, layout):
+    m, n, k = 19, 23, 300
+    a, b = values((m, k), INT8), values((k, n), INT8, 1)
+    zero_a, zero_b = ZEROS[zeros]
+    scales, bias = (scale(m, 1), scale(1, n)), values((n,), FP32, 2)
+    buffer, out = frame((m, n), FP32, layout)
+    call = described(a, b, out, "ieee", Extras(*scales, bias, zero_a=zero_a, zero_b=zero_b))
+    assert call.swapped == (layout == "column")
+    launch.run_interpreted(call, config)
+    assert_zeroed(out, a, b, zero_a, zero_b, Sides(*scales, bias))
+    assert guard_intact(buffer, out)
+
+
+def test_zero_points_are_exact_where_float32_is_not():
+    """All sums are near 2^25 before zero points take them away, down to small odd numbers."""
+    k = 2100
+    a = torch.full((3, k), 127, dtype=INT8)
+    a[:, 0] = torch.tensor([126, 125, 124])
+    b = torch.full((k, 2), 127, dtype=INT8)
+    one, zero_a = torch.ones(()), torch.tensor(127, dtype=torch.int32)
+    got = tritile.scaled_matmul(a, b, one, one, zero_a=zero_a, out_dtype=FP32)
+    assert torch.equal(got, torch.tensor([[-127.0] * 2, [-254.0] * 2, [-381.0] * 2]))
+
+
+def test_one_tensor_as_both_operands():
+    a = values((23, 23), INT8)
+    zero_a, zero_b = zero(23, 1), zero(1, 23)
+    got = tritile.scaled_matmul(a, a, scale(), scale(), zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
+    assert_zeroed(got, a, a, zero_a, zero_b, Sides(scale(), scale()))
+    call = described(
+        a, a, torch.empty(23, 23), "ieee", Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
+    )
+    step = work_of(call, WIDE, 1, False).steps[-1]
+    assert step.args[:3] == (Buffer(0), Buffer(1), Buffer(2))  # not one buffer for both
+
+
+def test_zero_points_without_a_sum():
+    a, b = torch.empty(5, 0, dtype=INT8), torch.empty(0, 7, dtype=INT8)
+    got = tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), zero_a=zero(), zero_b=zero())
+    assert torch.equal(got, torch.zeros(5, 7, dtype=torch.bfloat16))

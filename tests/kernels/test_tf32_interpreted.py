@@ -1,0 +1,61 @@
+"""TF32 products round their operands: in the tile kernel, and by descriptors that round as they copy."""
+
+import pytest
+import torch
+
+import tritile
+from tests.reference import product64, values
+from tests.simulated import rounded_to_tf32
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.problem import MatmulProblem
+from tritile.views import posed
+from tritile.work import work_of
+from tritile.work.values import Descriptor
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+
+
+def products(values):
+    """Each of these numbers times 1, as a TF32 product."""
+    one = torch.ones(1, 1)
+    return tritile.matmul(torch.tensor(values)[:, None], one, precision="tf32")[:, 0]
+
+
+def test_operands_are_rounded_to_the_nearest():
+    a, b = values((33, 70), torch.float32), values((70, 35), torch.float32, 1)
+    got, rounded = tritile.matmul(a, b, precision="tf32"), [rounded_to_tf32(x) for x in (a, b)]
+    bound = 70 * 2.0**-24 * product64(*(x.abs() for x in rounded))
+    assert bool(((got.double() - product64(*rounded)).abs() <= bound).all())
+    assert bool(((got.double() - product64(a, b)).abs() > bound).any())
+
+
+def test_rounding_goes_to_even_and_leaves_what_is_not_finite():
+    ulp = 2.0**-10
+    pairs = [
+        (1 + ulp / 2, 1.0),
+        (1 + 3 * ulp / 2, 1 + 2 * ulp),
+        (-1 - 3 * ulp / 2, -1 - 2 * ulp),
+        (1 + ulp * 0.501, 1 + ulp),
+        (1 + ulp * 0.499, 1.0),
+        (2 - ulp / 4, 2.0),
+        (0.0, 0.0),
+        (2.0**-149, 0.0),
+        (float("inf"), float("inf")),
+        (-float("inf"), -float("inf")),
+    ]
+    got = products([x for x, _ in pairs])
+    assert torch.equal(got, torch.tensor([y for _, y in pairs]))
+    assert bool(products([float("nan"), -float("nan")]).isnan().all())
+    assert torch.equal(rounded_to_tf32(torch.tensor([x for x, _ in pairs])), got)
+
+
+@pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("tf32x3", False)])
+def test_descriptors_of_operands_round(precision, rounded):
+    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision, b_align=4)
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8}
+    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
+    step = work_of(call, config, target_device("nvidia-h200").processors, False).steps[-1]
+    descriptors = [value for value in step.args if isinstance(value, Descriptor)]
+    assert [value.rounded for value in descriptors] == [rounded, rounded, False]

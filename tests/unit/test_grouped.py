@@ -1,0 +1,282 @@
+"""Products of groups around their kernels: what is refused, problems, loads, suites, and what is measured."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritile
+from tests.groups import operands, parts
+from tests.reference import placed
+from tritile import launch, model, plans
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import (
+    DeviceError,
+    DtypeError,
+    GradientError,
+    InvalidValueError,
+    OverlapError,
+    ShapeError,
+    UnsupportedError,
+)
+from tritile.explain import explained
+from tritile.ops.groups import Operands, described
+from tritile.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
+from tritile.report import peers
+from tritile.report.results import case_of, result
+from tritile.report.summary import sizes_label
+from tritile.space import illegal, legal_configs
+from tritile.space.grouped import tiles
+from tritile.subject import answers
+from tritile.subject.groups import groups_of
+from tritile.subject.operands import neighbour, ragged, shared
+from tritile.tune.suites import find, parse_shape
+from tritile.views import posed
+from tritile.work import work_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+SUITES = Path(__file__).parents[2] / "tuning" / "suites"
+H200 = target_device("nvidia-h200")
+ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
+A, B = torch.zeros(12, 8), torch.zeros(3, 8, 5)
+OFFS = torch.tensor([4, 4, 12], dtype=torch.int32)
+FP8 = (A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn))
+SCALES = {"scale_a": torch.ones(12), "scale_b": torch.ones(3, 5)}
+
+
+def call(*args, **kwargs):
+    return lambda: tritile.grouped_matmul(*args, **kwargs)
+
+
+def scaled(**scales):
+    return call(*FP8, OFFS, **SCALES | scales)
+
+
+BAD = [
+    ("a list", call([1.0], B, OFFS), DtypeError, "a is list"),
+    ("one dimension", call(A[0], B, OFFS), ShapeError, "two or three dimensions"),
+    ("other K", call(A, torch.zeros(3, 7, 5), OFFS), ShapeError, "the last dimension of a, 8, is not b's 7"),
+    ("other dtypes", call(A, B.half(), OFFS), DtypeError, "wanted one dtype"),
+    ("float64", call(A.double(), B.double(), OFFS), DtypeError, "float64 is not offered"),
+    ("no offs", call(A, B), ShapeError, "want offs"),
+    ("offs of none", call(B, B.mT.contiguous(), OFFS), ShapeError, "share nothing"),
+    ("long offs", call(A, B, OFFS.long()), DtypeError, "offs is int64: wanted int32"),
+    ("offs of another number", call(A, B, OFFS[:2]), ShapeError, r"\(2,\): wanted \(3,\)"),
+    ("offs in a table", call(A, B, OFFS[None]), ShapeError, r"\(1, 3\)"),
+    ("offs apart", call(A, B, torch.zeros(6, dtype=torch.int32)[::2]), ShapeError, "side by side"),
+    ("offs elsewhere", call(A, B, OFFS.to("meta")), DeviceError, "meta"),
+    ("too many groups", call(A.T, A, torch.zeros(1025, dtype=torch.int32)), UnsupportedError, "1025 groups"),
+    ("other batches", call(B, torch.zeros(2, 5, 4)), ShapeError, "3 groups and 2"),
+    ("scales of floats", call(A, B, OFFS, **SCALES), DtypeError, "scales are for fp8"),
+    ("one scale", call(*FP8, OFFS, scale_a=SCALES["scale_a"]), ShapeError, "or neither"),
+    ("short scales", scaled(scale_a=torch.ones(11)), ShapeError, r"wanted \(12,\)"),
+    ("long scales", scaled(scale_b=torch.ones(3, 6)), ShapeError, r"wanted \(3, 5\)"),
+    ("scales in rows", scaled(scale_b=torch.ones(5, 3).T), ShapeError, "contiguous"),
+    ("half scales", scaled(scale_a=torch.ones(12).half()), DtypeError, "wanted float32"),
+    ("whole numbers out", call(A, B, OFFS, out_dtype=torch.int32), DtypeError, "out_dtype"),
+    ("another out", call(A, B, OFFS, out=torch.zeros(12, 6)), ShapeError, r"wanted \(12, 5\)"),
+    ("two dtypes out", call(A, B, OFFS, out=A[:, :5].half(), out_dtype=torch.float32), DtypeError, "out"),
+    ("out in a", call(A, B, OFFS, out=A[:, :5]), OverlapError, "overlaps"),
+    ("precision", call(A, B, OFFS, precision="exact"), InvalidValueError, "precision"),
+    ("precision of halves", call(A.half(), B.half(), OFFS, precision="tf32"), InvalidValueError, "precision"),
+    ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "tf32x3"),
+    ("gradient", call(A.clone().requires_grad_(), B, OFFS), GradientError, "requires a gradient"),
+]
+
+
+@pytest.mark.parametrize(("run", "error", "said"), [bad[1:] for bad in BAD], ids=[bad[0] for bad in BAD])
+def test_bad_arguments_are_refused(run, error, said, monkeypatch):
+    monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it was launched"))
+    with pytest.raises(error, match=said):
+        run()
+
+
+def test_a_plan_of_a_call():
+    plan = tritile.plan(tritile.grouped_matmul, A, B, OFFS)
+    assert plan.source == "interpreter"
+    assert plan.problem == GroupedProblem("m", 3, 12, 5, 8, "float32", "float32", b_align=4, out_align=4)
+    far = tritile.plan(ROWS, device=H200)
+    assert far.config == model.pick(ROWS, H200)
+    assert tritile.plan(tritile.grouped_matmul, B, B.mT.contiguous()).problem.op == "matmul"
+    with pytest.raises(ShapeError, match="launch no kernel"):
+        tritile.plan(tritile.grouped_matmul, A[:0], B, OFFS)
+
+
+def test_products_of_groups_are_not_explained_but_even_ones_are():
+    plan = plans.plan_for(ROWS, H200, "off")
+    with pytest.raises(InvalidValueError, match="`even`"):
+        explained(plan)
+    assert ROWS.even.sizes == (64, 256, 2048, 4096)
+    assert ROWS.even.flops == ROWS.flops
+
+
+@pytest.mark.parametrize("other", [{}, {"ragged": "k", "scaled": True}, {"ragged": "none"}], ids=str)
+def test_problems_come_back(other):
+    problem = replace(ROWS, **other)
+    assert problem_from_dict(problem_to_dict(problem)) == problem
+    assert illegal(model.pick(problem, H200), problem, H200) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ragged": "n"}, {"groups": 0}, {"groups": 1025}, {"m": 2**31}, {"dtype": "int8"}, {"k": 4.0},
+        {"out_dtype": "int32"}, {"a_layout": "odd"}, {"b_align": 3}, {"precision": "fast"}, {"scaled": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_problems_that_are_none(wrong):
+    with pytest.raises(InvalidValueError):
+        replace(ROWS, **wrong)
+
+
+def test_bytes_count_what_each_group_has():
+    rows, inner = replace(ROWS, out_dtype="float32"), replace(ROWS, ragged="k", groups=2)
+    assert rows.bytes == 2 * (16384 * 4096 + 64 * 4096 * 2048) + 4 * 16384 * 2048
+    assert inner.bytes == 2 * (16384 * 4096 + 4096 * 2048) + 2 * 2 * 16384 * 2048
+    assert ROWS.flops == 2 * 16384 * 4096 * 2048
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("sizes", [(1, 5), (7, 100), (128, 65536), (512, 3)], ids=str)
+def test_loads_share_all_there_is(sizes, load):
+    groups, total = sizes
+    ends = ends_of(load, groups, total)
+    assert len(ends) == groups
+    assert ends[-1] == total
+    assert all(0 <= start <= end for start, end in itertools.pairwise((0, *ends)))
+
+
+def test_loads_differ():
+    even, skewed, sparse = (
+        [b - a for a, b in itertools.pairwise((0, *ends_of(load, 128, 65536)))] for load in LOADS
+    )
+    assert set(even) == {512}
+    assert max(skewed) > 16 * sorted(skewed)[64]
+    assert sparse.count(0) == 96
+    with pytest.raises(InvalidValueError, match="heavy"):
+        ends_of("heavy", 2, 4)
+
+
+@pytest.mark.parametrize("sizes", list(itertools.product((1, 5, 64), (1, 7, 300, 4096), (16, 128))), ids=str)
+def test_there_are_programs_for_every_tile(sizes):
+    """Of any groups: the worst leave one row in the last tile of each."""
+    groups, total, block = sizes
+    problem = replace(ROWS, groups=groups, m=total, n=1)
+    bound = tiles(Config.of(BLOCK_M=block, BLOCK_N=16), problem)
+    for used in {total, total // 2, 0}:
+        ends, last = [], 0
+        for g in range(groups):
+            left = used - last
+            last += left if g == groups - 1 else min(left, 1 + block * (left // groups // block))
+            ends.append(last)
+        made = sum(-(-(b - a) // block) for a, b in itertools.pairwise([0, *ends, total]))
+        assert made <= bound
+    assert bound <= -(-total // block) + min(groups, total)
+
+
+def test_a_grid_is_no_larger_than_the_processors_where_programs_go_on():
+    call = posed(ROWS, lambda dtype, elements: torch.empty(0, dtype=getattr(torch, dtype), device="meta"))
+    for config in legal_configs(ROWS, H200, "descriptor"):
+        (step,) = work_of(call, config, 132, True).steps
+        assert step.grid[1:] == (1, 1)
+        assert step.grid[0] == 132 if config["PERSISTENT"] else step.grid[0] == tiles(config, ROWS)
+
+
+def test_siblings_are_as_aligned_and_of_other_sizes():
+    for problem in (ROWS, replace(ROWS, ragged="k", a_layout="column", b_layout="row", m=2048, k=16384)):
+        small, large = ragged(problem), neighbour(problem)
+        assert small.kind == large.kind == problem.kind
+        assert small.bytes < problem.bytes < large.bytes
+        assert any(size % 128 for size in small.sizes[1:])
+
+
+def on_host(problem):
+    """A call on random operands in host memory."""
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        return torch.randn(elements).to(kind) if kind.is_floating_point else torch.zeros(elements, dtype=kind)
+
+    return shared(posed(problem, make))
+
+
+SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="tf32")
+TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("kind", ["m", "k", "none"])
+def test_right_answers_pass_and_wrong_ones_do_not(kind, scaled):
+    problem = replace(SMALL, ragged=kind, scaled=scaled)
+    call = on_host(problem)
+    launch.run_interpreted(call, TILE)
+    assert answers.answer_error(call) < 1e-6
+    assert len(list(groups_of(call))) == 5
+    right = call.out.tensor.clone()
+    for wrong in (right * 1.01, torch.zeros_like(right), right.roll(24), right / 0):
+        call.out.tensor.copy_(wrong)
+        with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
+            answers.answer_error(call)
+
+
+def test_rows_of_no_group_are_looked_at():
+    call = on_host(SMALL)
+    call.offs.clamp_(max=40)
+    launch.run_interpreted(call, TILE)
+    assert answers.error_of(call) < 1e-6
+    call.out.tensor[-1] = 1e-30
+    assert answers.error_of(call) == float("inf")
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("kind", ["m", "k"])
+def test_torch_answers_the_same_calls(kind, layout):
+    layouts = {"N": "row", "T": "column"}
+    sides = {"a_layout": layouts[layout[0]], "b_layout": layouts[layout[1]]}
+    problem = replace(SMALL, ragged=kind, dtype="bfloat16", out_dtype="bfloat16", precision="ieee")
+    call = on_host(replace(problem, **sides))
+    case = parse_shape("5x48x24x40", "grouped")
+    peers.torch_side(case)(call)
+    assert answers.answer_error(call) < 4e-3
+    peers.torch_timed(case)(call)
+
+
+def test_the_suite_and_its_words():
+    cases = find(["grouped"], SUITES)
+    assert {case.load for case in cases} == set(LOADS)
+    assert {case.ragged for case in cases} == {"m", "k"}
+    assert all(case.problem.scaled == case.dtype.startswith("float8") for case in cases)
+    assert all(min(case.problem.a_align, case.problem.b_align) == 16 for case in cases)
+    case = parse_shape("64x16384x2048x4096", "grouped", layout="NT")
+    assert case.problem == ROWS
+    for text in ("64x128x128", "0x8x8x8"):
+        with pytest.raises(InvalidValueError):
+            parse_shape(text, "grouped")
+    for wrong in ({"load": "heavy"}, {"ragged": "n"}, {"dtype": "int8"}, {"shape": (1,)}, {"op": "matmul"}):
+        with pytest.raises(InvalidValueError):
+            replace(case, **wrong)
+
+
+def test_lines_of_results():
+    from tests.unit.test_results import ENV, measured
+
+    case = parse_shape("8x1000x500x200", "grouped")
+    line = result(case, measured(10.0, 20.0), ENV)
+    assert case_of(line) == case
+    assert line["tflops"] == 20.0  # 2 * 1000 * 500 * 200 operations in 10 us
+    assert sizes_label(line) == "8 skewed groups of (1000)x500x200"
+
+
+def test_calls_that_lie_by_columns_are_turned():
+    a, b = operands("k", 2, (6, 5, 8), torch.float32)
+    offs = torch.tensor([4, 8], dtype=torch.int32)
+    out = placed(torch.zeros(2, 6, 5), "column")
+    turned = described(Operands(a, b, offs, None, None), out, "ieee")
+    assert turned.swapped
+    assert (turned.a.tensor, turned.problem.sizes) == (b, (2, 5, 6, 8))
+    launch.run_interpreted(turned, TILE)
+    assert all(torch.allclose(got, x @ y, atol=1e-5) for got, x, y in parts(a, b, offs, out)[0])

@@ -1,0 +1,130 @@
+"""Calls met again: the launch gets the tensors that it took the first time, in its own order."""
+
+import pytest
+import torch
+
+import tritile
+from tritile.errors import OverlapError
+from tritile.ops import recall
+from tritile.ops.described import Extras, described
+
+
+def f32(*shape):
+    return torch.zeros(shape)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+def remembered(op, tensors, call, out):
+    """A call kept under a key, whose launch records what it is given."""
+    given = []
+    recall.remember(("key",), op, lambda *launched: given.append(launched), call, tensors, out)
+    return recall._memo[("key",)], given
+
+
+LINEAR = {"x": f32(3, 5), "weight": f32(7, 5), "bias": f32(7), "residual": f32(3, 7)}
+
+
+@pytest.mark.parametrize("left_out", [(), ("bias",), ("residual",), ("bias", "residual")], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_linear(left_out, turned):
+    tensors = tuple(None if name in left_out else tensor for name, tensor in LINEAR.items())
+    x, weight, bias, residual = tensors
+    out = f32(7, 3).mT if turned else f32(3, 7)
+    call = described(x, weight.mT, out, "ieee", Extras(bias=bias, residual=residual))
+    assert call.swapped == turned
+    ready, given = remembered("linear", tensors, call, out)
+    assert recall.again("linear", ready, tensors, out) is out
+    wanted = [x, weight, out] if not turned else [weight, x, out]
+    wanted += [t for t in (bias, residual) if t is not None]
+    assert all(a is b for a, b in zip(given[0], wanted, strict=True))
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_addmm_does_not_pass_what_it_does_not_read(turned, beta):
+    added, a, b = f32(3, 7), f32(3, 5), f32(5, 7)
+    out = f32(7, 3).mT if turned else f32(3, 7)
+    call = described(a, b, out, "ieee", Extras(bias=added, beta=beta))
+    ready, given = remembered("addmm", (added, a, b), call, out)
+    recall.again("addmm", ready, (added, a, b), out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+    assert (ready.reaches[0] == 0) == (beta == 0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_scales_turn_with_their_operands(turned, blocks):
+    a, b = f32(3, 256), f32(256, 7)
+    scales = (f32(3, 2), f32(2, 1)) if blocks else (f32(3, 1), f32(1, 7))
+    out = f32(7, 3).mT if turned else f32(3, 7)
+    extras = Extras(blocks=scales, shared="1x128") if blocks else Extras(*scales)
+    extras = extras._replace(bias=f32(7))
+    tensors = (a, b, *scales, extras.bias, None)
+    call = described(a, b, out, "ieee", extras)
+    ready, given = remembered("scaled_matmul", tensors, call, out)
+    recall.again("scaled_matmul", ready, tensors, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biases", [(None, None), (7, None), (None, 7), (7, 7)], ids=str)
+def test_gated_linear(turned, biases):
+    x, gate, up = f32(3, 5), f32(7, 5), f32(7, 5)
+    bias_gate, bias_up = (size and f32(size) for size in biases)
+    out = f32(7, 3).mT if turned else f32(3, 7)
+    tensors = (x, gate, up, bias_gate, bias_up)
+    call = described(x, gate.mT, out, "ieee", Extras(bias=bias_gate, bias_up=bias_up, up=up.mT))
+    assert not call.swapped
+    ready, given = remembered("gated_linear", tensors, call, out)
+    recall.again("gated_linear", ready, tensors, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("which", ["zero_a", "zero_b", "both"])
+def test_zero_points_turn_with_their_operands(turned, which):
+    a, b = torch.zeros(3, 5, dtype=torch.int8), torch.zeros(5, 7, dtype=torch.int8)
+    zero_a = None if which == "zero_b" else torch.zeros(3, 1, dtype=torch.int8)
+    zero_b = None if which == "zero_a" else torch.zeros(1, 7, dtype=torch.int8)
+    scales, out = (f32(3, 1), f32(1, 7)), f32(7, 3).mT if turned else f32(3, 7)
+    tensors = (a, b, *scales, None, None, zero_a, zero_b)
+    call = described(a, b, out, "ieee", Extras(*scales, zero_a=zero_a, zero_b=zero_b))
+    assert call.swapped == turned
+    ready, given = remembered("scaled_matmul", tensors, call, out)
+    recall.again("scaled_matmul", ready, tensors, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+
+
+def test_an_output_elsewhere_is_checked_anew():
+    tensors = tuple(LINEAR.values())
+    x, weight, bias, residual = tensors
+    out = f32(3, 7)
+    call = described(x, weight.mT, out, "ieee", Extras(bias=bias, residual=residual))
+    ready, given = remembered("linear", tensors, call, out)
+    recall.again("linear", ready, tensors, residual)  # in place
+    memory = f32(40)
+    inside = memory[:15].view(3, 5), memory[10:31].view(3, 7)
+    with pytest.raises(OverlapError, match="linear: out overlaps x"):
+        recall.again("linear", ready, (inside[0], *tensors[1:]), inside[1])
+    over = memory[:21].view(3, 7), memory[7:28].view(3, 7)
+    with pytest.raises(OverlapError, match="linear: out overlaps residual"):
+        recall.again("linear", ready, (*tensors[:3], over[0]), over[1])
+    assert len(given) == 1
+
+
+def test_what_cannot_be_remembered_is_not():
+    """Host tensors, other types, words that no key holds."""
+    x = f32(3, 5)
+    assert recall.met("linear", x, (x, x), None, ()) == (None, None)
+    assert recall.met("linear", None, (None, None), None, ([],)) == (None, None)
+    negated = torch.complex(x, x).conj().imag
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    recall.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
+    assert recall._memo == {}

@@ -1,0 +1,81 @@
+"""Which rows or columns belong to a group, and to which group a tile belongs: found out on the GPU."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def larger(end_a, start_a, end_b, start_b):
+    """The larger of two ends, and of two starts: so far along the groups."""
+    return tl.maximum(end_a, end_b), tl.maximum(start_a, start_b)
+
+
+@triton.jit
+def cut_offsets(offs_ptr, index, groups, total):
+    """The offsets at these places, cut to 0..total; 0 ahead of the first one and past the last."""
+    offs = tl.load(offs_ptr + index, mask=(index >= 0) & (index < groups), other=0)
+    return tl.minimum(tl.maximum(offs, 0), total)
+
+
+@triton.jit
+def ends_of_groups(offs_ptr, groups, total, tiles_n, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
+    """Where each group of rows ends, and its last tile: both [BLOCK_G], counted over all groups before it.
+
+    An offset below an earlier one counts as that one, so that groups never overlap, whatever the offsets.
+    Lanes past the last group hold what its own does.
+    """
+    index = tl.arange(0, BLOCK_G)
+    own = cut_offsets(offs_ptr, index, groups, total)
+    ends, starts = tl.associative_scan((own, cut_offsets(offs_ptr, index - 1, groups, total)), 0, larger)
+    starts = tl.where(index < groups, starts, ends)
+    return ends, tl.cumsum((ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
+
+
+@triton.jit
+def placed(group_a, first_a, start_a, end_a, group_b, first_b, start_b, end_b):
+    """What two parts of the groups know of a tile's place, together: see `group_of_tile`."""
+    first = tl.maximum(first_a, first_b)
+    return group_a + group_b, first, tl.maximum(start_a, start_b), tl.minimum(end_a, end_b)
+
+
+@triton.jit
+def group_of_tile(index, ends, tile_ends, total):
+    """The group of tile `index`, its first tile, and its rows, from `start` to before `end`.
+
+    For tiles past those of all groups: a group past the last, and the rows from its end on.
+    """
+    before = tile_ends <= index  # groups whose tiles all come before this one
+    return tl.reduce(
+        (
+            before.to(tl.int32),
+            tl.where(before, tile_ends, 0),
+            tl.where(before, ends, 0),
+            tl.where(before, total, ends),
+        ),
+        0,
+        placed,
+    )
+
+
+@triton.jit
+def range_of_group(offs_ptr, group, groups, total, BLOCK_G: tl.constexpr):
+    """Where a group starts and ends: as `ends_of_groups` has it."""
+    index = tl.arange(0, BLOCK_G)
+    offs = cut_offsets(offs_ptr, index, groups, total)
+    start = tl.max(tl.where(index < group, offs, 0), 0)
+    return start, tl.max(tl.where(index <= group, offs, 0), 0)
+
+
+@triton.jit
+def scaled(
+    acc, scale_a_ptr, scale_b_ptr, group, stride_sa, stride_sb, m, n, row_end, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """acc, each row and column of it multiplied by its own scale."""
+    rows = m + tl.arange(0, BLOCK_M)
+    columns = n + tl.arange(0, BLOCK_N)
+    scale_a_ptr += group.to(tl.int64) * stride_sa
+    scale_b_ptr += group.to(tl.int64) * stride_sb
+    by_row = tl.load(scale_a_ptr + rows, mask=rows < row_end, other=0.0)
+    by_column = tl.load(scale_b_ptr + columns, mask=columns < N, other=0.0)
+    return acc * by_row[:, None] * by_column[None, :]

@@ -1,0 +1,75 @@
+"""`tritile.gated_linear`: the two products of a gated unit and what joins them, in one launch."""
+
+from typing import Any, Final
+
+import torch
+
+from tritile.errors import DtypeError, InvalidValueError, ShapeError
+from tritile.ops.checks import check_same_device, name_of
+from tritile.ops.described import Extras
+from tritile.ops.fused import check_activation, check_weight, fused_product
+from tritile.ops.recall import again, met
+from tritile.problem.matmul import GATED_DTYPES
+
+_OP: Final = "gated_linear"
+_PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
+
+
+def _check_weights(x: Any, gate: Any, up: Any) -> None:
+    for name, weight in (("weight_gate", gate), ("weight_up", up)):
+        check_weight(_OP, x, name, weight, (2,))
+        check_same_device(_OP, x, name, weight)
+    if name_of(x.dtype) not in GATED_DTYPES:
+        raise DtypeError(f"{_OP}: x is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
+    if gate.dtype != up.dtype:
+        kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
+        raise DtypeError(f"{_OP}: {kinds}: wanted one dtype")
+    if gate.shape != up.shape:
+        shapes = f"weight_gate is {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
+        raise ShapeError(f"{_OP}: {shapes}: wanted one shape")
+
+
+def gated_linear(
+    x: torch.Tensor,
+    weight_gate: torch.Tensor,
+    weight_up: torch.Tensor,
+    *,
+    activation: str | None = "silu",
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """activation(x @ weight_gate^T + bias_gate) * (x @ weight_up^T + bias_up) in one launch.
+
+    With "silu" this is SwiGLU, with "gelu" GEGLU, with "relu" ReGLU (Shazeer, arXiv 2002.05202). Both
+    products share each tile of x that is read, and neither is stored.
+
+    Args:
+        x: (..., K), float16, bfloat16, float32 or float64.
+        weight_gate: (N, K), of x's dtype, any strides.
+        weight_up: the same, with strides of its own: the two may be halves of one (2 N, K).
+        activation: of the gate, as `tritile.linear` takes it.
+        bias_gate: (N,), or any shape that broadcasts to the result's, of a dtype that `tritile.linear` adds.
+        bias_up: likewise.
+        out: the result goes here. It may be one of the biases itself, and share no memory otherwise.
+        out_dtype: as `tritile.matmul` takes it.
+        precision: of float32: "ieee", "tf32x3" or "tf32", as `tritile.matmul` takes them.
+
+    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once.
+
+    Raises as `tritile.linear` does.
+    """
+    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    key, ready = met(_OP, x, tensors, out, (activation, out_dtype, precision))
+    if ready is not None:
+        return again(_OP, ready, tensors, out)
+    _check_weights(x, weight_gate, weight_up)
+    if precision is not None and precision not in _PRECISIONS:
+        raise InvalidValueError(
+            f"{_OP}: precision is {precision!r}: wanted one of {', '.join(_PRECISIONS)}, or None"
+        )
+    how = check_activation(_OP, activation)
+    extras = Extras(bias=bias_gate, bias_up=bias_up, activation=how, up=weight_up.t())
+    return fused_product(_OP, tensors, x, weight_gate.t(), extras, out, out_dtype, precision, key)

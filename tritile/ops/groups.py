@@ -1,0 +1,178 @@
+"""Operands of grouped products: what is wrong with them, and the call that they make."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
+from tritile.ops.matmul import check_gpu, check_precision
+from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
+from tritile.views import GroupedCall, Scales, View
+
+OP: Final = "grouped_matmul"
+_OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+# What groups share, by the number of dimensions of a and b.
+_RAGGED: Final = {(2, 3): "rows of a", (3, 2): "columns of b", (2, 2): "k", (3, 3): "none"}
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, None where there is none."""
+
+    a: Any
+    b: Any
+    offs: Any
+    scale_a: Any
+    scale_b: Any
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in self if tensor is not None]
+
+
+def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
+    a, b = of.a, of.b
+    if a.dtype != b.dtype:
+        raise DtypeError(f"{OP}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+    if name_of(a.dtype) not in GROUPED_DTYPES:
+        raise DtypeError(f"{OP}: {name_of(a.dtype)} is not offered: wanted {', '.join(GROUPED_DTYPES)}")
+    if out_dtype is not None and out_dtype not in _OUT_DTYPES:
+        wanted = ", ".join(map(name_of, _OUT_DTYPES))
+        raise DtypeError(f"{OP}: out_dtype of {name_of(a.dtype)} is {out_dtype}: wanted {wanted}")
+    if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
+        raise DtypeError(f"{OP}: scales are for fp8 operands, not {name_of(a.dtype)}")
+    return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)
+
+
+def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
+    found, allowed = check_precision(OP, dtype, precision), GROUPED_PRECISIONS.get(name_of(dtype), ("ieee",))
+    if found not in allowed:
+        wanted = ", ".join(allowed)
+        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted} for {name_of(dtype)}")
+    return found
+
+
+def _check_offs(of: Operands, groups: int | None) -> None:
+    """int32 offsets, one for each group, side by side, where groups share anything; else none."""
+    a, offs = of.a, of.offs
+    if a.ndim == 3 and of.b.ndim == 3:
+        if offs is not None:
+            raise ShapeError(f"{OP}: offs is {describe(offs)}: a and b of 3 dimensions share nothing by it")
+        return
+    if offs is None:
+        raise ShapeError(f"{OP}: a {tuple(a.shape)} and b {tuple(of.b.shape)} want offs, where groups end")
+    check_tensor(OP, "offs", offs)
+    check_same_device(OP, a, "offs", offs)
+    if offs.dtype != torch.int32:
+        raise DtypeError(f"{OP}: offs is {name_of(offs.dtype)}: wanted int32")
+    if offs.ndim != 1 or (groups is not None and offs.shape[0] != groups):
+        wanted = "(groups,)" if groups is None else f"({groups},)"
+        raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
+    if offs.shape[0] > 1 and offs.stride(0) != 1:
+        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: wanted its elements side by side")
+    if offs.shape[0] > MAX_GROUPS:
+        raise UnsupportedError(f"{OP}: {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
+
+
+def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Both or none, of these shapes, contiguous, float32."""
+    if (of.scale_a is None) != (of.scale_b is None):
+        raise ShapeError(f"{OP}: wanted scale_a and scale_b, or neither")
+    if of.scale_a is None:
+        return
+    for name, scale, shape in zip(("scale_a", "scale_b"), of[3:], wanted, strict=True):
+        check_tensor(OP, name, scale)
+        check_same_device(OP, of.a, name, scale)
+        if scale.dtype != torch.float32:
+            raise DtypeError(f"{OP}: {name} is {name_of(scale.dtype)}: wanted float32")
+        if tuple(scale.shape) != shape or not scale.is_contiguous():
+            found = f"shape {tuple(scale.shape)} and strides {scale.stride()}"
+            raise ShapeError(f"{OP}: {name} has {found}: wanted {shape}, contiguous")
+
+
+def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, Any]]:
+    """The result's shape, the groups (None: as offs has), what they share, and the shapes of scales."""
+    a, b, offs = of.a, of.b, of.offs
+    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    ragged = _RAGGED.get((a.ndim, b.ndim))
+    if ragged is None:
+        raise ShapeError(f"{OP}: {shapes}: wanted two or three dimensions each")
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(f"{OP}: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {b.shape[-2]}")
+    m, n = a.shape[-2], b.shape[-1]
+    if ragged == "rows of a":
+        groups = b.shape[0]
+        return (m, n), groups, m, ((m,), (groups, n))
+    if ragged == "columns of b":
+        groups = a.shape[0]
+        return (m, n), groups, n, ((groups, m), (n,))
+    if ragged == "none":
+        groups = a.shape[0]
+        if groups != b.shape[0]:
+            raise ShapeError(f"{OP}: {shapes}: {groups} groups and {b.shape[0]}")
+        return (groups, m, n), groups, 0, ((groups, m), (groups, n))
+    count = offs.shape[0] if isinstance(offs, torch.Tensor) and offs.ndim == 1 else 0
+    return (count, m, n), None, a.shape[1], ((count * m,), (count * n,))
+
+
+def check(
+    of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None
+) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    for name, tensor in (("a", of.a), ("b", of.b)):
+        check_tensor(OP, name, tensor)
+    check_same_device(OP, of.a, "b", of.b)
+    dtype = _check_dtypes(of, out_dtype)
+    if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES:
+        dtype = out.dtype
+    precision = _check_precision(of.a.dtype, precision)
+    check_gpu(OP, of.a)
+    shape, groups, shared, scales = _shapes(of)
+    _check_offs(of, groups)
+    _check_scales(of, scales)
+    if shared > MAX_RAGGED:
+        raise UnsupportedError(f"{OP}: groups share {shared}: wanted at most {MAX_RAGGED}")
+    if out is not None:
+        check_out(OP, out, shape, dtype, *of.given)
+    return shape, dtype, precision
+
+
+def empty(of: Operands, out: torch.Tensor) -> bool:
+    """Whether there is nothing to multiply, so that all of the result is zero."""
+    return 0 in (out.numel(), of.a.shape[0], of.a.shape[-1], of.b.shape[0])
+
+
+def _view(tensor: torch.Tensor) -> View:
+    """A matrix, or one for each group."""
+    rows, columns = tensor.shape[-2:]
+    strides, batch = tensor.stride()[-2:], tensor.stride()[:-2]
+    return View(tensor, (rows, columns), (strides[0], strides[1]), tuple(batch), tensor.element_size())
+
+
+def _scales(of: Operands) -> tuple[Scales, Scales] | None:
+    """Scales with their strides over groups, which those of rows, or columns, that groups share lack."""
+    if of.scale_a is None:
+        return None
+    m, n = of.a.shape[-2], of.b.shape[-1]
+    ragged = _RAGGED[of.a.ndim, of.b.ndim]
+    by_row = Scales(of.scale_a, 0 if ragged == "rows of a" else m)
+    return by_row, Scales(of.scale_b, 0 if ragged == "columns of b" else n)
+
+
+def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
+    """The call whose arguments were checked, out having the shape of the result.
+
+    Where groups share columns of b, it is made as out^T = b^T a^T; so is a result that lies by columns.
+    """
+    ragged = _RAGGED[of.a.ndim, of.b.ndim]
+    a, b, result, scales = _view(of.a), _view(of.b), _view(out), _scales(of)
+    by_columns = ragged in ("k", "none") and result.layout == "column"
+    swapped = ragged == "columns of b" or by_columns
+    if swapped:
+        a, b, result = b.transposed, a.transposed, result.transposed
+        scales = scales and (scales[1], scales[0])
+    shared = ragged if ragged in ("k", "none") else "m"
+    groups = out.shape[0] if shared != "m" else of.offs.shape[0]
+    dtypes = (name_of(of.a.dtype), name_of(out.dtype))
+    return GroupedCall(shared, groups, a, b, result, of.offs, scales, *dtypes, precision, swapped)

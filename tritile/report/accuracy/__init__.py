@@ -1,0 +1,1 @@
+"""How far products are from exact, by precision, on data that are easy and on data that are hard."""
