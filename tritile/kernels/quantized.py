@@ -105,7 +105,7 @@ def dequantized(
 def linear_quantized(
     x_ptr, x_desc, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, stride_xm, stride_xk, magic, extra,
-    ALIGN_X: tl.constexpr, ALIGN_K: tl.constexpr,
+    ALIGN_X: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
     WAIT: tl.constexpr, POLLS: tl.constexpr, SCALES: tl.constexpr, EPILOGUE: tl.constexpr,
@@ -116,7 +116,7 @@ def linear_quantized(
 
     x: (M, K), read by `x_desc` where there is one. out: (M, N), contiguous. words, scales, zeros: as
     `tritile.quantized` lays them out.
-    MASK_*: tiles overhang that edge. ALIGN_*: units of x's row stride and of K (see `multiple`).
+    MASK_*: tiles overhang that edge. ALIGN_*: units of x's row stride, N and K (see `multiple`).
     magic: the pattern of 1024 (fp16) or 128 (bf16) in both halves. It is an argument, and so in a register,
     as one instruction takes one immediate.
     SCALES: how many scales of a row are brought for a block, some of them several times: loads of less
@@ -133,12 +133,13 @@ def linear_quantized(
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
+    N = multiple(N, ALIGN_N)
+    K = multiple(K, ALIGN_K)
     tiles_m = tl.cdiv(M, BLOCK_M)
     row, column = grouped_tile(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_N), GROUP_M)
     part = tl.program_id(1)
     m = row * BLOCK_M
     n = column * BLOCK_N
-    K = multiple(K, ALIGN_K)
     padded_n = tl.cdiv(N, 16) * 16
     units = tl.cdiv(K, UNIT_K)
     width = units * 128
