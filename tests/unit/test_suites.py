@@ -21,6 +21,7 @@ COUNTS = {
     "study": 12,
     "epilogue": 35,
     "weights": 55,
+    "fp32": 24,
     "fp64": 28,
     "complex": 76,
     "grouped": 46,

@@ -17,8 +17,9 @@ ENV = {
     "gpu": "GPU", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
     "time": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-ALIGNED, RAGGED, INDUCTOR, TUTORIAL, ODD, HOST, PEAK, PERMUTE, *COPIES = (target.what for target in TARGETS)
-EVEN, UNEVEN, BYTES, THIN = COPIES
+ALIGNED, RAGGED, INDUCTOR, TUTORIAL, ODD, HOST, PEAK, PERMUTE, *OTHERS = (target.what for target in TARGETS)
+COPIES = EVEN, UNEVEN, BYTES, THIN = OTHERS[:4]
+PARTS, FP64, INT8, FP8, BLOCKS, INT4, GROUPS, FUSED = OTHERS[4:]
 
 
 def product(
@@ -196,3 +197,41 @@ def test_compare_of_what_is_not_there_is_an_error(tmp_path: Path, capsys, monkey
 @pytest.mark.usefixtures("wide")
 def test_compare_reads_the_results_that_are_kept() -> None:
     assert "against cuBLAS" in compared()
+
+
+def typed(dtype: str, ratio: float, size: int = 4096, us: float = 100.0, **words: str) -> Result:
+    """A square product of another type."""
+    case = Case("any", "matmul", dtype, "NT", 1, size, size, size, **words)
+    measured = Measurement(us, us * ratio, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
+    return result(case, measured, ENV)
+
+
+def test_types_are_told_by_dtype_precision_and_size() -> None:
+    lines = [
+        typed("float32", 3.0, precision="fp16x3"),
+        typed("float32", 9.0, precision="tf32"),
+        typed("float32", 0.1, 2048, precision="fp16x3"),
+        typed("float64", 1.25, 8192, precision="ozaki"),
+        typed("float64", 0.5, 4096, precision="ozaki"),
+        typed("int8", 1.5),
+        typed("int8", 0.5, epilogue="scale_a=column scale_b=row"),
+        typed("float8_e4m3fn", 1.0, us=80.0),
+        typed("float8_e4m3fn", 0.2, us=100.0, block_scales="1x128"),
+    ]
+    found = {what: row(what, *lines) for what in (PARTS, FP64, INT8, FP8, BLOCKS)}
+    assert {what: (one.cases, one.worst) for what, one in found.items()} == {
+        PARTS: (1, 3.0), FP64: (1, 1.25), INT8: (1, 1.5), FP8: (1, 1.0), BLOCKS: (1, pytest.approx(0.8, rel=1e-5))
+    }  # fmt: skip
+    assert [one.met for one in found.values()] == [False, True, True, True, False]
+
+
+def test_few_rows_of_small_weights_and_groups_have_targets_of_their_own() -> None:
+    weights = [
+        Case("weights", "linear_quantized", "bfloat16", layout, m=m, n=4096, k=4096)
+        for layout, m in (("int4/128", 16), ("int4/128", 256), ("int8/128", 16))
+    ]
+    measured = Measurement(10.0, 30.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
+    lines = [result(case, measured, ENV) for case in weights]
+    assert row(INT4, *lines).cases == 1
+    assert row(INT4, *lines).met is True
+    assert row(FUSED, *lines).cases == row(GROUPS, *lines).cases == 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tritile.problem import FP8_DTYPES
 from tritile.report.results import HOST, Result, latest
 from tritile.report.summary import dtype_label, geomean, sizes_label
 from tritile.tune.suites import PERMUTE_ITEMSIZE, Case
@@ -127,6 +128,76 @@ def _by_copy(kind: str) -> Select:
     return select
 
 
+def _large(line: Result, least: int) -> bool:
+    return min(line["m"], line["n"], line["k"]) >= least
+
+
+def _best_peers(wanted: Callable[[Result], bool]) -> Select:
+    """Ratios to torch, or to torch.compile where that is faster, of the results that are wanted."""
+
+    def select(results: list[Result]) -> Values:
+        lines = [line for line in latest(results) if line["op"] != HOST and wanted(line)]
+        ratios = [(line["ratio_torch"], line.get("ratio_inductor") or line["ratio_torch"]) for line in lines]
+        return [(min(pair), _label(line)) for pair, line in zip(ratios, lines, strict=True)]
+
+    return select
+
+
+def _fp8(line: Result) -> bool:
+    return line["op"] == "matmul" and line["dtype"] in FP8_DTYPES
+
+
+def _by_blocks(results: list[Result]) -> Values:
+    """Rates of fp8 products with scales for each 128 of K, by the fastest of the same size without."""
+    lines = [line for line in latest(results) if line["op"] == "matmul" and _fp8(line)]
+    sizes = {id(line): (line["m"], line["n"], line["k"]) for line in lines}
+    plain: dict[tuple[int, int, int], float] = {}
+    for line in lines:
+        if not line.get("block_scales"):
+            plain[sizes[id(line)]] = max(line["tflops"], plain.get(sizes[id(line)], 0.0))
+    scaled = [line for line in lines if line.get("block_scales") and sizes[id(line)] in plain]
+    return [(line["tflops"] / plain[sizes[id(line)]], _label(line)) for line in scaled]
+
+
+# Of the types that vendors' libraries serve less well, or not at all.
+_TYPES: Final = (
+    Target(
+        "fp32 by fp16x3 against cuBLAS, from 4096 up",
+        _best_peers(
+            lambda line: line["precision"] == "fp16x3" and line["dtype"] == "float32" and _large(line, 4096)
+        ),
+        3.5,
+    ),
+    Target(
+        "fp64 by ozaki against cuBLAS, from 8192 up",
+        _best_peers(
+            lambda line: line["precision"] == "ozaki" and line["dtype"] == "float64" and _large(line, 8192)
+        ),
+        1.0,
+    ),
+    Target(
+        "int8 to int32 against cuBLAS, from 2048 up",
+        _best_peers(lambda line: line["dtype"] == "int8" and not line.get("epilogue") and _large(line, 2048)),
+        1.4,
+    ),
+    Target("fp8 against cuBLAS", _best_peers(lambda line: _fp8(line) and not line.get("block_scales")), 1.0),
+    Target("fp8 with scales per 128 of K against itself without", _by_blocks, 0.85),
+    Target(
+        "int4 weights against bf16, up to 16 rows",
+        _best_peers(
+            lambda line: (
+                line["op"] == "linear_quantized" and line["layout"].startswith("int4") and line["m"] <= 16
+            )
+        ),
+        2.5,
+    ),
+    Target("groups against the best peer", _best_peers(lambda line: line["op"] == "grouped"), None, 1.1),
+    Target(
+        "epilogues and gates against the best peer",
+        _best_peers(lambda line: line["suite"] in ("epilogue", "gated")),
+        1.0,
+    ),
+)
 TARGETS: Final = (
     Target(f"{', '.join(_ALIGNED)} against cuBLAS", _ratios("torch", _ALIGNED), 1.0, 1.1, 0.97, groups=True),
     Target("ragged against cuBLAS", _ratios("torch", ("ragged",)), 1.5, 4.0),
@@ -145,6 +216,7 @@ TARGETS: Final = (
         0.85,
         0.93,
     ),
+    *_TYPES,
 )
 
 
