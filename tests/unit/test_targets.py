@@ -220,7 +220,8 @@ def test_types_are_told_by_dtype_precision_and_size() -> None:
     ]
     found = {what: row(what, *lines) for what in (PARTS, FP64, INT8, FP8, BLOCKS)}
     assert {what: (one.cases, one.worst) for what, one in found.items()} == {
-        PARTS: (1, 3.0), FP64: (1, 1.25), INT8: (1, 1.5), FP8: (1, 1.0), BLOCKS: (1, pytest.approx(0.8, rel=1e-5))
+        PARTS: (1, 3.0), FP64: (1, 1.25), INT8: (1, 1.5), FP8: (1, 1.0),
+        BLOCKS: (1, pytest.approx(0.8, rel=1e-5)),
     }  # fmt: skip
     assert [one.met for one in found.values()] == [False, True, True, True, False]
 
