@@ -103,7 +103,7 @@ def product(size, config):
     batch, m, n, k = size
     a, b = values((batch, m, k), torch.float32), values((batch, k, n), torch.float32, 1)
     out = torch.empty(batch, m, n)
-    call = described(a, b, out, "tf32")
+    call = described(a, b, out, "tf32x3")
     return a, b, out, call, tiling_of(call.problem, config, DEVICE)
 
 
