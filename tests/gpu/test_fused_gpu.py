@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import tritile
-from tests.kernels.test_scaled_interpreted import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
 from tests.reference import (
     ACTIVATIONS,
     FP8,
@@ -22,6 +21,7 @@ from tests.reference import (
     poison_empty,
     values,
 )
+from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
 from tritile import device as devices
 from tritile import launch, model
 from tritile.config import Config

@@ -1,9 +1,11 @@
 """Products with epilogues and block scales, compiled ahead of time for GPUs that are not here."""
 
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
+import triton
 
 from tests.kernels.test_ahead import NAMES, groups, tile, tma
 from tritile import ahead, model
@@ -174,3 +176,17 @@ def test_the_models_pick_of_gated_products_compiles(name):
     problem, device = replace(PLAIN, epilogue=GATED[0]), target_device(name)
     taken = ahead.compile_resources(problem, model.pick(problem, device), device)
     assert (taken.spills, taken.excess(device)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    "problem", [replace(PLAIN, epilogue=text) for text in (GATED[0], EPILOGUES[1])], ids=str
+)
+def test_products_of_tensor_cores_run_on_while_others_start(problem, tmp_path):
+    """ptxas makes each wait for the one before where it does not see that all is well."""
+    config = tma(128, 128, 64, 8, 3, True, 1, 1)
+    kernel = ahead.compiled_for(problem, config, target_device("nvidia-h200"))
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")

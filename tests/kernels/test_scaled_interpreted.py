@@ -10,16 +10,14 @@ from tests.reference import (
     FP8,
     Sides,
     assert_fused,
-    assert_within,
-    finished64,
     frame,
     guard_intact,
     name,
     placed,
     poison_empty,
-    sums64,
     values,
 )
+from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
 from tritile import launch
 from tritile.config import Config
 from tritile.ops.described import Extras, described
@@ -33,40 +31,12 @@ pytestmark = [
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
 HALF = (torch.bfloat16, torch.float16, FP32)
-NOTHING = Sides()
 SHARED = list(itertools.product((1, 128), repeat=2))
 
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch):
     poison_empty(monkeypatch)
-
-
-def scale(*shape, seed=9):
-    """Positive scales between 1/32 and 1/2, that differ."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(shape, generator=generator) * 0.45 + 1 / 32
-
-
-def expanded(scales, rows, k, shared):
-    """A scale for each element of a (rows, k), of scales for each `shared` rows and 128 of k."""
-    return scales.repeat_interleave(shared, 0)[:rows].repeat_interleave(128, 1)[:, :k]
-
-
-def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=NOTHING, precision="ieee"):
-    """In float64 of the scaled operands; beside a plain product's error, four steps for a block's scales."""
-    (m, k), n = a.shape, b.shape[1]
-    wide_a = a.double() * expanded(scale_a, m, k, shared[0])
-    wide_b = b.double() * expanded(scale_b.mT, n, k, shared[1]).mT
-    sums, error, eps = sums64(wide_a.float(), wide_b.float(), precision, got.is_cuda)
-    sums = wide_a @ wide_b
-    error = error + 4 * eps * (wide_a.abs() @ wide_b.abs())
-    assert_within(got, *finished64(sums, error, sides, eps))
-
-
-def blocks_of(m, n, k, shared):
-    blocks = -(-k // 128)
-    return scale(-(-m // shared[0]), blocks), scale(blocks, -(-n // shared[1]), seed=10)
 
 
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
@@ -212,23 +182,6 @@ def test_operands_lie_in_any_way():
     for of_a, of_b in itertools.product(("column", "sliced", "sparse"), repeat=2):
         got = tritile.scaled_matmul(placed(a, of_a), placed(b, of_b), *scales, out_dtype=FP32)
         assert_block_scaled(got, a, b, *scales, (1, 128))
-
-
-def less(x, zero):
-    """x without its zero points, in float64, where whole numbers of 53 bits are exact."""
-    return x.double() if zero is None else x.double() - zero.double()
-
-
-def assert_zeroed(got, a, b, zero_a, zero_b, sides):
-    """Sums are exact in int32, then rounded to fp32."""
-    sums, eps = less(a, zero_a) @ less(b, zero_b), torch.finfo(torch.float32).eps
-    assert sums.abs().max() < 2**31
-    assert_within(got, *finished64(sums, eps / 2 * sums.abs(), sides, eps))
-
-
-def zero(*shape, seed=11, kind=INT8):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-128, 128, shape, generator=generator).to(kind)
 
 
 ZEROS = {

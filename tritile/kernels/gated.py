@@ -136,7 +136,9 @@ def gated_descriptor(
         gdc_wait()
         gdc_launch_dependents()
     if PERSISTENT:
-        for index in tl.range(tl.program_id(0), tiles * batch, tl.num_programs(0), flatten=True):
+        # Not flattened into one loop with that over K: ptxas then serialises the products, as two sums begin
+        # anew amid it.
+        for index in range(tl.program_id(0), tiles * batch, tl.num_programs(0)):
             outer = index // tiles // inner_batch
             inner = index // tiles % inner_batch
             row, column = grouped_tile(index % tiles, tiles_m, tiles_n, GROUP_M)

@@ -7,13 +7,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.nn.functional as F
 
 from tritile import device as devices
 from tritile import launch, plans
 from tritile.errors import UnsupportedError, brief
 from tritile.measure import timing
+from tritile.ops.fused import addmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
+from tritile.ops.scaled import scaled_matmul
 from tritile.problem.checks import THREE
 from tritile.report import peers
 from tritile.report.results import Measurement
@@ -108,10 +111,24 @@ def measured(
 def host_costs() -> list[tuple[str, float, float]]:
     """Host microseconds of a small call: its name, tritile's, torch's."""
     a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
-    return [
-        ("matmul(a, b)", host_us(lambda: matmul(a, a)), host_us(lambda: torch.matmul(a, a))),
-        ("transpose(x)", host_us(lambda: transpose(a)), host_us(lambda: a.mT.contiguous())),
+    bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
+    calls: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+        ("matmul(a, b)", lambda: matmul(a, a), lambda: torch.matmul(a, a)),
+        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
+        ("linear(x, w, bias)", lambda: linear(a, a, bias), lambda: F.linear(a, a, bias)),
+        ("addmm(c, a, b)", lambda: addmm(bias, a, a), lambda: torch.addmm(bias, a, a)),
     ]
+    if torch.cuda.get_device_capability() >= (8, 9):
+        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        kind = torch.bfloat16
+        calls.append(
+            (
+                "scaled_matmul(a, b, s, s)",
+                lambda: scaled_matmul(x, x.t(), one, one),
+                lambda: torch._scaled_mm(x, x.t(), one, one, out_dtype=kind),
+            )
+        )
+    return [(name, host_us(ours), host_us(theirs)) for name, ours, theirs in calls]
 
 
 def host_us(call: Callable[[], object], count: int = 2000) -> float:
