@@ -513,6 +513,14 @@ def test_remainders_are_fused_with_nothing_else(text):
         tritile.linear(normal(2, 2), normal(2, 2), activation="remainder")
 
 
+def test_gated_products_are_refused():
+    x = normal(2, 2)
+    with pytest.raises(InvalidValueError, match="'ozaki': wanted one of"):
+        tritile.gated_linear(x, x, x, precision="ozaki")
+    with pytest.raises(InvalidValueError, match="gated products"):
+        MatmulProblem(1, 8, 8, 8, "float64", "float64", precision="ozaki", epilogue="gated silu")
+
+
 def test_the_default_of_float64_is_plain():
     a = normal(4, 4)
     assert described(a, a, torch.empty_like(a), "ieee").problem.core.dtype == "float64"

@@ -44,7 +44,7 @@ class Epilogue:
         good = all(getattr(self, name) in ("", *SPREADS) for name in SIDES)
         good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
         if self.activation == REMAINDER:
-            good = good and self == Epilogue("one", activation=REMAINDER)
+            good = good and str(self) == f"scale_a=one {REMAINDER}"
         elif self.activation not in ("", *ACTIVATIONS):
             good = False
         if not good:

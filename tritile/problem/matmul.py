@@ -122,8 +122,9 @@ class MatmulProblem:
 
     @property
     def _gateable(self) -> bool:
-        # fp8 wants scales, fp16x3 both matrices in parts: neither is offered
-        return self.dtype in GATED_DTYPES and not self.block_scales and self.precision != "fp16x3"
+        # fp8 wants scales, fp16x3 and ozaki both matrices made over: none is offered
+        lowered = self.precision in ("fp16x3", "ozaki")
+        return self.dtype in GATED_DTYPES and not self.block_scales and not lowered
 
     @property
     def rights(self) -> int:
