@@ -20,6 +20,7 @@ from tests.reference import (
 )
 from tritile import launch
 from tritile.config import Config
+from tritile.ops import run as operation
 from tritile.ops.described import Extras, described
 from tritile.problem import ACTIVATIONS
 
@@ -55,8 +56,14 @@ def side(spread, dtype=FP32, seed=5, shape=(M, N)):
     return None if sizes is None else values(sizes, dtype, seed)
 
 
-def run(config, a, b, out, sides, precision="tf32"):
-    """Through the kernel itself, with out as it lies; tf32 is computed as fp32 here."""
+def fp32_by(config):
+    """The precision by which a family computes in fp32 here."""
+    return "ieee" if config == TILE else "tf32"
+
+
+def run(config, a, b, out, sides, precision=""):
+    """Through the kernel itself, with out as it lies; by descriptor tf32 is computed as fp32 here."""
+    precision = precision or fp32_by(config)
     launch.run_interpreted(described(a, b, out, precision, Extras(*sides)), config)
     assert_fused(out, a, b, sides)
 
@@ -217,7 +224,7 @@ def test_the_result_may_take_the_place_of_what_is_added(config, layout, which):
     added = side("full")
     buffer, out = frame((M, N), FP32, layout)
     out.copy_(added)
-    call = described(a, b, out, "tf32", Extras(**{which: out}, activation="relu"))
+    call = described(a, b, out, fp32_by(config), Extras(**{which: out}, activation="relu"))
     launch.run_interpreted(call, config)
     assert_fused(out, a, b, Sides(**{which: added}, activation="relu"))
     assert guard_intact(buffer, out)
@@ -270,7 +277,10 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
     for activation in ("", *ACTIVATIONS):
         out = torch.empty(M, N)
         launch.run_interpreted(
-            described(a, b, out, "tf32", Extras(bias=bias, residual=residual, activation=activation)), config
+            described(
+                a, b, out, fp32_by(config), Extras(bias=bias, residual=residual, activation=activation)
+            ),
+            config,
         )
         sums = torch.matmul(a.double(), b.double())
         wanted, _ = finished64(
@@ -396,3 +406,21 @@ def test_the_same_bits_by_every_family():
         found.append(torch.empty(M, N))
         run(config, a, b, found[-1], sides)
     assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])
+
+
+@pytest.mark.filterwarnings("default::tritile.errors.InterpreterWarning")
+@pytest.mark.parametrize("op", ["linear", "addmm", "baddbmm", "scaled_matmul", "gated_linear"])
+def test_the_first_interpreted_call_is_told_of_where_it_is_made(op, monkeypatch):
+    monkeypatch.setattr(operation, "_warned", set())
+    x, one = values((2, 16, 16), FP32), torch.ones(())
+    whole = values((16, 16), torch.int8)
+    calls = {
+        "linear": lambda: tritile.linear(x, x[0]),
+        "addmm": lambda: tritile.addmm(x[0], x[0], x[1]),
+        "baddbmm": lambda: tritile.baddbmm(x, x, x),
+        "scaled_matmul": lambda: tritile.scaled_matmul(whole, whole, one, one),
+        "gated_linear": lambda: tritile.gated_linear(x, x[0], x[1]),
+    }
+    with pytest.warns(tritile.errors.InterpreterWarning) as told:
+        calls[op]()
+    assert [warning.filename for warning in told] == [__file__]

@@ -43,9 +43,10 @@ def operands(dtype=FP32, batch=(), m=M, n=N, k=K):
 
 
 def run(config, x, gate, up, out, activation="silu", bias_gate=None, bias_up=None):
-    """Through the kernel itself; tf32 is computed as fp32 here."""
+    """Through the kernel itself; by descriptor tf32 is computed as fp32 here."""
+    precision = "ieee" if config == TILE else "tf32"
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=activation, up=up.mT)
-    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
+    launch.run_interpreted(described(x, gate.mT, out, precision, extras), config)
     assert_gated(out, x, gate.mT, up.mT, activation, bias_gate, bias_up)
 
 
@@ -133,7 +134,15 @@ def test_the_operation(dtype, activation):
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
 def test_precisions(precision):
     x, gate, up = operands()
-    assert_gated(tritile.gated_linear(x, gate, up, precision=precision), x, gate.mT, up.mT)
+    got = tritile.gated_linear(x, gate, up, precision=precision)
+    assert_gated(got, x, gate.mT, up.mT, precision=precision, tensor_cores=True)
+
+
+def test_operands_are_rounded_to_the_nearest_tf32():
+    """Not cut: of numbers just above the middle between two of TF32 the product is that of the upper ones."""
+    x, gate = torch.full((16, 16), 1 + 2.0**-11 + 2.0**-20), torch.eye(16)
+    got = tritile.gated_linear(x, gate, gate, activation=None, precision="tf32")
+    assert torch.equal(got, torch.full((16, 16), (1 + 2.0**-10) ** 2))
 
 
 def test_float64_keeps_its_digits():

@@ -6,7 +6,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.kernels.descriptor import load_operand, store_tile
 from tritile.kernels.epilogue import finished
-from tritile.kernels.matmul import compensated_sum, load_tile
+from tritile.kernels.matmul import compensated_sum, load_tile, rounded_to_tf32
 from tritile.kernels.tiles import batch_index, batch_offset, grouped_tile, multiple
 
 
@@ -16,6 +16,8 @@ def added(acc, lost, a, b, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr):
     if COMPENSATED:
         part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
         acc, lost = compensated_sum(acc, lost, part)
+    elif PRECISION == "tf32":
+        acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc, lost

@@ -187,16 +187,10 @@ def linear(
     return fused_product("linear", tensors, x, weight.t(), extras, out, out_dtype, precision, key)
 
 
-def _added(
-    op: str, rank: int, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: str | None, out: Any,
-    out_dtype: torch.dtype | None, precision: str | None,
-) -> torch.Tensor:  # fmt: skip
-    """activation(beta * added + alpha * (a @ b)) of matrices, or of batches of them, by `rank`."""
-    tensors = (added, a, b)
-    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
-    key, ready = met(op, a, tensors, out, words)
-    if ready is not None:
-        return again(op, ready, tensors, out)
+def _weighted(
+    op: str, rank: int, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: str | None
+) -> Extras:
+    """What is added to products of matrices, or of batches of them, by `rank`."""
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(op, name, tensor)
         if tensor.ndim != rank:
@@ -205,8 +199,7 @@ def _added(
         raise ShapeError(f"{op}: a is {tuple(a.shape)} and b {tuple(b.shape)}: wanted one batch size")
     weights = _check_number(op, "alpha", alpha), _check_number(op, "beta", beta)
     check_tensor(op, "input", added)
-    extras = Extras(None, None, added, None, check_activation(op, activation), *weights)
-    return fused_product(op, tensors, a, b, extras, out, out_dtype, precision, key)
+    return Extras(None, None, added, None, check_activation(op, activation), *weights)
 
 
 def addmm(
@@ -236,9 +229,13 @@ def addmm(
 
     Raises as `tritile.linear` does.
     """
-    return _added(
-        "addmm", 2, input, a, b, beta, alpha, activation, out, out_dtype, precision
-    )  # fmt: skip
+    tensors = (input, a, b)
+    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
+    key, ready = met("addmm", a, tensors, out, words)
+    if ready is not None:
+        return again("addmm", ready, tensors, out)
+    extras = _weighted("addmm", 2, input, a, b, beta, alpha, activation)
+    return fused_product("addmm", tensors, a, b, extras, out, out_dtype, precision, key)
 
 
 def baddbmm(
@@ -254,6 +251,10 @@ def baddbmm(
     precision: str | None = None,
 ) -> torch.Tensor:
     """The same as `tritile.addmm` for a (B, M, K) and b (B, K, N), with the meaning of `torch.baddbmm`."""
-    return _added(
-        "baddbmm", 3, input, a, b, beta, alpha, activation, out, out_dtype, precision
-    )  # fmt: skip
+    tensors = (input, a, b)
+    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
+    key, ready = met("baddbmm", a, tensors, out, words)
+    if ready is not None:
+        return again("baddbmm", ready, tensors, out)
+    extras = _weighted("baddbmm", 3, input, a, b, beta, alpha, activation)
+    return fused_product("baddbmm", tensors, a, b, extras, out, out_dtype, precision, key)

@@ -116,10 +116,11 @@ def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) 
     m, n, k, batch, inner = _sizes(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     grid, flat = _grid(call, config, 1, processors)
+    rounded = call.precision == "tf32"
     args = (
-        read.a.descriptor(block_m, block_k),
-        read.b.descriptor(block_k, block_n),
-        read.up.descriptor(block_k, block_n),
+        read.a.descriptor(block_m, block_k, rounded=rounded),
+        read.b.descriptor(block_k, block_n, rounded=rounded),
+        read.up.descriptor(block_k, block_n, rounded=rounded),
         out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
         Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
         not read.a.transposed, not read.b.transposed, not read.up.transposed, out.by_descriptor,
