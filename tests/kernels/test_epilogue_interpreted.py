@@ -55,7 +55,7 @@ def side(spread, dtype=FP32, seed=5, shape=(M, N)):
     return None if sizes is None else values(sizes, dtype, seed)
 
 
-def run(config, a, b, out, sides, precision="tf32"):
+def run(config, a, b, out, sides, precision="tf32x3"):
     """Through the kernel itself, with out as it lies; tf32 is computed as fp32 here."""
     launch.run_interpreted(described(a, b, out, precision, Extras(*sides)), config)
     assert_fused(out, a, b, sides)
@@ -217,7 +217,7 @@ def test_the_result_may_take_the_place_of_what_is_added(config, layout, which):
     added = side("full")
     buffer, out = frame((M, N), FP32, layout)
     out.copy_(added)
-    call = described(a, b, out, "tf32", Extras(**{which: out}, activation="relu"))
+    call = described(a, b, out, "tf32x3", Extras(**{which: out}, activation="relu"))
     launch.run_interpreted(call, config)
     assert_fused(out, a, b, Sides(**{which: added}, activation="relu"))
     assert guard_intact(buffer, out)
@@ -270,7 +270,7 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
     for activation in ("", *ACTIVATIONS):
         out = torch.empty(M, N)
         launch.run_interpreted(
-            described(a, b, out, "tf32", Extras(bias=bias, residual=residual, activation=activation)), config
+            described(a, b, out, "tf32x3", Extras(bias=bias, residual=residual, activation=activation)), config
         )
         sums = torch.matmul(a.double(), b.double())
         wanted, _ = finished64(

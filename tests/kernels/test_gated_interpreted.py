@@ -45,7 +45,7 @@ def operands(dtype=FP32, batch=(), m=M, n=N, k=K):
 def run(config, x, gate, up, out, activation="silu", bias_gate=None, bias_up=None):
     """Through the kernel itself; tf32 is computed as fp32 here."""
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=activation, up=up.mT)
-    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
+    launch.run_interpreted(described(x, gate.mT, out, "tf32x3", extras), config)
     assert_gated(out, x, gate.mT, up.mT, activation, bias_gate, bias_up)
 
 
@@ -176,7 +176,7 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
     x[3, 5], gate[7, 9], up[20, 50] = math.nan, -math.inf, math.inf
     out = torch.empty(M, N)
     extras = Extras(activation="silu", up=up.mT)
-    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
+    launch.run_interpreted(described(x, gate.mT, out, "tf32x3", extras), config)
     wanted = torch.nn.functional.silu(x.double() @ gate.mT.double()) * (x.double() @ up.mT.double())
     assert torch.equal(out.isnan(), wanted.isnan())
     assert torch.equal(out.isinf(), wanted.isinf())
