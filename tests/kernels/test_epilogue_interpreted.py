@@ -56,7 +56,7 @@ def side(spread, dtype=FP32, seed=5, shape=(M, N)):
 
 
 def run(config, a, b, out, sides, precision="tf32x3"):
-    """Through the kernel itself, with out as it lies; tf32 is computed as fp32 here."""
+    """Through the kernel itself, with out as it lies; tf32x3 is computed as fp32 here."""
     launch.run_interpreted(described(a, b, out, precision, Extras(*sides)), config)
     assert_fused(out, a, b, sides)
 
@@ -270,7 +270,7 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
     for activation in ("", *ACTIVATIONS):
         out = torch.empty(M, N)
         launch.run_interpreted(
-            described(a, b, out, "tf32x3", Extras(bias=bias, residual=residual, activation=activation)), config
+            described(a, b, out, "tf32x3", Extras(None, None, bias, residual, activation)), config
         )
         sums = torch.matmul(a.double(), b.double())
         wanted, _ = finished64(
