@@ -260,8 +260,6 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
             for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
-    assert isinstance(call, MatmulCall)  # groups are no batch
-
     assert isinstance(call, MatmulCall)  # others have no batch
 
     def part(view: View) -> View:

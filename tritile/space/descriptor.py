@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.config import Config
 from tritile.device import Device
-from tritile.problem import ITEMSIZE, MatmulProblem, epilogue_of
+from tritile.problem import ITEMSIZE, MatmulProblem, Product, epilogue_of
 from tritile.space.tile import accumulator_words, uses_tensor_cores
 from tritile.space.values import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 
@@ -47,13 +47,13 @@ def tiles(config: Config, problem: MatmulProblem) -> int:
     return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
-def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
+    """Why no product may be made so from tiles that TMA brings, be it one of groups or not."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if not uses_tensor_cores(problem):
         return f"{problem.dtype} {problem.precision} is summed by the tile kernel alone"
-    reason = blocks_fault(config, PARAMETERS, 256) or reachable(problem)
+    reason = blocks_fault(config, parameters, 256)
     if reason is not None:
         return reason
     if config.num_ctas != 1 or config.num_warps not in (1, 2, 4, 8) or not 2 <= config.num_stages <= 8:
@@ -61,6 +61,16 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     for name, least in least_blocks(problem).items():
         if config[name] < least:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
+    if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
+        return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
+    return None
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Why `config` may not run `problem` on `device`, or None where it may."""
+    reason = fault(config, problem, device, PARAMETERS) or reachable(problem)
+    if reason is not None:
+        return reason
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     for name, extent in (
@@ -70,8 +80,6 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     ):
         if extent * problem.itemsize < 16:
             return f"{name} = {extent} is under 16 bytes of {problem.dtype}"
-    if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
-        return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
     if promotes_late(config, problem):
         return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     if config["SPLIT_K"] > 1:

@@ -7,8 +7,9 @@ from typing import Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, GroupedProblem
-from tritile.space.tile import accumulator_words, uses_tensor_cores
-from tritile.space.values import blocks_fault, least_blocks, oversized
+from tritile.space.descriptor import fault
+from tritile.space.tile import accumulator_words
+from tritile.space.values import least_blocks, oversized
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SUBTILES")
@@ -49,20 +50,9 @@ def _unreachable(problem: GroupedProblem) -> str | None:
 
 def illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
-    if device.nvidia < 90 or device.nvidia >= 120:
-        return f"{device.name} has no tensor memory accelerator"
-    if not uses_tensor_cores(problem):
-        return f"{problem.dtype} {problem.precision} is summed by the tile kernel alone"
-    reason = blocks_fault(config, PARAMETERS, 256) or _unreachable(problem)
+    reason = fault(config, problem, device, PARAMETERS) or _unreachable(problem)
     if reason is not None:
         return reason
-    if config.num_ctas != 1 or config.num_warps not in (1, 2, 4, 8) or not 2 <= config.num_stages <= 8:
-        return "num_ctas must be 1, num_warps at most 8, num_stages 2 to 8"
-    for name, least in least_blocks(problem).items():
-        if config[name] < least:
-            return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
-    if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
-        return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
     if tiles(config, problem) >= 2**31:
         return "more programs than a launch counts"
     words = accumulator_words(config, problem, device)
