@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def code_of(kernel) -> str:
-    """A digest of a compiled kernel's instructions by cuobjdump, without addresses and its name."""
+    """A digest of a compiled kernel's instructions and their encodings by cuobjdump."""
     import triton
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -62,8 +62,8 @@ def test_code_is_told_by_its_instructions(monkeypatch):
     told = iter(
         [
             "Function : f\n  /*0010*/ MOV R1, R2 ;  /* 0x01 */",
-            "Function : g\n  /*0020*/ MOV R1, R2 ;",
-            "MOV R1, R3 ;",
+            "Function : g\n  /*0020*/ MOV R1, R2 ;  /* 0x01 */",
+            "/*0010*/ MOV R1, R2 ;  /* 0x02 */",
         ]
     )
     run = SimpleNamespace(run=lambda *args, **kwargs: SimpleNamespace(stdout=next(told)))
