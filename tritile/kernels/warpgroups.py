@@ -313,6 +313,8 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST, DEPTH])
     stage = 0
     phase = 0
+    if how.SCALE_BLOCKS is not None and how.WAIT:
+        gdc_wait()  # scales are read ahead of the first tile; all else comes after tiles, which wait
     mine, end, step = tiles_of(walk, how)
     for index in range(mine, end, step):
         outer, inner, row, column = tile_at(index, walk, how)
