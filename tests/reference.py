@@ -154,6 +154,10 @@ def tolerance(
         inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)
     magnitude = product64(a.double().abs(), b.double().abs())
+    if precision == "ozaki":  # as `tritile.work.lower.ozaki` derives, beside what the reference itself errs
+        norms = a.double().norm(dim=-1)[..., :, None] * b.double().norm(dim=-2)[..., None, :]
+        sums = product64(a, b).abs() + math.sqrt(k) * norms
+        return facts.eps / 2 * sums + 4 * math.sqrt(k) * facts.eps * magnitude
     step = facts.smallest_normal * facts.eps
     return facts.eps / 2 * product64(a, b).abs() + (growth * eps_acc + inputs) * magnitude + step
 

@@ -240,11 +240,12 @@ def test_the_tuner_checks_answers_of_complex_problems(dtype, precision):
 @pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
 @pytest.mark.parametrize("form", ["embedded", "pairs", "planes, odd"])
 def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
-    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 96)
     a, b = posed(form, batch=(60,))
-    shared = b[:1]
+    shared = b[:1]  # with which the batch may become rows of one product
     for _ in range(2):
+        monkeypatch.setattr(launch, "_MAX_PROGRAMS", 600)
         assert_complex(tritile.matmul(a, b.conj(), precision=precision), a, b.conj(), precision)
+        monkeypatch.setattr(launch, "_MAX_PROGRAMS", 4800)
         assert_complex(tritile.matmul(a, shared, precision=precision), a, shared, precision)
 
 

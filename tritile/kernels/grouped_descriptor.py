@@ -55,35 +55,23 @@ def multiply_group(
 ):  # fmt: skip
     """The tile at (m, n) of a's rows times b's columns, over `depth` of K from k_start on.
 
-    What lies past the end of K itself is read as zero. Past that of a group others follow: their part of
-    its last block is cut off in both operands, as 0 times what another group holds need not be 0.
+    What lies past the end of K itself is read as zero. Past that of a group others follow: their part of its
+    last block is cut off in both operands, as 0 times what another group holds need not be 0. So where
+    groups share K it is the outer dimension of both.
     """
-    of_a = group if RAGGED == "none" else 0
-    of_b = 0 if RAGGED == "k" else group
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if RAGGED == "k" and B_ROW and not A_ROW:  # K is the outer dimension of both: cut descriptors
+    if RAGGED == "k":
         for block in range(tl.cdiv(depth, BLOCK_K)):
             k = k_start + block * BLOCK_K
             a = load_cut(a_desc, k_start + depth, k, m).T
             b = load_cut(b_desc, k_start + depth, k, n)
             acc = add_product(acc, a, b, BLOCK_K, PRECISION)
     else:
-        blocks = depth // BLOCK_K if RAGGED == "k" else tl.cdiv(depth, BLOCK_K)
-        for block in range(blocks):
-            k = k_start + block * BLOCK_K
-            a = load_block(a_desc, of_a, m, k, A_ROW)
-            b = load_block(b_desc, of_b, k, n, B_ROW)
+        of_a = group if RAGGED == "none" else 0
+        for block in range(tl.cdiv(depth, BLOCK_K)):
+            a = load_block(a_desc, of_a, m, block * BLOCK_K, A_ROW)
+            b = load_block(b_desc, group, block * BLOCK_K, n, B_ROW)
             acc = add_product(acc, a, b, BLOCK_K, PRECISION)
-        if RAGGED == "k":
-            left = depth - blocks * BLOCK_K
-            if left > 0:
-                k = k_start + blocks * BLOCK_K
-                ks = tl.arange(0, BLOCK_K)
-                a = load_block(a_desc, of_a, m, k, A_ROW)
-                b = load_block(b_desc, of_b, k, n, B_ROW)
-                a = tl.where(ks[None, :] < left, a, tl.zeros_like(a))
-                b = tl.where(ks[:, None] < left, b, tl.zeros_like(b))
-                acc = add_product(acc, a, b, BLOCK_K, PRECISION)
     return acc
 
 

@@ -7,7 +7,8 @@ that unpacking moves nothing between threads.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_warps
+from triton.language.target_info import cuda_capability_geq
 
 from tritile.kernels.descriptor import share_parts, store_part
 from tritile.kernels.matmul import load_tile
@@ -102,6 +103,18 @@ def dequantized(
 
 
 @triton.jit
+def wait_for_registers():
+    """Wait until tensor cores of Hopper have read the operand that they take from registers.
+
+    Triton lets several `wgmma` be under way while the next block is unpacked, and 3.6 into the registers that
+    they still read. Source: triton-lang/triton issue 9433.
+    """
+    tl.inline_asm_elementwise(
+        "wgmma.wait_group.sync.aligned 0; mov.b32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def linear_quantized(
     x_ptr, x_desc, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, stride_xm, stride_xk, magic, extra,
@@ -184,6 +197,8 @@ def linear_quantized(
             zeros = load_tile(zero_words + places, group < groups, group < groups, MASK_K, False)
         weight = dequantized(words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K)
         acc = tl.dot(weight, x.T, acc)
+        if WAIT and BLOCK_N >= 64 and num_warps() >= 4 and not cuda_capability_geq(10, 0):
+            wait_for_registers()
         words_ptrs += SPLIT_K * WIDTH
     outer = row * 0
     if SPLIT_K > 1:

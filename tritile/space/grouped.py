@@ -37,12 +37,20 @@ def shared_bytes(config: Config, problem: GroupedProblem) -> int:
     return tile * config.num_stages + (part if stored else 0)
 
 
-def _unreachable(problem: GroupedProblem) -> str | None:
-    """Why no tensor descriptor can see the operands, or None where one can."""
+def unreachable(problem: GroupedProblem) -> str | None:
+    """Why no tensor descriptor can see the operands, or None where one can.
+
+    A tile begins where its group does, at any row or column. Along the dimension that is contiguous TMA takes
+    no such tile: the H200 reports an illegal instruction.
+    """
     if "strided" in (problem.a_layout, problem.b_layout):
         return "an operand has no contiguous dimension"
     if min(problem.a_align, problem.b_align) < 16:
         return "an operand's rows do not start on 16 bytes"
+    if problem.ragged == "m" and problem.a_layout != "row":
+        return "groups begin anywhere along the contiguous dimension of a"
+    if problem.ragged == "k" and (problem.a_layout, problem.b_layout) != ("column", "row"):
+        return "groups begin anywhere along the contiguous dimension of an operand"
     if max(problem.m, problem.n, problem.k, problem.groups) > _MAX_SIZE:
         return f"sizes above {_MAX_SIZE}"
     return None
@@ -50,7 +58,7 @@ def _unreachable(problem: GroupedProblem) -> str | None:
 
 def illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
-    reason = fault(config, problem, device, PARAMETERS) or _unreachable(problem)
+    reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
     if reason is not None:
         return reason
     if tiles(config, problem) >= 2**31:

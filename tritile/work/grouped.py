@@ -6,7 +6,7 @@ from tritile.config import Config
 from tritile.errors import TuningError
 from tritile.kernels.grouped import grouped_matmul_tile
 from tritile.kernels.grouped_descriptor import FAR, grouped_matmul_descriptor
-from tritile.space.grouped import tiles
+from tritile.space.grouped import tiles, unreachable
 from tritile.views import GroupedCall, View
 from tritile.work import tile
 from tritile.work.values import Buffer, Descriptor, Step, Work
@@ -110,11 +110,14 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     `early`: the kernel may start before the one ahead of it is done, and waits in itself.
     Raises TuningError where no descriptor can see an operand.
     """
+    reason = unreachable(call.problem)
+    if reason is not None:
+        raise TuningError(reason)
     m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
     a = _described(call.a, 0, call.groups, m, k)
     b = _described(call.b, 1, call.groups, k, n)
     rows = call.a.layout != "column", call.b.layout != "column"
-    if call.ragged == "k" and rows == (False, True):
+    if call.ragged == "k":
         a, b = _cut(a), _cut(b)
     a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
     out = _stored(call, m, n // config["SUBTILES"])

@@ -202,7 +202,9 @@
   });
   form.addEventListener("change", () => { remember(); apply(); });
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(() => { remember(); apply(); }));
+  form.addEventListener("reset", () => later(() => {  // fields are reset after this event
+    return new Promise((done) => setTimeout(done)).then(() => { remember(); apply(); });
+  }));
   problem?.addEventListener("change", apply);
   store?.addEventListener("change", apply);
   addEventListener("hashchange", () => { if (location.hash.includes("=")) { recall(); apply(); } });
