@@ -99,14 +99,16 @@ def tiled(problem: Known, config: Config) -> Traffic:
 
 
 def copied(problem: MatmulProblem) -> Traffic:
-    """What copying operands takes whose rows do not start on 16 bytes: rows of copies are padded."""
+    """What copying operands takes which descriptors cannot read as they lie: rows of copies are padded."""
     found = Traffic(0, 0)
-    for rows, columns, layout, align in (
-        (problem.m, problem.k, problem.a_layout, problem.a_align),
-        (problem.k, problem.n, problem.b_layout, problem.b_align),
-    ):
-        if align < 16 or layout == "strided":
-            outer, inner = (columns, rows) if layout == "column" else (rows, columns)
+    sides = (
+        (problem.m, problem.k, problem.a_layout == "column"),
+        (problem.k, problem.n, problem.b_layout == "column"),
+    )
+    copies, turns = descriptor.copied(problem), descriptor.turned(problem)
+    for (rows, columns, by_columns), copy, turn in zip(sides, copies, turns, strict=True):
+        if copy:
+            outer, inner = (columns, rows) if by_columns != turn else (rows, columns)
             size = problem.itemsize * problem.batch * outer
             whole = _ROW // problem.itemsize
             found += Traffic(size * inner, size * -(-inner // whole) * whole)

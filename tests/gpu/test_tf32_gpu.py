@@ -7,7 +7,7 @@ import tritile
 from tests.reference import placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile import device as devices
-from tritile import launch
+from tritile import launch, model
 from tritile.config import Config
 from tritile.ops.described import described
 from tritile.space import illegal
@@ -59,6 +59,18 @@ def test_operands_are_rounded(native, config, layouts):
     if not native:
         run._steps = list(run._triton)
     run(*call.tensors)
+    assert_rounded(out, a, b)
+
+
+@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("offset", "column")], ids=str)
+@pytest.mark.parametrize("config", [None, tma(128, 256, 32, 8, 4), *CONFIGS[2:4]], ids=str)
+def test_operands_that_are_copied_are_rounded(config, layouts):
+    """Sizes from which copies have K contiguous."""
+    a, b = (values(shape, torch.float32, i, "cuda") for i, shape in enumerate(((600, 333), (333, 777))))
+    a, b = placed(a, layouts[0]), placed(b, layouts[1])
+    out = torch.full((600, 777), float("nan"), device="cuda")
+    call = described(a, b, out, "tf32")
+    launch.prepare(call, config or model.pick(call.problem, devices.gpu(0)))(*call.tensors)
     assert_rounded(out, a, b)
 
 

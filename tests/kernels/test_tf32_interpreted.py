@@ -1,14 +1,19 @@
 """TF32 products round their operands: in the tile kernel, and by descriptors that round as they copy."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import tritile
-from tests.reference import product64, values
+from tests.reference import assert_product, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
+from tritile import launch
 from tritile.config import Config
 from tritile.device import target_device
+from tritile.ops.described import described
 from tritile.problem import MatmulProblem
+from tritile.space import descriptor as space
 from tritile.views import posed
 from tritile.work import work_of
 from tritile.work.values import Descriptor
@@ -59,3 +64,35 @@ def test_descriptors_of_operands_round(precision, rounded):
     step = work_of(call, config, target_device("nvidia-h200").processors, False).steps[-1]
     descriptors = [value for value in step.args if isinstance(value, Descriptor)]
     assert [value.rounded for value in descriptors] == [rounded, rounded, False]
+
+
+LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("offset", "sliced"), ("column", "strided")]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch):
+    monkeypatch.setattr(space, "_TURNED_FROM", 1)
+    shapes = ((*batch, 33, 70), (*batch, 70, 35))
+    a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
+    buffer, out = frame((*batch, 33, 35), torch.float32, "row")
+    call = described(a, b, out, "tf32")
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 8}
+    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    *_, step = work_of(call, config, 132, False).steps
+    read = [value for value in step.args if isinstance(value, Descriptor)][:2]
+    assert [value.shape[-1] for value in read] == [70, 70]
+    launch.run_interpreted(call, config)
+    assert_product(out, a, b, "tf32")
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "found"), [(512, 512, (True, True)), (512, 511, (False, True)), (511, 512, (True, False))]
+)
+def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
+    problem = MatmulProblem(1, m, n, 512, "float32", "float32", a_layout="column", precision="tf32")
+    assert space.turned(problem) == found
+    assert space.turned(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
+    assert space.turned(replace(problem, precision="tf32x3")) == (False, False)
+    assert space.turned(replace(problem, a_layout="row", b_layout="column")) == (False, False)

@@ -17,6 +17,9 @@ PARAMETERS: Final = (
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
 _MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_WORDS: Final = 128
+_TURNED_FROM: Final = (
+    512  # rows or columns: 8 bytes moved for an element beside half a multiplication of each
+)
 
 
 def reachable(problem: MatmulProblem) -> str | None:
@@ -29,6 +32,34 @@ def reachable(problem: MatmulProblem) -> str | None:
     if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
         return f"sizes above {_MAX_SIZE}"
     return None
+
+
+def turned(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
+
+    Left as they are, the kernel turns each tile over in registers, at half the speed. Where the other operand
+    is thin, an element is read too few times to be copied for that alone.
+    """
+    if problem.precision != "tf32":
+        return False, False
+    a, b = _unreadable(problem)
+    return (
+        problem.a_layout == "column" and (a or problem.n >= _TURNED_FROM),
+        problem.b_layout != "column" and (b or problem.m >= _TURNED_FROM),
+    )
+
+
+def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b no descriptor can see where they lie."""
+    sides = (problem.a_layout, problem.a_align), (problem.b_layout, problem.b_align)
+    a, b = (align < 16 or layout == "strided" for layout, align in sides)
+    return a, b
+
+
+def copied(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b are copied before kernels by descriptor read them."""
+    a, b = (any(pair) for pair in zip(_unreadable(problem), turned(problem), strict=True))
+    return a, b
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -112,9 +143,11 @@ def _warps(m: int, n: int) -> tuple[int, ...]:
 
 
 def _configs() -> Iterator[Config]:
-    blocks = itertools.product((16, 64, 128, 256), (16, 32, 64, 128, 256), (64, 128, 256))
+    blocks = itertools.product((16, 64, 128, 256), (16, 32, 64, 128, 256), (32, 64, 128, 256))
     for m, n, k in blocks:
         if not 256 <= m * n <= 128 * 256 or (k == 256 and m * n > 64 * 64) or (k == 64 and m * n < 64 * 64):
+            continue
+        if k == 32 and m * n < 128 * 128:
             continue
         for warps, stages, group in itertools.product(_warps(m, n), (3, 4, 5, 6, 8), (1, 8)):
             if m * n // (32 * warps) > _MAX_WORDS:
@@ -136,6 +169,8 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
+    if config["BLOCK_K"] == 32 and problem.itemsize < 4:
+        return True  # a longer block takes fewer turns
     made = tiles(config, problem)
     if config["PERSISTENT"] and made <= device.processors:
         return True

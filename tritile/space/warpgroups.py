@@ -74,9 +74,10 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
     if promotes_late(config, problem):
         return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
-    # A total takes as many again, but is only added to, and wants no room beside it.
+    # A total takes as many again, but is only added to, and wants no room beside it but for scales.
+    beside = 64 if problem.block_scales else 32
     if words > REGISTERS[config["CONSUMERS"]] - 56 or (
-        problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - 32
+        problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - beside
     ):
         return f"{words} accumulator registers a thread, of {REGISTERS[config['CONSUMERS']]}"
     if tiles(config, problem) >= 2**31:

@@ -5,13 +5,15 @@ from typing import Any, Final, NamedTuple
 
 from tritile.errors import TuningError
 from tritile.kernels.repack import repack
+from tritile.space.descriptor import turned
 from tritile.views import MatmulCall, View
 from tritile.work.fused import up_index
 from tritile.work.values import Buffer, Descriptor, Section, Step
 
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
-_TILE: Final = (8, 256, 4)  # rows and columns of a copied tile, and its warps: the fastest measured
+# Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
+_TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 
 class Seen(NamedTuple):
@@ -42,11 +44,14 @@ def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, 
     return (sizes[0], sizes[1]), (strides[0], strides[1])
 
 
-def seen_of(call: MatmulCall, view: View, index: int) -> Seen:
-    """The operand with its contiguous dimension last, whether or not a descriptor can read it."""
+def seen_of(call: MatmulCall, view: View, index: int, turned: bool = False) -> Seen:
+    """The operand with its contiguous dimension last, or if `turned` the other.
+
+    No descriptor need be able to read it.
+    """
     (outer, inner), (stride_o, stride_i) = batch_of(call, view)
     (rows, columns), (stride_r, stride_c) = view.shape, view.strides
-    transposed = view.layout == "column"
+    transposed = (view.layout == "column") != turned
     if transposed:
         rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
     return Seen(index, (outer, inner, rows, columns), (stride_o, stride_i, stride_r, stride_c), transposed)
@@ -71,7 +76,16 @@ class _Copy(NamedTuple):
     args: tuple[Any, ...]
     seen: Seen
     section: Section
-    tiles: int
+
+    @property
+    def gaps(self) -> bool:
+        """Whether elements of a row are not side by side."""
+        return bool(self.args[9] != 1)
+
+    def tiles(self, tile: tuple[int, int, int]) -> int:
+        """How many tiles are copied."""
+        matrices, _, rows, columns = self.args[2:6]
+        return int(matrices * -(-rows // tile[0]) * -(-columns // tile[1]))
 
 
 def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
@@ -84,9 +98,8 @@ def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
     padded = -(-columns // unit) * unit
     args = (Buffer(seen.buffer), Buffer(index), outer * inner, inner, rows, columns, *seen.strides, padded)
     own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
-    tiles = outer * inner * -(-rows // _TILE[0]) * -(-columns // _TILE[1])
     section = Section(dtype, outer * inner * rows * padded)
-    return _Copy(args, Seen(index, seen.shape, own, seen.transposed), section, tiles)
+    return _Copy(args, Seen(index, seen.shape, own, seen.transposed), section)
 
 
 class Inputs(NamedTuple):
@@ -105,10 +118,11 @@ class Inputs(NamedTuple):
 def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
     """The launch that copies one operand, or two."""
     nothing = (*first.args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
-    gaps = [copy is not None and copy.args[9] != 1 for copy in (first, second)]
-    constants = (16 // itemsize, *gaps, *_TILE[:2], early)
-    tiles = first.tiles + (second.tiles if second else 0)
-    options = {"num_warps": _TILE[2], "launch_pdl": early}
+    gaps = [copy is not None and copy.gaps for copy in (first, second)]
+    tile = _TILE[any(gaps)]
+    constants = (16 // itemsize, *gaps, *tile[:2], early)
+    tiles = first.tiles(tile) + (second.tiles(tile) if second else 0)
+    options = {"num_warps": tile[2], "launch_pdl": early}
     return Step(
         repack, (tiles, 1, 1), (*first.args, *(second.args if second else nothing), *constants), options
     )
@@ -117,13 +131,14 @@ def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> 
 def inputs(call: MatmulCall, early: bool) -> Inputs:
     """Operands as descriptors can read them, and the launches that copy those which they could not."""
     b_dtype = call.b_dtype or call.dtype
-    views = [(call.a, call.dtype, 0), (call.b, b_dtype, 1)]
+    turn_a, turn_b = turned(call.problem)
+    views = [(call.a, call.dtype, 0, turn_a), (call.b, b_dtype, 1, turn_b)]
     if call.up is not None:
-        views.append((call.up, b_dtype, up_index(call)))
+        views.append((call.up, b_dtype, up_index(call), turn_b))
     found: list[Seen] = []
     copies: list[_Copy] = []
-    for view, dtype, index in views:
-        seen = seen_of(call, view, index)
+    for view, dtype, index, turn in views:
+        seen = seen_of(call, view, index, turn)
         if not readable(seen, view):
             copies.append(_copy(seen, view, dtype, len(call.tensors) + len(copies)))
             seen = copies[-1].seen
