@@ -54,6 +54,7 @@ pictures: $(INSTALLED)
 	    --tile 19 --step 5 --output tuning/pictures/tiling.svg
 	$(PY) -m tritile report --gpu nvidia-h200 --figure speedups --output tuning/pictures/speedups.svg
 	$(PY) -m tritile report --gpu nvidia-h200 --figure heatmap --problem 4096x4096x4096 --output tuning/pictures/heatmap.svg
+	$(PY) -m tritile ladder --from tuning/ladder/nvidia-h200.json --plot tuning/pictures/ladder.svg
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -69,7 +69,9 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
     size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
-    stored = part if config["PERSISTENT"] and problem.out_align == 16 else 0
+    # By pointers, 16-bit results take less than this, some of it none.
+    counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
+    stored = part if config["PERSISTENT"] and counted else 0
     return tile * config.num_stages + stored
 
 

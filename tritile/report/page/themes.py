@@ -15,7 +15,7 @@ def _theme(ink: str, muted: str, line: str, accent: str, empty: str, colours: li
         "view": {"stroke": None},
         "title": {"color": muted},
         "axis": text | {"gridColor": line, "domainColor": line, "tickColor": line, "labelFontSize": 11},
-        "legend": text | {"orient": "bottom", "labelFontSize": 12, "symbolStrokeWidth": 1.8, "columns": 8},
+        "legend": text | {"orient": "bottom", "labelFontSize": 12, "symbolStrokeWidth": 1.8, "columns": 5},
         "range": {"category": colours},
         "text": {"color": ink},
         "style": {
