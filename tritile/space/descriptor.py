@@ -15,6 +15,7 @@ PARAMETERS: Final = (
     "BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES"
 )  # fmt: skip
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
+BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
 _MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_WORDS: Final = 128
 _TURNED_FROM: Final = (
@@ -72,7 +73,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     # By pointers, 16-bit results take less than this, some of it none.
     counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
     stored = part if config["PERSISTENT"] and counted else 0
-    return tile * config.num_stages + stored
+    return (tile + BARRIER) * config.num_stages + stored
 
 
 def tiles(config: Config, problem: MatmulProblem) -> int:

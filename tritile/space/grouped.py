@@ -7,7 +7,7 @@ from typing import Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import ITEMSIZE, GroupedProblem
-from tritile.space.descriptor import fault
+from tritile.space.descriptor import BARRIER, fault
 from tritile.space.tile import accumulator_words
 from tritile.space.values import least_blocks, oversized
 
@@ -34,7 +34,7 @@ def shared_bytes(config: Config, problem: GroupedProblem) -> int:
     tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
     stored = config["PERSISTENT"] and problem.out_align == 16 and problem.out_layout == "row"
-    return tile * config.num_stages + (part if stored else 0)
+    return (tile + BARRIER) * config.num_stages + (part if stored else 0)
 
 
 def unreachable(problem: GroupedProblem) -> str | None:

@@ -8,7 +8,8 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import QuantizedProblem, unit_columns
 from tritile.space import tile
-from tritile.space.descriptor import MAX_SHARED
+from tritile.space.descriptor import BARRIER, MAX_SHARED
+from tritile.space.descriptor import NAME as DESCRIPTOR
 from tritile.space.values import blocks_fault
 
 NAME: Final = tile.NAME
@@ -50,7 +51,8 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
     scales = 2 * config["BLOCK_N"] * scales_at_once(config, problem) * (1 + problem.zero_points)
     kept = stages if held_in_shared(config, device) else stages - 1
-    return int(x * kept + (words + scales) * (stages - 1))
+    barriers = BARRIER * stages if config.family == DESCRIPTOR else 0
+    return int(x * kept + (words + scales) * (stages - 1)) + barriers
 
 
 def tiles(config: Config, problem: QuantizedProblem) -> int:
