@@ -309,7 +309,7 @@ def starts_another(folder):
 
 def test_what_a_process_started_ends_with_it(shop, tmp_path):
     """An assembler that hangs, say: else it would go on when its compiler was given up."""
-    future = shop.pool.submit(starts_another, str(tmp_path), limit_s=1.5)
+    future = shop.pool.submit(starts_another, str(tmp_path), limit_s=5)
     assert "hung" in str(future.exception(60))
     pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while runs(pid) and time.monotonic() < deadline:

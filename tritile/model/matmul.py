@@ -23,8 +23,11 @@ from tritile.space.tile import (
 # the makers' peak rates divided by processors and boost clock.
 _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
-_RATE_FMA = 46  # IEEE fp32 tl.dot as measured on H200: 12 TFLOP/s over 132 processors at 1.98 GHz
-_RATE_FP64 = 128
+# IEEE fp32 `tl.dot`, by whether columns of b are contiguous, of which a thread reads element by element. As
+# measured on H200: 38 and 20 TFLOP/s of 8192^3 over 132 processors.
+_RATE_FMA = {False: 180, True: 88}
+_RATE_FP64 = {90: 210}  # tensor cores, as measured on H200: 47 TFLOP/s of 8192^3
+_RATE_FP64_ELSEWHERE = 128
 # The same peak of fp32 without tensor cores, and of fp64 on whatever is fastest, by `Device.arch`.
 _PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
 _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
@@ -91,9 +94,9 @@ TMA_FITTED = TmaFit()
 def rate(problem: MatmulProblem, device: Device) -> float:
     """Floating-point operations a clock of one processor, as `tl.dot` reaches them on that type."""
     if problem.dtype == "float64":
-        return _RATE_FP64
+        return _RATE_FP64.get(device.nvidia, _RATE_FP64_ELSEWHERE)
     if not uses_tensor_cores(problem):
-        return _RATE_FMA
+        return _RATE_FMA[problem.b_layout == "column"]
     half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
     if problem.dtype == "float32":
         return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
@@ -142,7 +145,10 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
     slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
-    if not uses_tensor_cores(problem):
+    if problem.dtype == "float64":
+        # Hopper has instructions of a warp only; a block is asked for when the last of two is done with.
+        slow = 1.0 if config.num_stages > 2 else 1.35
+    elif not uses_tensor_cores(problem):
         slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
     slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
     multiply = 2.0 * m * n * k / rate(problem, device) * slow * _turning(config, problem, device)
@@ -166,15 +172,18 @@ def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
 
 
 def _turning(config: Config, problem: MatmulProblem, device: Device) -> float:
-    """How much slower tensor cores are where tiles of TF32 are turned over in registers first.
+    """How much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
 
-    Measured on an H200: 190 TFLOP/s of 8192^3 instead of 340.
+    By pointers all do, to be rounded; and those whose K is not contiguous, to be turned over. Measured on an
+    H200, beside tiles that descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
     """
     if problem.precision != "tf32" or device.nvidia != 90:
         return 1.0
+    by_pointers = config.family not in (descriptor.NAME, warpgroups.NAME)
     across = problem.a_layout == "column", problem.b_layout != "column"
-    turns = descriptor.turned(problem) if config.family == descriptor.NAME else (False, False)
-    return 1.8 if any(own and not turn for own, turn in zip(across, turns, strict=True)) else 1.0
+    copied = (False, False) if by_pointers else descriptor.turned(problem)
+    turned = any(own and not copy for own, copy in zip(across, copied, strict=True))
+    return (2.7 if by_pointers else 1.0) * (1.8 if turned else 1.0)
 
 
 def _tma_pieces(config: Config) -> list[tuple[int, int]]:
