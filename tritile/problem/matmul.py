@@ -39,6 +39,7 @@ class Operand:
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
+_BY_ROWS_FROM: Final = 128  # rows of a
 GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -210,6 +211,15 @@ class MatmulProblem:
         return self.dtype == "float32" and self.precision == "fp16x3"
 
     @property
+    def by_rows(self) -> bool:
+        """Whether b is copied row by row first: see `tritile.work.lower.rows`.
+
+        The copy of an element takes as long as some 45 multiplications by it save.
+        """
+        plain = self.dtype == "float32" and self.precision == "ieee" and self.rights == 1
+        return plain and self.b_layout == "column" and self.m >= _BY_ROWS_FROM
+
+    @property
     def promoted(self) -> bool:
         """Whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
         return self.dtype == "float16" and self.precision == "fp16x3"
@@ -231,6 +241,8 @@ class MatmulProblem:
                 len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
                 b_layout="column", epilogue=epilogue,
             )  # fmt: skip
+        if self.by_rows:
+            return replace(self, b_layout="row", b_align=16)
         if not self.in_parts:
             return self
         return replace(

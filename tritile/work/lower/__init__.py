@@ -10,7 +10,7 @@ from typing import Any
 
 from tritile.problem import REAL_DTYPE
 from tritile.views import MatmulCall
-from tritile.work.lower import complexes, fp16x3, ozaki, zeros
+from tritile.work.lower import complexes, fp16x3, ozaki, rows, zeros
 from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Descriptor, Work
 
@@ -30,6 +30,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
         return Lowered(*fp16x3.steps_of(call, early))
     if call.precision == "ozaki":
         return ozaki.lowered(call)
+    if call.problem.by_rows:
+        return rows.lowered(call, early)
     return None
 
 
