@@ -1,8 +1,9 @@
 """Lowering: products made through another product, whose operands are made over for it first.
 
-A product of complex numbers, or of more digits than tensor cores hold, is one of simpler operands between
-two small kernels: one lays the operands out, one puts the result together. The families of kernels make the
-product in the midst, the core, as they make any other; `MatmulProblem.core` tells it to those who choose.
+A product of complex numbers, of more digits than tensor cores hold, or of a layout that is slow to read, is
+one of simpler operands between small kernels: they lay the operands out, and put the result together. The
+families of kernels make the product in the midst, the core, as they make any other; `MatmulProblem.core`
+tells it to those who choose.
 """
 
 from collections.abc import Callable
