@@ -30,10 +30,11 @@ from tritile.kernels.packed import permute_packed
 from tritile.kernels.permute import permute_tile
 from tritile.kernels.quantized import linear_quantized
 from tritile.kernels.repack import repack
+from tritile.kernels.unpack import unpack
 from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
 from tritile.native import TFLOAT32, NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, packed, tile, warpgroups
+from tritile.space import ALL_CONFIGS, descriptor, packed, quantized_unpacked, tile, warpgroups
 from tritile.table import kernel_name
 from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work import work_of
@@ -53,6 +54,7 @@ def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, .
 _MATMUL_KEY: Final = ["M", "N", "K", "batch"]
 _GROUPED_KEY: Final = ["M", "N", "K", "groups"]
 _PERMUTE_KEY: Final = ["M", "N", "batch"]
+_QUANTIZED_KEY: Final = ["M", "N", "K"]
 # Kernels by operation and family, tuned over the configs of the space.
 KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
     "matmul": {
@@ -71,8 +73,13 @@ KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
         packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
     },
     "linear_quantized": {
-        family: _tuned("linear_quantized", family, linear_quantized, ["M", "N", "K"])
-        for family in (tile.NAME, descriptor.NAME)
+        **{
+            family: _tuned("linear_quantized", family, linear_quantized, _QUANTIZED_KEY)
+            for family in (tile.NAME, descriptor.NAME)
+        },
+        quantized_unpacked.NAME: _tuned(
+            "linear_quantized", quantized_unpacked.NAME, matmul_warpgroups, _QUANTIZED_KEY, (unpack, repack)
+        ),
     },
 }
 

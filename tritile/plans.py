@@ -10,7 +10,7 @@ from tritile.launch import KERNELS
 from tritile.markup import table_html
 from tritile.problem import KernelProblem, QuantizedProblem, Tiled, doublings
 from tritile.settings import current_mode
-from tritile.space import illegal, quantized, tile
+from tritile.space import contenders, illegal, quantized, tile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
@@ -105,9 +105,11 @@ def near(problem: Tiled, device: Device) -> Plan | None:
     known_pairs = [(trial.problem, trial.config) for trial in known]
     if shipped is not None and shipped.measured:
         known_pairs += [(entry.problem, entry.config) for entry in shipped.entries]
-    found, wanted = [], problem.kind
+    found, wanted, families = [], problem.kind, contenders(problem)
     for other, config in known_pairs:
-        if not isinstance(other, KernelProblem) and other.kind == wanted:
+        if isinstance(other, KernelProblem) or config.family not in families:
+            continue
+        if other.kind == wanted:
             distance = doublings(problem, other)
             if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
                 found.append((distance, config.key, other, config))

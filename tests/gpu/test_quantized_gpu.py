@@ -32,7 +32,12 @@ def tma(m, n, k, warps, stages, split=1, group=8):
     return tile(m, n, k, warps, stages, split, group, "descriptor")
 
 
-CONFIGS = [
+def unpacked(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
+    return Config.of(4, stages, "unpacked", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+FUSED = [
     tile(16, 64, 128, 4, 4),
     tile(16, 64, 256, 4, 3),
     tile(16, 128, 128, 4, 3, split=2),
@@ -50,6 +55,14 @@ CONFIGS = [
     tma(128, 128, 128, 8, 3),
     tma(256, 128, 128, 8, 3),
 ]
+UNPACKED = [
+    unpacked(64, 64, 64, 1, 4),
+    unpacked(128, 256, 64, 2, 4, persistent=True, subtiles=2),
+    unpacked(192, 96, 64, 3, 4),
+    unpacked(256, 128, 64, 2, 3, persistent=True),
+    unpacked(128, 160, 128, 2, 2),
+]
+CONFIGS = [*FUSED, *UNPACKED]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +115,7 @@ def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[8], tma(128, 128, 128, 8, 2)], ids=str)
+@pytest.mark.parametrize("config", [FUSED[0], FUSED[8], tma(128, 128, 128, 8, 2), UNPACKED[1]], ids=str)
 def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
     """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
     weight = weight_of(300, 712, dtype, bits, group, zeros)
@@ -140,6 +153,28 @@ def test_layouts_of_x(m, dtype, layout):
     assert_linear(tritile.linear(x, weight), x, weight)
 
 
+@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize("config", UNPACKED, ids=str)
+def test_layouts_of_x_beside_an_unpacked_weight(config, dtype, layout):
+    """x is read where it lies or copied, in a launch between that of the weight and the product."""
+    weight, bias = weight_of(320, 520, dtype, 4, 32, True), values((320,), dtype, 2, "cuda")
+    x = placed(values((200, 520), dtype, 0, "cuda"), layout)
+    out = torch.empty(200, 320, dtype=dtype, device="cuda")
+    run(config, x, weight, out, bias)
+    assert_linear(out, x, weight, bias)
+
+
+@pytest.mark.parametrize("config", UNPACKED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=name)
+def test_biases_beside_an_unpacked_weight(dtype, config):
+    weight, x = weight_of(250, 512, torch.bfloat16), values((300, 512), torch.bfloat16, 0, "cuda")
+    bias = values((500,), dtype, 2, "cuda")[::2]
+    out = torch.empty(300, 250, dtype=torch.bfloat16, device="cuda")
+    run(config, x, weight, out, bias)
+    assert_linear(out, x, weight, bias)
+
+
 @pytest.mark.parametrize("shape", [(512,), (1, 512), (2, 3, 512), (0, 512), (3, 0, 512)], ids=str)
 def test_shapes_of_x(shape):
     weight = weight_of(320, 512, torch.bfloat16)
@@ -173,7 +208,7 @@ def test_remembered_calls_take_the_tensors_that_they_are_given():
                 assert_linear(tritile.linear(one, weight), one, weight)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c["SPLIT_K"] > 1], ids=str)
+@pytest.mark.parametrize("config", [c for c in FUSED if c["SPLIT_K"] > 1], ids=str)
 def test_shared_sums_repeat_bit_for_bit(config):
     weight = weight_of(1000, 4000, torch.bfloat16)
     x = values((64, 4000), torch.bfloat16, 0, "cuda")
@@ -184,6 +219,60 @@ def test_shared_sums_repeat_bit_for_bit(config):
         out.fill_(float("nan"))
         prepared(*call.tensors)
         assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("k", [2048, 2051])  # read where it lies, and copied
+@pytest.mark.parametrize("config", UNPACKED, ids=str)
+def test_unpacked_weights_of_calls_in_a_row_do_not_mix(config, k):
+    """Calls share a workspace, and each launch starts before the one ahead of it is done."""
+    weights = [weight_of(1008, k, torch.bfloat16, seed=seed) for seed in (1, 2)]
+    x = values((300, k), torch.bfloat16, 0, "cuda")
+    outs = [torch.empty(300, 1008, dtype=torch.bfloat16, device="cuda") for _ in range(100)]
+    calls = [described(x, weights[i % 2], None, out) for i, out in enumerate(outs)]
+    prepared, _ = run(config, x, weights[0], outs[0])
+    for call in calls:
+        prepared(*call.tensors)
+    for weight, out in zip(weights, outs, strict=False):
+        assert_linear(out, x, weight)
+    assert not torch.equal(outs[0], outs[1])
+    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
+
+
+@pytest.mark.parametrize("config", UNPACKED[:2], ids=str)
+def test_weights_written_just_before_they_are_unpacked(config):
+    """The launch waits for whatever wrote the packed weight, its scales and zero points."""
+    source = [weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=seed) for seed in (1, 2)]
+    weight = weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=3)
+    x = values((300, 2048), torch.bfloat16, 0, "cuda")
+    outs = [torch.empty(300, 1008, dtype=torch.bfloat16, device="cuda") for _ in range(50)]
+    prepared, _ = run(config, x, weight, outs[0])
+    for i, out in enumerate(outs):
+        for part in ("packed", "scales", "zeros"):
+            getattr(weight, part).copy_(getattr(source[i % 2], part))
+        prepared(*described(x, weight, None, out).tensors)
+    for one, out in zip(source, outs, strict=False):
+        assert_linear(out, x, one)
+    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
+
+
+def test_an_unpacked_product_in_a_graph_and_on_a_stream():
+    weight, x = weight_of(2048, 2048, torch.float16, 8), values((512, 2048), torch.float16, 0, "cuda")
+    out = torch.empty(512, 2048, dtype=torch.float16, device="cuda")
+    prepared, call = run(UNPACKED[1], x, weight, out)
+    wanted = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            prepared(*call.tensors)
+    for _ in range(20):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        out.fill_(float("nan"))
+        prepared(*call.tensors)
+    torch.cuda.synchronize()
+    assert torch.equal(out, wanted)
 
 
 def test_graphs_streams_and_threads():
@@ -270,6 +359,30 @@ def test_posed_problems_are_checked(bits, zeros, m):
     launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
     answers.answer_error(guarded.call)
     guarded.check()
+
+
+@pytest.mark.parametrize("config", UNPACKED, ids=str)
+@pytest.mark.parametrize(("bits", "zeros"), [(4, True), (8, False)])
+def test_posed_problems_unpacked_are_checked(bits, zeros, config):
+    problem, device = QuantizedProblem(300, 1000, 1024, "float16", bits, 32, zeros, bias=True), devices.gpu(0)
+    if reason := illegal(config, problem, device):
+        pytest.skip(reason)
+    (call,) = operands.copies_of(problem, device, 1)
+    assert 0 < answers.check(operands.run_of(launch.prepare(call, config)), call) < 1e-3
+    guarded = operands.Guarded(operands.ragged(problem))
+    launch.prepare(guarded.call, config)(*guarded.call.tensors)
+    answers.answer_error(guarded.call)
+    guarded.check()
+
+
+def test_a_sample_of_the_unpacked_space_is_right():
+    """Every ninth legal config, at sizes that end amid every tile."""
+    problem, device = QuantizedProblem(1000, 1008, 2000, "bfloat16", 8, 32, True, bias=True), devices.gpu(0)
+    if "unpacked" not in model.families(problem, device):
+        pytest.skip(f"{device.name} unpacks in registers alone")
+    (call,) = operands.copies_of(problem, device, 1)
+    for config in legal_configs(problem, device, "unpacked")[::9]:
+        answers.check(operands.run_of(launch.prepare(call, config)), call)
 
 
 @pytest.mark.parametrize("m", [1, 256])

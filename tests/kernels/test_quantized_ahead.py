@@ -3,12 +3,14 @@
 import itertools
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
 from tritile import ahead, model
 from tritile.config import Config
 from tritile.device import target_device
+from tritile.offline import compiling_for, resources
 from tritile.problem import QuantizedProblem
 from tritile.space import illegal, legal_configs
 from tritile.space.quantized import shared_bytes
@@ -56,7 +58,8 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
     config = model.pick(one, H200)
     taken = ahead.compile_resources(one, config, H200)
     assert (taken.spills, taken.excess(H200)) == (0, None)
-    assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
+    if config.family != "unpacked":  # the dense kernel's, which is told of elsewhere
+        assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
 
 
 @pytest.mark.parametrize("family", ["tile", "descriptor"])
@@ -82,6 +85,52 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
     body = opened[opened.rindex("$L__BB") :]  # the label at the head of the loop
     assert "st.shared" not in body
     assert "stmatrix" not in body
+
+
+def unpacked(m, n, k, consumers, stages, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
+    return Config.of(4, stages, "unpacked", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("k", [4096, 4100])
+def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits, dtype, zeros):
+    """16 bytes a thread of words and of floats; all threads of a processor fit at once."""
+    one = replace(problem(4096, bits, dtype, zeros, group, bias=zeros), k=k)
+    config = unpacked(128, 256, 64, 2, 4, True, 2)
+    assert illegal(config, one, H200) is None
+    with compiling_for(H200):
+        first, *others, last = [compiled() for compiled in ahead.compiles_for(one, config, H200)]
+    assert (first.metadata.name, last.metadata.name) == ("unpack", "matmul_warpgroups")
+    assert not others
+    ptx, taken = first.asm["ptx"], resources(first)
+    assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.b32"}
+    assert "ld.global.v4.b32" in ptx
+    assert set(re.findall(r"ld\.global\S*", ptx)) <= {"ld.global.v4.b32", "ld.global.b32"}
+    assert ptx.count("griddepcontrol") == 2
+    assert taken.spills == 0
+    assert taken.registers <= 40
+    assert taken.shared <= 4096
+    assert resources(last).excess(H200) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "config", "kernels"),
+    [
+        (problem(300, 8, "float16", True, 32, bias=True), unpacked(192, 96, 64, 3, 4), 2),
+        (problem(1021, x_layout="strided"), unpacked(128, 192, 64, 2, 3, True, 2), 3),
+        (QuantizedProblem(33, 4097, 700, "float16", 4, 64, x_align=8), unpacked(64, 64, 64, 1, 4), 3),
+    ],
+    ids=str,
+)
+def test_all_kernels_of_an_unpacked_product_compile(one, config, kernels):
+    assert illegal(config, one, H200) is None
+    with compiling_for(H200):
+        found = [compiled() for compiled in ahead.compiles_for(one, config, H200)]
+    assert len(found) == kernels
+    assert found[-1].metadata.name == "matmul_warpgroups"
+    assert all(resources(kernel).excess(H200) is None for kernel in found)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

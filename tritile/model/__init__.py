@@ -14,8 +14,17 @@ from tritile.model.grouped import grouped_us
 from tritile.model.matmul import matmul_us, tma_us
 from tritile.model.permute import permute_us
 from tritile.model.quantized import quantized_us
-from tritile.problem import MatmulProblem, Tiled
-from tritile.space import ALL_CONFIGS, FAMILIES, descriptor, illegal, legal_configs, warpgroups
+from tritile.model.unpacked import unpacked_us
+from tritile.problem import MatmulProblem, QuantizedProblem, Tiled
+from tritile.space import (
+    ALL_CONFIGS,
+    contenders,
+    descriptor,
+    illegal,
+    legal_configs,
+    quantized_unpacked,
+    warpgroups,
+)
 
 _SHAPES = 4  # of tiles, at the least, among configs to try first
 
@@ -26,11 +35,16 @@ def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float
     return (tma_us if by_tma else matmul_us)(config, problem, device)
 
 
+def _quantized_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
+    unpacked = config.family == quantized_unpacked.NAME
+    return (unpacked_us if unpacked else quantized_us)(config, problem, device)
+
+
 _FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
     "matmul": _product_us,
     "grouped": grouped_us,
     "permute": permute_us,
-    "linear_quantized": quantized_us,
+    "linear_quantized": _quantized_us,
 }
 
 
@@ -74,8 +88,8 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
 
 
 def families(problem: Tiled, device: Device) -> list[str]:
-    """The families that have a legal config for the problem."""
-    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in FAMILIES[problem.op])
+    """The contenders that have a legal config for the problem."""
+    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in contenders(problem))
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 

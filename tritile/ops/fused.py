@@ -158,7 +158,8 @@ def linear(
     Args:
         x: (..., K), of a floating dtype of `tritile.matmul`.
         weight: (N, K), or (K,) for a result without N; of x's dtype. Or what `tritile.quantize` made of an
-            (N, K) for x's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken.
+            (N, K) for x's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken. It may be
+            unpacked first where x has more than 256 rows, on Hopper, into 2 N K bytes that last for the call.
         bias: (N,), or any shape that broadcasts to the result's.
         activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
         residual: of a shape that broadcasts to the result's, added last.

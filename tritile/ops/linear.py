@@ -98,8 +98,9 @@ def _on_host(
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
     """x (..., K) @ weight^T + bias: `tritile.linear` where the weight is a `QuantizedWeight`.
 
-    The weight is unpacked as it is multiplied with, to the values of `weight.dequantize()`; sums and bias
-    are kept in float32, and rounded once, as they are stored.
+    The weight is unpacked to the values of `weight.dequantize()`: as it is multiplied with or, where x has
+    many rows, first, into a workspace of 2 N K bytes that lasts for the call. Sums and bias are kept in
+    float32, and rounded once, as they are stored.
     """
     key = None
     given = x if bias is None else bias

@@ -50,6 +50,7 @@ from tritile.problem.quantized import (
     QuantizedProblem,
     scales_shape,
     unit_columns,
+    unpacked_row,
     words_shape,
 )
 
@@ -61,7 +62,7 @@ __all__ = [
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
     "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
     "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
-    "unit_columns", "words_shape",
+    "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
 
 Known = MatmulProblem | PermuteProblem  # all of whose operands are as they are

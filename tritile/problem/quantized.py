@@ -1,15 +1,17 @@
 """Products with a weight of 4- or 8-bit whole numbers."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tritile.problem.checks import ALIGNMENTS, among, check, extent_fits
+from tritile.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
 from tritile.problem.matmul import MatmulProblem, Operand
 
 WEIGHT_BITS: Final = (4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
 ACTIVATION_DTYPES: Final = ("bfloat16", "float16")
 _ROWS: Final = 16  # rows of a weight are padded to as many
+_LINE: Final = 128  # bytes, of which rows of an unpacked weight are whole multiples
 UNIT_WORDS: Final = 128  # words of 32 bits that 8 rows of `unit_columns` are packed into
 
 
@@ -31,6 +33,11 @@ def words_shape(n: int, k: int, bits: int) -> tuple[int, int]:
 def scales_shape(n: int, k: int, bits: int, group_size: int) -> tuple[int, int]:
     """Groups and rows, those of padding included, of its scales and zero points."""
     return -(-_padded(k, unit_columns(bits)) // group_size), _padded(n, _ROWS)
+
+
+def unpacked_row(k: int) -> int:
+    """Elements from one row of K 16-bit floats to the next, where a weight is unpacked in memory."""
+    return _padded(k, _LINE // 2)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class QuantizedProblem:
         return 4 * words[0] * words[1] + 2 * scales[0] * scales[1] * (1 + self.zero_points)
 
     @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of the weight as a matrix of 16-bit floats: see `unpacked_row`."""
+        return self.itemsize * self.scales[1] * unpacked_row(self.k)
+
+    @property
     def bytes(self) -> int:
         """Bytes moved if every input is read once and the output written once."""
         return self.weight_bytes + self.itemsize * (self.m * (self.k + self.n) + self.n * self.bias)
@@ -102,12 +114,13 @@ class QuantizedProblem:
         weight = (self.bits, self.group_size, self.zero_points)
         return (self.op, self.dtype, *weight, self.bias, self.x_layout, self.x_align)
 
-    @property
+    @functools.cached_property
     def product(self) -> MatmulProblem:
         """The same product with a weight that is not quantized, which lies row by row."""
-        dtypes = (self.dtype, self.dtype)
+        dtypes, bias = (self.dtype, self.dtype), "bias=row" if self.bias else ""
+        aligns = (self.x_align, 16, alignment(self.itemsize * self.n))
         return MatmulProblem(
-            1, self.m, self.n, self.k, *dtypes, self.x_layout, "column", a_align=self.x_align
+            1, self.m, self.n, self.k, *dtypes, self.x_layout, "column", "row", *aligns, epilogue=bias
         )
 
     @property

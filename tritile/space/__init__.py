@@ -10,14 +10,24 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
 from tritile.problem import MatmulProblem, Tiled
-from tritile.space import descriptor, grouped, packed, quantized, quantized_tma, tile, warpgroups
+from tritile.space import (
+    descriptor,
+    grouped,
+    packed,
+    quantized,
+    quantized_tma,
+    quantized_unpacked,
+    tile,
+    warpgroups,
+)
 
-# Families of each operation. A module has CONFIGS, `illegal` and `pointless`.
+# Families of each operation. A module has CONFIGS, `illegal` and `pointless`, and `contends` where there are
+# problems for which all its configs are pointless.
 _MODULES: Final[dict[str, tuple[Any, ...]]] = {
     "matmul": (tile, descriptor, warpgroups),
     "grouped": (tile, grouped),
     "permute": (tile, packed),
-    "linear_quantized": (quantized, quantized_tma),
+    "linear_quantized": (quantized, quantized_tma, quantized_unpacked),
 }
 FAMILIES: Final = {op: tuple(module.NAME for module in own) for op, own in _MODULES.items()}
 ALL_CONFIGS: Final[dict[str, dict[str, tuple[Config, ...]]]] = {
@@ -28,6 +38,12 @@ ALL_CONFIGS: Final[dict[str, dict[str, tuple[Config, ...]]]] = {
 def _module(op: str, family: str) -> Any:
     """The module of a family of an operation, or None where there is no such."""
     return next((module for module in _MODULES[op] if family == module.NAME), None)
+
+
+def contenders(problem: Tiled) -> tuple[str, ...]:
+    """The families of its operation that can be the fastest for a problem, where they may run it."""
+    modules = _MODULES[problem.op]
+    return tuple(own.NAME for own in modules if not hasattr(own, "contends") or own.contends(problem))
 
 
 def _core(problem: Tiled) -> Tiled:
@@ -53,10 +69,12 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """Every config of the space, or of one family, worth running for this problem on this device.
 
+    A family that is named need be no contender.
     Raises UnsupportedError, with the reason, where none is legal.
     """
     core = _core(problem)
-    families = [module for module in _MODULES[problem.op] if family in (None, module.NAME)]
+    names = contenders(problem) if family is None else (family,)
+    families = [module for module in _MODULES[problem.op] if module.NAME in names]
     found: list[Config] = []
     for module in families:
         own = module.CONFIGS[problem.op]

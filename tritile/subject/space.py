@@ -9,7 +9,7 @@ from tritile import model
 from tritile.config import Config
 from tritile.device import Device
 from tritile.problem import Tiled
-from tritile.space import ALL_CONFIGS, illegal, warpgroups
+from tritile.space import ALL_CONFIGS, illegal
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # of warp-specialised tiles: no powers of two
 
@@ -37,7 +37,7 @@ def steps(config: Config, op: str) -> list[Config]:
     Or halved or doubled, and one more or less stage. Tiles of warp-specialised kernels grow and shrink
     by rows of a warpgroup, whose number goes along.
     """
-    found, specialised = [], config.family == warpgroups.NAME
+    found, specialised = [], "CONSUMERS" in dict(config.kwargs)
     for name, own in _grid(op, config.family).items():
         value = getattr(config, name) if name in ("num_warps", "num_stages") else config[name]
         side = specialised and name in _SIDES

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.space import descriptor, packed, warpgroups
+from tritile.space import descriptor, packed, quantized_unpacked, warpgroups
 from tritile.space.tile import NAME as TILE
 from tritile.views import Call, MatmulCall
-from tritile.work import grouped, permute, quantized, tile, tma
+from tritile.work import grouped, permute, quantized, tile, tma, unpacked
 from tritile.work.lower import joined, lowered
 from tritile.work.values import Work
 
@@ -23,7 +23,11 @@ _MAKERS: Final[dict[str, dict[str, Callable[[Any, Config, int, bool], Work]]]] =
     "permute": dict.fromkeys(
         (TILE, packed.NAME), lambda call, config, processors, early: permute.work(call, config, early)
     ),
-    "linear_quantized": dict.fromkeys((TILE, descriptor.NAME), quantized.work),
+    "linear_quantized": {
+        TILE: quantized.work,
+        descriptor.NAME: quantized.work,
+        quantized_unpacked.NAME: unpacked.work,
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""The work of products with quantized weights, of both families: one launch."""
+"""The work of products with quantized weights, of both families that unpack in registers: one launch."""
 
 from dataclasses import replace
 from typing import Final
@@ -14,7 +14,7 @@ from tritile.work.tile import options, unit
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 
 _POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
-_MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
+MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
@@ -39,7 +39,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "parts_ptr": Buffer(last) if split > 1 else None,
         "counters_ptr": Buffer(last + 1) if split > 1 else None,
         "M": m, "N": n, "K": k, "stride_xm": call.x.strides[0], "stride_xk": call.x.strides[1],
-        "magic": _MAGIC[call.dtype], "extra": extra(turned, 2, 3 + (call.zeros is not None)),
+        "magic": MAGIC[call.dtype], "extra": extra(turned, 2, 3 + (call.zeros is not None)),
         "ALIGN_X": unit(call.x.strides[0], call.x.itemsize),
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,

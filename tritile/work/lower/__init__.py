@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tritile.problem import REAL_DTYPE
-from tritile.views import MatmulCall
+from tritile.views import MatmulCall, QuantizedCall
 from tritile.work.lower import complexes, fp16x3, ozaki, rows, zeros
 from tritile.work.lower.values import Lowered
 from tritile.work.values import Buffer, Descriptor, Work
@@ -44,7 +44,7 @@ def _renumbered(value: Any, numbers: Callable[[int], int]) -> Any:
     return value
 
 
-def joined(call: MatmulCall, parts: Lowered, core: Work) -> Work:
+def joined(call: MatmulCall | QuantizedCall, parts: Lowered, core: Work) -> Work:
     """All launches of a call: the work of its core between those before and after it."""
     tensors = call.tensors
     # The call may itself be the core of another: what its tensors name are buffers of that one.

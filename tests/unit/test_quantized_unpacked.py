@@ -1,0 +1,191 @@
+"""Products with quantized weights that are unpacked in memory first: which configs, what work, how long."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+
+from tritile import launch, model, plans
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.errors import UnsupportedError
+from tritile.kernels.repack import repack
+from tritile.kernels.unpack import unpack
+from tritile.kernels.warpgroups import matmul_warpgroups
+from tritile.model.matmul import tma_us
+from tritile.offline import Pointer
+from tritile.problem import MatmulProblem, QuantizedProblem
+from tritile.space import ALL_CONFIGS, contenders, illegal, legal_configs, warpgroups
+from tritile.space.quantized_unpacked import dense
+from tritile.subject.space import ProblemSpace
+from tritile.trial import Trial
+from tritile.views import posed
+from tritile.work import work_of
+from tritile.work.values import Buffer, Descriptor, Section
+
+H200 = target_device("nvidia-h200")
+PREFILL = QuantizedProblem(4096, 8192, 8192, "bfloat16", 4, 128)
+RAGGED = QuantizedProblem(1000, 4097, 4100, "float16", 8, 32, True, True, "row", 8)
+SIDES = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": 2}
+CONFIG = Config.of(4, 4, "unpacked", **SIDES, PERSISTENT=True, SUBTILES=2)
+
+
+def pointer(dtype, elements):
+    return Pointer(getattr(torch, dtype))
+
+
+def buffers(step):
+    return [value.buffer for value in step.args if isinstance(value, Buffer | Descriptor)]
+
+
+def named(step):
+    return dict(zip(step.kernel.arg_names, step.args, strict=True))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_work(early):
+    """Tensors are x, words, scales, out, and 4 is the weight unpacked."""
+    work = work_of(posed(PREFILL, pointer), CONFIG, H200.processors, early)
+    first, last = work.steps
+    assert (first.kernel, last.kernel) == (unpack, matmul_warpgroups)
+    assert work.scratch == (Section("bfloat16", 8192 * 8192),)
+    assert (work.counters, work.main) == (0, -1)
+    assert buffers(first) == [1, 2, 4]
+    assert prod(first.grid) * 16 * 256 == 8192 * 8192
+    assert buffers(last) == [0, 4, 3, 3]
+    assert first.options["launch_pdl"] == last.options["launch_pdl"] == named(first)["WAIT"] == early
+    b = named(last)["b_desc"]
+    assert (b.shape, b.strides) == ((1, 1, 8192, 8192), (8, 8, 8192, 1))
+    assert named(last)["B_ROW"] is False
+    assert not named(first)["MASK_K"]
+
+
+def test_work_with_all_there_is():
+    """Tensors are x, words, scales, zeros, bias, out; 6 is the weight, 7 a copy of x: rows of 8 bytes."""
+    work = work_of(posed(RAGGED, pointer), CONFIG, H200.processors, True)
+    assert [step.kernel for step in work.steps] == [unpack, repack, matmul_warpgroups]
+    row = 4160  # the next multiple of 64
+    assert work.scratch == (Section("float16", 4112 * row), Section("float16", 1000 * row))
+    first, second, last = work.steps
+    assert buffers(first) == [1, 2, 3, 6]
+    assert first.grid == (4112 // 16 * 17, 1, 1)
+    assert buffers(second)[:2] == [0, 7]
+    values = named(last)
+    assert values["a_desc"].buffer == 7
+    assert values["b_desc"][:3] == (6, (1, 1, 4097, 4100), (8, 8, row, 1))
+    assert values["out_desc"] is None  # rows of 4097 start on 2 bytes
+    assert values["out_ptr"] == Buffer(5)
+    assert Buffer(4) in values["extra"]
+    assert values["extra"].count(Buffer(4)) == 1
+    assert values["EPILOGUE"] is not None
+    assert (named(first)["magic"], named(first)["MASK_K"]) == (0x64006400, True)
+
+
+def test_all_configs_make_work():
+    call = posed(PREFILL, pointer)
+    for config in legal_configs(PREFILL, H200, "unpacked")[::40]:
+        work = work_of(call, config, H200.processors, True)
+        assert len(work.steps) == 2
+        assert work.steps[1].options["num_warps"] == 4
+
+
+def test_the_dense_problem():
+    assert PREFILL.product == MatmulProblem(
+        1, 4096, 8192, 8192, "bfloat16", "bfloat16", "row", "column", "row"
+    )
+    product = RAGGED.product
+    assert (product.epilogue, product.a_align, product.b_align, product.out_align) == ("bias=row", 8, 16, 2)
+    core = replace(RAGGED, x_layout="strided", n=4100).product
+    assert (core.a_layout, core.out_align) == ("strided", 8)
+
+
+def test_configs_are_those_of_the_dense_kernel():
+    own = ALL_CONFIGS["linear_quantized"]["unpacked"]
+    assert tuple(map(dense, own)) == warpgroups.CONFIGS["matmul"]
+    assert {config.family for config in own} == {"unpacked"}
+    legal = legal_configs(PREFILL, H200, "unpacked")
+    assert [dense(c) for c in legal] == legal_configs(PREFILL.product, H200, "warpgroups")
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "device", "reason"),
+    [
+        (CONFIG, PREFILL, "sm_80", "no warpgroup instructions"),
+        (CONFIG, PREFILL, "sm_100", "no warpgroup instructions"),
+        (CONFIG, PREFILL, "gfx942", "no warpgroup instructions"),
+        (replace(CONFIG, num_stages=8), PREFILL, "nvidia-h200", "bytes of shared memory"),
+        (replace(CONFIG, num_warps=8), PREFILL, "nvidia-h200", "num_warps 4"),
+        (CONFIG, replace(PREFILL, m=2**31), "nvidia-h200", "sizes above"),
+        (replace(CONFIG, kwargs=CONFIG.kwargs[1:]), PREFILL, "nvidia-h200", "are not"),
+    ],
+)
+def test_illegal_configs(config, problem, device, reason):
+    assert reason in illegal(config, problem, target_device(device))
+    if device != "nvidia-h200":
+        with pytest.raises(UnsupportedError, match=reason):
+            legal_configs(problem, target_device(device), "unpacked")
+        assert "unpacked" not in model.families(problem, target_device(device))
+
+
+@pytest.mark.parametrize(("m", "tried"), [(1, False), (16, False), (256, False), (257, True), (4096, True)])
+def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
+    """It may run elsewhere too, but nobody chooses, opens a search with, or takes it from a neighbour."""
+    problem = replace(PREFILL, m=m)
+    assert illegal(CONFIG, problem, H200) is None
+    assert legal_configs(problem, H200, "unpacked")
+    for families in (contenders(problem), model.families(problem, H200)):
+        assert families.count("unpacked") == tried
+    for configs in (legal_configs(problem, H200), model.screened(problem, H200, 12)):
+        assert ("unpacked" in {config.family for config in configs}) == tried
+
+
+@pytest.mark.parametrize(("m", "source"), [(256, "model"), (300, "near")])
+def test_a_neighbours_config(m, source, monkeypatch):
+    problem = replace(PREFILL, dtype="float16", m=m)  # of which the shipped table holds none
+    digest = launch.KERNELS[problem.op]["unpacked"].digest
+    near = Trial(replace(problem, m=400), CONFIG, 100.0)
+
+    class Store:
+        def bests(self, kernel, op):
+            return [near] if (kernel, op) == (digest, problem.op) else []
+
+    monkeypatch.setattr(plans, "store_of", lambda device: Store())
+    found = plans.near(problem, H200)
+    assert (found.config if found else None) == (CONFIG if source == "near" else None)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (8192, 8192), (28672, 8192)])
+def test_prediction_is_of_both_launches(n, k, bits):
+    problem = replace(PREFILL, n=n, k=k, bits=bits)
+    us = model.predict_us(CONFIG, problem, H200)
+    copy = us - tma_us(dense(CONFIG), problem.product, H200)
+    moved = problem.weight_bytes + 2 * n * k
+    assert problem.unpacked_bytes == 2 * n * k
+    assert moved / (H200.memory_gbps * 1e3) < copy < 1.3 * moved / (H200.memory_gbps * 1e3) + 1
+
+
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (8192, 8192), (4096, 14336), (28672, 8192)])
+@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 128, False), (8, 128, False), (4, 32, True)])
+def test_picked_for_many_rows_alone(bits, group, zeros, n, k):
+    """Measured on an H200, fused products of 4096 rows take 1.15 to 1.4 times as long as dense ones."""
+    few, many = (QuantizedProblem(m, n, k, "bfloat16", bits, group, zeros) for m in (512, 4096))
+    assert model.pick(few, H200).family != "unpacked"
+    assert model.pick(many, H200).family == "unpacked"
+
+
+def test_neighbours_step_as_those_of_the_dense_kernel():
+    """Tiles of specialised warps grow by rows of a warpgroup, which a search has to know."""
+    space, plain = ProblemSpace(PREFILL, H200), ProblemSpace(PREFILL.product, H200)
+    found = space.neighbours(CONFIG)
+    assert len(found) > 8
+    assert {dense(config) for config in found} == set(plain.neighbours(dense(CONFIG)))
+    assert {config.family for config in space.opening(12)} >= {"unpacked", "descriptor"}
+
+
+def test_digest_is_of_all_its_kernels():
+    kernels = launch.KERNELS["linear_quantized"]
+    digests = {kernels[family].digest for family in ("tile", "unpacked")}
+    assert launch.KERNELS["matmul"]["warpgroups"].digest not in digests
+    assert len(digests) == 2
