@@ -24,6 +24,7 @@ RAGGED = MatmulProblem(
     3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
     precision="fp16x3", epilogue="bias=row gelu",
 )  # fmt: skip
+ALONG = replace(SQUARE, b_layout="column")
 LONG = replace(SQUARE, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
 
 
@@ -68,7 +69,13 @@ def loops(text):
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("sm_80", SQUARE), ("nvidia-h200", RAGGED), ("nvidia-h200", LONG), ("sm_100", RAGGED)],
+    [
+        ("sm_80", SQUARE),
+        ("nvidia-h200", RAGGED),
+        ("nvidia-h200", LONG),
+        ("nvidia-h200", ALONG),
+        ("sm_100", RAGGED),
+    ],
     ids=str,
 )
 def test_every_launch_compiles_and_fits(name, problem):
@@ -77,7 +84,7 @@ def test_every_launch_compiles_and_fits(name, problem):
     assert illegal(config, problem, device) is None
     made = kernels(problem, config, device)
     names = [kernel.name for kernel in made]
-    assert names[:2] == ["reset", "split"]
+    assert names[:2] == ["reset" if problem is ALONG else "find_peaks", "split"]
     assert names[2:4] == ["matmul_tile", "matmul_tile"]
     for kernel in made:
         assert resources(kernel).excess(device) is None

@@ -60,13 +60,18 @@ def whole(parts, scale, small_first):
     return scaled, scaled * scale.double()[..., :1]
 
 
-@pytest.mark.parametrize("loops", [False, True], ids=["once", "in turns"])
+def cut_small(monkeypatch, programs=8):
+    """Let rows be no longer than tiles of these few elements, so that small operands are of many."""
+    monkeypatch.setattr(fp16x3, "_WHOLE", {False: 32, True: 32})
+    monkeypatch.setattr(fp16x3, "_TILE", {False: (2, 32), True: (16, 16)})
+    monkeypatch.setattr(fp16x3, "_PROGRAMS", programs)
+
+
+@pytest.mark.parametrize("tiled", [False, True], ids=["once", "tiles"])
 @pytest.mark.parametrize("layouts", list(itertools.pairwise((*LAYOUTS, "row"))), ids=str)
-def test_parts_are_the_operands(monkeypatch, layouts, loops):
-    if loops:
-        monkeypatch.setattr(fp16x3, "_ALONG", (2, 32))
-        monkeypatch.setattr(fp16x3, "_ACROSS", (4, 16))
-        monkeypatch.setattr(fp16x3, "_WHOLE", 32)
+def test_parts_are_the_operands(monkeypatch, layouts, tiled):
+    if tiled:
+        cut_small(monkeypatch)
     a, b = posed("log-normal", 19, 21, 83, layouts)
     a[3], b[:, 5] = 0.0, 0.0
     found = Divided(a, b)

@@ -40,60 +40,79 @@ less, plain fp32 does, and all is as in torch.
 """
 
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
 from tritile.config import Config
 from tritile.errors import TuningError
-from tritile.kernels.split import split
+from tritile.kernels.split import find_peaks, split
 from tritile.kernels.verdict import END, EXTREME, UNFIT, reset
 from tritile.problem.parts import PART_UNIT, part_length
 from tritile.views import MatmulCall, Placed, Verdict, View
 from tritile.work import tile
 from tritile.work.values import Buffer, Section, Step
 
-_WARPS: Final = (8, 16)  # of a program that splits: where all rows are read once, and else
-_ALONG: Final = (1, 4096)  # rows and columns that it splits at once where K is contiguous
-_WHOLE: Final = 8192  # K up to which it then reads a row once
-_ACROSS: Final = (16, 128)  # and where it is not
+_WARPS: Final = 8  # of every program
+_BLOCK: Final = 4096  # elements that a program splits at once, at the least
+_WHOLE: Final = {False: 8192, True: 256}  # K up to which whole rows are split, by whether they are turned
+_TILE: Final = {False: (4, 1024), True: (64, 64)}  # rows and columns of a block of longer ones
+_PROGRAMS: Final = 528  # that find peaks at a time, 4 on each processor of a H200
+_CHUNKS: Final = 128  # of a row, at most
 # What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
 _TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
 
-class _Parts(NamedTuple):
-    """How one operand is split: arguments of the kernel, its programs, and what comes of it."""
+class _Blocks(NamedTuple):
+    """How an operand is cut into blocks: constants of the kernels, and chunks of a row, 0 where it is whole.
 
-    args: tuple[Any, ...]
-    blocks: tuple[bool, int, int]
+    `unit`: what divides strides, in elements, and the size of the contiguous dimension.
+    """
+
+    turned: bool
+    unit: int
+    rows: int
+    columns: int
+    chunks: int
+
+
+class _Parts(NamedTuple):
+    """How one operand is split: arguments of the kernels, their programs, and what comes of it."""
+
+    operand: tuple[Any, ...]
+    made: tuple[Any, ...]
+    blocks: _Blocks
+    peaks: int
     programs: int
+    words: int
     view: View
     scales: View
     sections: tuple[Section, Section]
 
 
-def _blocks(part: int, contiguous: bool) -> tuple[bool, int, int]:
-    """Whether a row is read once, and the rows and columns of a block."""
-    rows, columns = _ALONG if contiguous else _ACROSS
-    whole = 1 << (part - 1).bit_length()
-    if whole <= (_WHOLE if contiguous else columns):
-        return True, max(1, rows * columns // whole), whole
-    return False, rows, columns
+def _blocks(view: View, count: int) -> _Blocks:
+    """How `count` matrices are cut up. Rows run along K."""
+    rows, k = view.shape
+    turned = view.layout == "column"
+    unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
+    whole = 1 << (part_length(k) - 1).bit_length()
+    if whole <= _WHOLE[turned]:
+        return _Blocks(turned, unit, max(1, _BLOCK // whole), whole, 0)
+    high, wide = _TILE[turned]
+    chunks = min(_CHUNKS, -(-k // wide), _PROGRAMS // (count * -(-rows // high)))
+    return _Blocks(turned, unit, high, wide, max(1, chunks))
 
 
 def _parts(
-    view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], source: int, buffer: int
+    view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], source: int, buffer: int, word: int
 ) -> _Parts:
     """How to split rows of `view`, buffer `source`, into buffers `buffer` and the next. Rows run along K.
 
     The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
+    `word`: the first of the words that are this operand's.
     """
     rows, k = view.shape
     part = part_length(k)
-    turned = view.layout == "column"
-    across = -(-rows // PART_UNIT) * PART_UNIT
-    strides = (1, across) if turned else (3 * part, 1)
-    matrix = 3 * part * (across if turned else rows)
     dims = [(n, step) for n, step in zip(batch_shape, view.batch_strides, strict=True) if n > 1 and step]
     count = prod(n for n, _ in dims)
     steps, before = [], count
@@ -101,20 +120,39 @@ def _parts(
         before //= n if n > 1 and step else 1
         steps.append(before if n > 1 and step else 0)
     shape, stepped = zip(*dims, strict=True) if dims else ((1,), (0,))
-    blocks = _blocks(part, not turned)
-    args = (
-        Buffer(source), Buffer(buffer), Buffer(buffer + 1), count, tuple(shape), tuple(stepped), rows,
-        *view.strides, matrix, *strides,
-    )  # fmt: skip
+    blocks = _blocks(view, count)
+    across = -(-rows // PART_UNIT) * PART_UNIT
+    strides = (1, across) if blocks.turned else (3 * part, 1)
+    matrix = 3 * part * (across if blocks.turned else rows)
+    bands = count * -(-rows // blocks.rows)
     places = Placed(buffer, "float16"), Placed(buffer + 1, "float32")
     return _Parts(
-        args,
+        (Buffer(source), count, tuple(shape), tuple(stepped), rows, *view.strides, word, blocks.chunks),
+        (Buffer(buffer), Buffer(buffer + 1), matrix, *strides),
         blocks,
-        count * -(-rows // blocks[1]),
+        bands * blocks.chunks,
+        bands * -(-part // blocks.columns),
+        bands * blocks.rows * (blocks.chunks + 2) if blocks.chunks else 0,
         View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps), 2),
         View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps), 4),
         (Section("float16", count * matrix), Section("float32", count * rows)),
     )
+
+
+def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
+    """The launches that split both operands: one of what has to be done before, and that which splits."""
+    options = {"num_warps": _WARPS, "launch_pdl": early}
+    if a.peaks + b.peaks:
+        args = (*a.operand, *b.operand, verdict, words, k, *a.blocks[:4], *b.blocks[:4], early)
+        begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
+    else:
+        begin = Step(reset, (1, 1, 1), (verdict, early), options | {"num_warps": 1})
+    most = [1 << (x.blocks.chunks - 1).bit_length() if x.blocks.chunks else 0 for x in (a, b)]
+    args = (
+        *a.operand, *a.made, *b.operand, *b.made, verdict, words, k, part_length(k),
+        *a.blocks[:4], most[0], *b.blocks[:4], most[1], early,
+    )  # fmt: skip
+    return begin, Step(split, (a.programs + b.programs, 1, 1), args, options)
 
 
 def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdict) -> Step:
@@ -134,15 +172,13 @@ def steps_of(
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
     first = len(call.tensors)
     out_shape = (call.a.shape[0], call.b.shape[1])
-    a = _parts(call.a, call.batch_shape, out_shape, 0, first + 1)
-    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], 1, first + 3)
-    verdict, word = Buffer(first), Placed(first, "int32")
-    k = call.a.shape[1]
-    begin = Step(reset, (1, 1, 1), (verdict, early), {"num_warps": 1, "launch_pdl": early})
-    args = (*a.args, *b.args, verdict, k, part_length(k), *a.blocks, *b.blocks, early)
-    once = a.blocks[0] and b.blocks[0]
-    options = {"num_warps": _WARPS[0 if once else 1], "launch_pdl": early}
-    divide = Step(split, (a.programs + b.programs, 1, 1), args, options)
+    a = _parts(call.a, call.batch_shape, out_shape, 0, first + 1, 0)
+    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], 1, first + 3, a.words)
+    # The words of peaks and counts, where there are any, are the last workspace.
+    counts = (Section("int32", a.words + b.words),) if a.words + b.words else ()
+    words = Buffer(first + 5 if counts else first)
+    before = _split(a, b, Buffer(first), words, call.a.shape[1], early)
+    word = Placed(first, "int32")
     core = replace(
         call,
         a=a.view,
@@ -155,4 +191,4 @@ def steps_of(
         _otherwise(call, "tf32x3", _TF32X3, Verdict(word, UNFIT.value, EXTREME.value)),
         _otherwise(call, "ieee", _PLAIN, Verdict(word, EXTREME.value, END.value)),
     )
-    return (begin, divide), core, after, (Section("int32", 1), *a.sections, *b.sections)
+    return before, core, after, (Section("int32", 1), *a.sections, *b.sections, *counts)
