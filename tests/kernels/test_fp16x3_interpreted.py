@@ -64,6 +64,7 @@ def cut_small(monkeypatch, programs=8):
     """Let rows be no longer than tiles of these few elements, so that small operands are of many."""
     monkeypatch.setattr(fp16x3, "_WHOLE", {False: 32, True: 32})
     monkeypatch.setattr(fp16x3, "_TILE", {False: (2, 32), True: (16, 16)})
+    monkeypatch.setattr(fp16x3, "_BLOCK", 256)
     monkeypatch.setattr(fp16x3, "_PROGRAMS", programs)
 
 

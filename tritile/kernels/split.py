@@ -1,8 +1,8 @@
 """Splitting float32 matrices into float16 parts whose products tensor cores add up to a float32 product.
 
-Rows run along K. One that fits into a program's block is split in one launch (ONCE). Of others a launch
-before finds the peaks, the largest magnitudes of each row's chunks, and the counts that decide the verdict
-are added up in memory: see `split_tile`.
+Rows run along K. One that fits into a program's block is split in one launch (ONCE). Of others each
+tile is split by a program of its own: a launch before finds the peaks, the largest magnitudes of each row's
+chunks, and the counts that decide the verdict are added up in memory.
 """
 
 import triton
@@ -12,7 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.kernels.tiles import batch_offset, multiple
 from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-STAGES = tl.constexpr(3)  # of the loop for peaks: loads under way then take no registers
+STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers
+PEAKS = tl.constexpr(32)  # of a row that a program looks at together
 # Exponents of a row's scaled elements: see `tritile.work.lower.fp16x3`, which derives them.
 TOP = tl.constexpr(14)  # of the largest
 SHIFT = tl.constexpr(6)  # by which cross terms share out their powers of two
@@ -101,8 +102,9 @@ def find_peaks(
     b_ptr, b_matrices, b_batch_shape, b_batch_strides, b_rows, stride_br, stride_bc, b_words, b_chunks,
     verdict_ptr, words_ptr, columns,
     A_TURNED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
+    A_ONCE: tl.constexpr,
     B_TURNED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
-    WAIT: tl.constexpr,
+    B_ONCE: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Find the peaks of the operands that have chunks, and let the verdict be good to begin with.
 
@@ -116,16 +118,18 @@ def find_peaks(
     if index == 0:
         tl.store(verdict_ptr, 0)
     of_a = a_matrices * tl.cdiv(a_rows, A_BLOCK_R) * a_chunks
-    if index < of_a:
-        chunk_peaks(
-            a_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides, a_rows, columns,
-            stride_ar, stride_ac, a_chunks, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C,
-        )  # fmt: skip
-    else:
-        chunk_peaks(
-            b_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides, b_rows,
-            columns, stride_br, stride_bc, b_chunks, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C,
-        )  # fmt: skip
+    if not A_ONCE:
+        if index < of_a:
+            chunk_peaks(
+                a_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides, a_rows,
+                columns, stride_ar, stride_ac, a_chunks, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C,
+            )  # fmt: skip
+    if not B_ONCE:
+        if index >= of_a:
+            chunk_peaks(
+                b_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides, b_rows,
+                columns, stride_br, stride_bc, b_chunks, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -140,15 +144,14 @@ def split_tile(
     source, verdict_ptr, words, index, matrices, batch_shape, batch_strides, rows, columns, part, chunks,
     stride_r, stride_c, parts, scales, stride_pm, stride_pr, stride_pc,
     SECOND: tl.constexpr, TURNED: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PEAKS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """Scale a tile, split it, and say how well that went.
 
     Rows run along K, `columns` long; in `parts` each is three parts of `part` elements, filled up with zeros.
-    What undoes a row's scale goes to `scales`. PEAKS: at least how many chunks a row has; 0 for whole rows.
-    A row's counts then grow tile by tile: whichever of them takes one past its limit tells the verdict.
+    What undoes a row's scale goes to `scales`. ONCE: rows are whole. Where they are not, their counts grow
+    tile by tile: whichever of them takes one past its limit tells the verdict.
     """
-    ONCE: tl.constexpr = PEAKS == 0
     LANE: tl.constexpr = 2 * UNIT  # elements that a thread stores at once; more would scatter its loads
     across = tl.cdiv(rows, BLOCK_R)
     blocks = matrices * across
@@ -164,8 +167,11 @@ def split_tile(
     else:
         of_all = tl.cast(blocks, tl.int64) * BLOCK_R
         words += block.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-        chunk = tl.arange(0, PEAKS)[:, None]
-        most = tl.max(tl.load(words[None, :] + chunk * of_all, mask=chunk < chunks, other=0), 0)
+        most = tl.zeros((BLOCK_R,), tl.int32)
+        for first in range(0, chunks, PEAKS):
+            chunk = first + tl.arange(0, PEAKS)[:, None]
+            peaks = tl.load(words[None, :] + chunk * of_all, mask=chunk < chunks, other=0)
+            most = tl.maximum(most, tl.max(peaks, 0))
     exponent = (most >> 23) - 127
     in_range = (most == 0) | ((exponent >= LEAST_ROW) & (exponent < MOST_ROW))
     exponent = tl.where(most == 0, TOP, tl.minimum(tl.maximum(exponent, LEAST_ROW), MOST_ROW))
@@ -211,9 +217,9 @@ def split(
     b_parts, b_scales, stride_bpm, stride_bpr, stride_bpc,
     verdict_ptr, words_ptr, columns, part,
     A_TURNED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
-    A_PEAKS: tl.constexpr,
+    A_ONCE: tl.constexpr,
     B_TURNED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
-    B_PEAKS: tl.constexpr, WAIT: tl.constexpr,
+    B_ONCE: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Split the rows of a and the columns of b, which run along K, in one launch: see `split_tile`.
 
@@ -223,18 +229,18 @@ def split(
         gdc_wait()
         gdc_launch_dependents()
     index = tl.num_programs(0) - 1 - tl.program_id(0)
-    of_a = a_matrices * tl.cdiv(a_rows, A_BLOCK_R) * (tl.cdiv(part, A_BLOCK_C) if A_PEAKS else 1)
+    of_a = a_matrices * tl.cdiv(a_rows, A_BLOCK_R) * tl.cdiv(part, A_BLOCK_C)
     if index < of_a:
         split_tile(
             a_ptr, verdict_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides,
             a_rows, columns, part, a_chunks, stride_ar, stride_ac,
             a_parts, a_scales, stride_apm, stride_apr, stride_apc,
-            False, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C, A_PEAKS,
+            False, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C, A_ONCE,
         )  # fmt: skip
     else:
         split_tile(
             b_ptr, verdict_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides,
             b_rows, columns, part, b_chunks, stride_br, stride_bc,
             b_parts, b_scales, stride_bpm, stride_bpr, stride_bpc,
-            True, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C, B_PEAKS,
+            True, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C, B_ONCE,
         )  # fmt: skip

@@ -52,28 +52,32 @@ from tritile.views import MatmulCall, Placed, Verdict, View
 from tritile.work import tile
 from tritile.work.values import Buffer, Section, Step
 
-_WARPS: Final = 8  # of every program
-_BLOCK: Final = 4096  # elements that a program splits at once, at the least
-_WHOLE: Final = {False: 8192, True: 256}  # K up to which whole rows are split, by whether they are turned
-_TILE: Final = {False: (4, 1024), True: (64, 64)}  # rows and columns of a block of longer ones
-_PROGRAMS: Final = 528  # that find peaks at a time, 4 on each processor of a H200
-_CHUNKS: Final = 128  # of a row, at most
+_BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
+_WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
+_TILE: Final = {False: (2, 1024), True: (64, 32)}  # rows and columns of a block where they are not
+_WARPS: Final = 8  # of a program; twice as many, and columns of a tile, where whole rows are longer than
+_LONG: Final = 4096  # this: 16 elements for each thread,
+_REGISTERS: Final = 64  # which so many hold, and 1024 threads are on a processor
+_PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
+_CHUNKS: Final = 16  # of a row, at the most, but
+_LEAST: Final = 128  # programs, and so more chunks, where rows are few
 # What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
 _TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
 
 class _Blocks(NamedTuple):
-    """How an operand is cut into blocks: constants of the kernels, and chunks of a row, 0 where it is whole.
+    """How an operand is cut into blocks: constants of the kernels.
 
-    `unit`: what divides strides, in elements, and the size of the contiguous dimension.
+    `turned`: rows, which run along K, lie next to each other. `unit` divides the strides, in elements, and
+    the size of the contiguous dimension. `once`: a row is in one block.
     """
 
     turned: bool
     unit: int
     rows: int
     columns: int
-    chunks: int
+    once: bool
 
 
 class _Parts(NamedTuple):
@@ -90,17 +94,21 @@ class _Parts(NamedTuple):
     sections: tuple[Section, Section]
 
 
-def _blocks(view: View, count: int) -> _Blocks:
-    """How `count` matrices are cut up. Rows run along K."""
+def _warps(k: int) -> int:
+    """Warps of the programs that split."""
+    return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
+
+
+def _blocks(view: View) -> _Blocks:
+    """How matrices are cut up. Rows run along K."""
     rows, k = view.shape
     turned = view.layout == "column"
     unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
     whole = 1 << (part_length(k) - 1).bit_length()
     if whole <= _WHOLE[turned]:
-        return _Blocks(turned, unit, max(1, _BLOCK // whole), whole, 0)
+        return _Blocks(turned, unit, max(1, _BLOCK // whole), whole, True)
     high, wide = _TILE[turned]
-    chunks = min(_CHUNKS, -(-k // wide), _PROGRAMS // (count * -(-rows // high)))
-    return _Blocks(turned, unit, high, wide, max(1, chunks))
+    return _Blocks(turned, unit, high, wide * _warps(k) // _WARPS, False)
 
 
 def _parts(
@@ -120,19 +128,21 @@ def _parts(
         before //= n if n > 1 and step else 1
         steps.append(before if n > 1 and step else 0)
     shape, stepped = zip(*dims, strict=True) if dims else ((1,), (0,))
-    blocks = _blocks(view, count)
+    blocks = _blocks(view)
     across = -(-rows // PART_UNIT) * PART_UNIT
     strides = (1, across) if blocks.turned else (3 * part, 1)
     matrix = 3 * part * (across if blocks.turned else rows)
     bands = count * -(-rows // blocks.rows)
+    most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // blocks.columns))
+    chunks = 0 if blocks.once else max(1, most)
     places = Placed(buffer, "float16"), Placed(buffer + 1, "float32")
     return _Parts(
-        (Buffer(source), count, tuple(shape), tuple(stepped), rows, *view.strides, word, blocks.chunks),
+        (Buffer(source), count, tuple(shape), tuple(stepped), rows, *view.strides, word, chunks),
         (Buffer(buffer), Buffer(buffer + 1), matrix, *strides),
         blocks,
-        bands * blocks.chunks,
+        bands * chunks,
         bands * -(-part // blocks.columns),
-        bands * blocks.rows * (blocks.chunks + 2) if blocks.chunks else 0,
+        0 if blocks.once else bands * blocks.rows * (chunks + 2),
         View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps), 2),
         View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps), 4),
         (Section("float16", count * matrix), Section("float32", count * rows)),
@@ -141,16 +151,15 @@ def _parts(
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
     """The launches that split both operands: one of what has to be done before, and that which splits."""
-    options = {"num_warps": _WARPS, "launch_pdl": early}
+    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": _REGISTERS}
     if a.peaks + b.peaks:
-        args = (*a.operand, *b.operand, verdict, words, k, *a.blocks[:4], *b.blocks[:4], early)
+        args = (*a.operand, *b.operand, verdict, words, k, *a.blocks, *b.blocks, early)
         begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
     else:
-        begin = Step(reset, (1, 1, 1), (verdict, early), options | {"num_warps": 1})
-    most = [1 << (x.blocks.chunks - 1).bit_length() if x.blocks.chunks else 0 for x in (a, b)]
+        begin = Step(reset, (1, 1, 1), (verdict, early), {"num_warps": 1, "launch_pdl": early})
     args = (
         *a.operand, *a.made, *b.operand, *b.made, verdict, words, k, part_length(k),
-        *a.blocks[:4], most[0], *b.blocks[:4], most[1], early,
+        *a.blocks, *b.blocks, early,
     )  # fmt: skip
     return begin, Step(split, (a.programs + b.programs, 1, 1), args, options)
 
