@@ -95,6 +95,30 @@ def test_verdicts(name, k):
         assert verdict <= UNFIT.value
 
 
+TRANSPOSES = list(itertools.product(("row", "column"), repeat=2))
+EDGES = [(127, 257, 4095), (65, 63, 129), (64, 66, 9001), (130, 2, 8191), (4, 68, 40000), (2047, 2049, 2051)]
+
+
+@pytest.mark.parametrize("size", EDGES, ids=str)
+@pytest.mark.parametrize("layouts", TRANSPOSES, ids=str)
+def test_operands_along_k_and_across(layouts, size):
+    """Rows split whole and by tiles, ragged and not, are judged alike, and multiplied within the bound."""
+    for name in ("normal", "relu", "graded"):
+        a, b = posed(name, *size, layouts)
+        assert verdict_of(a, b) == verdict_of(*posed(name, *size, ("row", "column")))
+        assert (verdict_of(a, b) < UNFIT.value) == (name != "graded")
+        assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
+
+
+@pytest.mark.parametrize("layouts", TRANSPOSES, ids=str)
+@pytest.mark.parametrize("name", DATA)
+def test_verdicts_of_tiles(name, layouts):
+    """Counts that grow tile by tile pass the limits that those of whole rows do."""
+    assert verdict_of(*posed(name, 70, 65, 4000, layouts)) == verdict_of(
+        *posed(name, 70, 65, 4000, ("row", "column"))
+    )
+
+
 @pytest.mark.parametrize("size", [4096, 2048], ids=str)
 @pytest.mark.parametrize("name", ["normal", "uniform", "log-normal", "relu"])
 def test_no_less_exact_than_torch(name, size):

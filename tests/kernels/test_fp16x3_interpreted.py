@@ -61,20 +61,46 @@ def whole(parts, scale, small_first):
 
 
 def cut_small(monkeypatch, programs=8):
-    """Let rows be no longer than tiles of these few elements, so that small operands are of many."""
+    """Let whole rows be short and tiles small, so that small operands are of many, and chunks of several."""
+    monkeypatch.setattr(fp16x3, "_BLOCK", 1024)
     monkeypatch.setattr(fp16x3, "_WHOLE", {False: 32, True: 32})
-    monkeypatch.setattr(fp16x3, "_TILE", {False: (2, 32), True: (16, 16)})
-    monkeypatch.setattr(fp16x3, "_BLOCK", 256)
+    monkeypatch.setattr(fp16x3, "_TILE", {False: (8, 64), True: (32, 32)})
     monkeypatch.setattr(fp16x3, "_PROGRAMS", programs)
 
 
-@pytest.mark.parametrize("tiled", [False, True], ids=["once", "tiles"])
-@pytest.mark.parametrize("layouts", list(itertools.pairwise((*LAYOUTS, "row"))), ids=str)
-def test_parts_are_the_operands(monkeypatch, layouts, tiled):
-    if tiled:
+@pytest.fixture(params=[False, True], ids=["whole rows", "tiles"])
+def tiled(request, monkeypatch):
+    """Whether operands are split by tiles, or each row at once."""
+    if request.param:
         cut_small(monkeypatch)
+    return request.param
+
+
+def limits_passed(x, bit):
+    """The verdict on rows, which run along K, by the counts that `tritile.work.lower.fp16x3` derives."""
+    k, size = x.shape[1], x.abs().double()
+    most = size.nan_to_num(math.inf, math.inf).amax(1, keepdim=True)
+    exponent = torch.frexp(most.clamp(2.0**-127, 2.0**127)).exponent - 1
+    scaled = size * torch.exp2(14.0 - exponent.clamp(-60, 60))
+    scaled = torch.where(most == 0, size, scaled)
+    lost, dense = ((scaled > 0) & (scaled < 2.0**-8)).sum(1), (scaled >= 4).sum(1)
+    bits = LOSSY.value * bool((lost > 0).any())
+    bits |= bit * bool((dense < k - k // 16 * 3).any())
+    bits |= SPARSE * bool((dense < k // 16 * 5).any())
+    fits = (most == 0) | ((most >= 2.0**-60) & (most < 2.0**60))
+    bits |= UNFIT.value * bool((lost > k // 64).any() or not fits.all())
+    return bits | EXTREME.value * bool((most >= 2.0**126).any() or ((size > 0) & (size < 2.0**-100)).any())
+
+
+@pytest.mark.parametrize("layouts", list(itertools.pairwise((*LAYOUTS, "row"))), ids=str)
+def test_parts_are_the_operands(tiled, layouts):
     a, b = posed("log-normal", 19, 21, 83, layouts)
     a[3], b[:, 5] = 0.0, 0.0
+    assert_divided(a, b)
+
+
+def assert_divided(a, b):
+    """Parts and scales give back both operands, and have zeros where K is filled up."""
     found = Divided(a, b)
     for x, parts, scale, small_first in (
         (a, found.a, found.a_scale, True), (b.mT, found.b.mT, found.b_scale.mT, False),
@@ -91,6 +117,27 @@ def test_parts_are_the_operands(monkeypatch, layouts, tiled):
         least = 2.0**-31 * scale.double()[:, :1]
         assert bool((lost <= torch.maximum(2.0**-23 * x.double().abs(), least)).all())
         assert bool((lost > 0).any())
+
+
+EDGES = [(1, 1, 33), (31, 33, 64), (33, 32, 65), (9, 2, 129), (8, 65, 200)]
+
+
+@pytest.mark.parametrize("programs", [1, 9])
+@pytest.mark.parametrize("size", EDGES, ids=str)
+def test_tiles_end_where_the_operands_do(monkeypatch, size, programs):
+    """A tile more, a tile less; in one chunk, and in several."""
+    cut_small(monkeypatch, programs)
+    for layouts in (("row", "row"), ("column", "column")):
+        a, b = posed("normal", *size, layouts)
+        assert_divided(a, b)
+
+
+def test_a_row_of_more_chunks_than_are_looked_at_together(monkeypatch):
+    cut_small(monkeypatch, 1000)
+    a, b = posed("normal", 2, 3, 1100, ("column", "row"))
+    a[1, 0], b[-1, 2] = 100.0, -100.0
+    assert_divided(a, b)
+    assert Divided(a, b).verdict == limits_passed(a, A_SPARSE.value) | limits_passed(b.mT, B_SPARSE.value)
 
 
 def test_a_split_is_exact_to_the_last_bit_but_one():
@@ -112,6 +159,17 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("layouts", [("row", "column"), ("column", "row")], ids=str)
+def test_verdicts_are_those_of_the_counts(monkeypatch, name, layouts):
+    """Whole rows and tiles give the same bits, those that arithmetic in float64 gives."""
+    a, b = posed(name, 23, 21, 203, layouts)
+    whole_rows = Divided(a, b).verdict
+    cut_small(monkeypatch)
+    assert Divided(a, b).verdict == whole_rows
+    assert whole_rows == limits_passed(a, A_SPARSE.value) | limits_passed(b.mT, B_SPARSE.value)
+
+
+@pytest.mark.parametrize("name", DATA)
 def test_verdicts_and_bounds(name):
     """Every finite product is within the bound, whichever kernel made it, and the right one did."""
     a, b = posed(name, 23, 21, 203)
@@ -127,7 +185,7 @@ def test_verdicts_and_bounds(name):
     assert bool(((got[finite].double() - exact).abs() <= bound).all())
 
 
-def test_lossy_elements_do_no_harm_among_dense_rows():
+def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
     """1 in 64 of each row and column so small that its split keeps next to nothing."""
     k = 256
     a, b = values((16, k), torch.float32).sign() * 3.0, values((k, 16), torch.float32, 1).sign() * 3.0
@@ -145,7 +203,7 @@ def test_lossy_elements_do_no_harm_among_dense_rows():
 @pytest.mark.parametrize(
     ("zeros_a", "zeros_b", "fits"), [(0.6, 0.1, True), (0.1, 0.6, True), (0.4, 0.4, False), (0.8, 0, False)]
 )
-def test_one_dense_operand_makes_up_for_a_sparse_one(zeros_a, zeros_b, fits):
+def test_one_dense_operand_makes_up_for_a_sparse_one(tiled, zeros_a, zeros_b, fits):
     k = 320
     place = torch.arange(k)
     a, b = torch.ones(16, k), torch.ones(k, 16)
@@ -227,7 +285,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("strided", "sparse")], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_shapes_and_layouts(shapes, layouts):
+def test_shapes_and_layouts(tiled, shapes, layouts):
     turn = [layout if len(shape) > 1 else "row" for shape, layout in zip(shapes, layouts, strict=True)]
     a = values(shapes[0], torch.float32)
     b = values(shapes[1], torch.float32, 1)
@@ -270,7 +328,7 @@ def test_wrong_precisions_are_refused():
         tritile.matmul(half.float(), half.float(), precision="fp16x4")
 
 
-def test_the_same_bits_each_time():
+def test_the_same_bits_each_time(tiled):
     a, b = posed("relu", 40, 33, 300)
     first = tritile.matmul(a, b, precision="fp16x3")
     assert torch.equal(first, tritile.matmul(a, b, precision="fp16x3"))
