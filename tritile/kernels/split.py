@@ -170,7 +170,8 @@ def split_tile(
         most = tl.zeros((BLOCK_R,), tl.int32)
         for first in range(0, chunks, PEAKS):
             chunk = first + tl.arange(0, PEAKS)[:, None]
-            peaks = tl.load(words[None, :] + chunk * of_all, mask=chunk < chunks, other=0)
+            at = words[None, :] + chunk * of_all
+            peaks = tl.load(at, mask=chunk < chunks, other=0, cache_modifier=".cg")
             most = tl.maximum(most, tl.max(peaks, 0))
     exponent = (most >> 23) - 127
     in_range = (most == 0) | ((exponent >= LEAST_ROW) & (exponent < MOST_ROW))

@@ -37,6 +37,11 @@ loss 15 u of |a| |b|. Normal, uniform and log-normal data pass, and those throug
 harm, or a row's largest element is not within 2^-60 to 2^60, the core does nothing, and a kernel of three
 TF32 products, which has fp32's range, does its work. With infinities, NaN, 2^126 and more, or 2^-100 and
 less, plain fp32 does, and all is as in torch.
+
+Where K is contiguous a program holds whole rows, which are read once. Where rows lie across K, or are too
+long, tiles are split, each by a program, after a launch that reads all for the rows' largest elements. Both
+count elements that are not dense, and lossy ones; counts of tiles are added up by atomic operations, and as
+they only grow, the tile whose addition takes one past its limit tells so: the verdict is the same.
 """
 
 from dataclasses import replace
@@ -55,9 +60,9 @@ from tritile.work.values import Buffer, Section, Step
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
 _WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
 _TILE: Final = {False: (2, 1024), True: (64, 32)}  # rows and columns of a block where they are not
-_WARPS: Final = 8  # of a program; twice as many, and columns of a tile, where whole rows are longer than
-_LONG: Final = 4096  # this: 16 elements for each thread,
-_REGISTERS: Final = 64  # which so many hold, and 1024 threads are on a processor
+_LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
+_WARPS: Final = 8
+_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
 _PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
 _CHUNKS: Final = 16  # of a row, at the most, but
 _LEAST: Final = 128  # programs, and so more chunks, where rows are few
