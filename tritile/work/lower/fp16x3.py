@@ -45,7 +45,7 @@ they only grow, the tile whose addition takes one past its limit tells so: the v
 """
 
 from dataclasses import replace
-from math import gcd, prod
+from math import gcd
 from typing import Any, Final, NamedTuple
 
 from tritile.config import Config
@@ -55,6 +55,7 @@ from tritile.kernels.verdict import END, EXTREME, UNFIT, reset
 from tritile.problem.parts import PART_UNIT, part_length
 from tritile.views import MatmulCall, Placed, Verdict, View
 from tritile.work import tile
+from tritile.work.lower.values import copied_batch
 from tritile.work.values import Buffer, Section, Step
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
@@ -126,13 +127,7 @@ def _parts(
     """
     rows, k = view.shape
     part = part_length(k)
-    dims = [(n, step) for n, step in zip(batch_shape, view.batch_strides, strict=True) if n > 1 and step]
-    count = prod(n for n, _ in dims)
-    steps, before = [], count
-    for n, step in zip(batch_shape, view.batch_strides, strict=True):
-        before //= n if n > 1 and step else 1
-        steps.append(before if n > 1 and step else 0)
-    shape, stepped = zip(*dims, strict=True) if dims else ((1,), (0,))
+    count, shape, stepped, steps = copied_batch(view, batch_shape)
     blocks = _blocks(view)
     across = -(-rows // PART_UNIT) * PART_UNIT
     strides = (1, across) if blocks.turned else (3 * part, 1)
@@ -142,7 +137,7 @@ def _parts(
     chunks = 0 if blocks.once else max(1, most)
     places = Placed(buffer, "float16"), Placed(buffer + 1, "float32")
     return _Parts(
-        (Buffer(source), count, tuple(shape), tuple(stepped), rows, *view.strides, word, chunks),
+        (Buffer(source), count, shape, stepped, rows, *view.strides, word, chunks),
         (Buffer(buffer), Buffer(buffer + 1), matrix, *strides),
         blocks,
         bands * chunks,
