@@ -18,9 +18,7 @@ MAX_SHARED: Final = 16384  # tiles that several programs may make together
 BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
 _MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_WORDS: Final = 128
-_TURNED_FROM: Final = (
-    512  # rows or columns: 8 bytes moved for an element beside half a multiplication of each
-)
+_TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
 
 
 def reachable(problem: MatmulProblem) -> str | None:
@@ -70,7 +68,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
     size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
-    # By pointers, 16-bit results take less than this, some of it none.
+    # Stored by pointers, 16-bit results take less, or none.
     counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
     stored = part if config["PERSISTENT"] and counted else 0
     return (tile + BARRIER) * config.num_stages + stored
