@@ -13,7 +13,7 @@ from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.explain.wanted import config_like
-from tritile.problem import PermuteProblem
+from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.report import tiling as tilings
 from tritile.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
 from tritile.report.tiling.still import first_tiles
@@ -195,7 +195,17 @@ def test_notes_tell_what_is_special():
     uneven = tiling_of(PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64), H200)
     assert "each tile covers 64 \u00d7 52" in " ".join(notes(uneven))
     copied = tiling_of(product(500, 511, 4000), split(4), H200)
-    assert "B is first copied" in " ".join(notes(copied))
+    assert "B is first copied to where rows start on 16 bytes" in " ".join(notes(copied))
+
+
+def test_notes_tell_what_operands_are_copied_for():
+    tf32 = MatmulProblem(1, 1000, 1200, 800, "float32", "float32", precision="tf32")
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8}
+    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    assert "B is first copied so that K is contiguous" in " ".join(notes(tiling_of(tf32, config, H200)))
+    plain = replace(tf32, precision="ieee", b_layout="column")
+    config = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+    assert "B is first copied row by row" in " ".join(notes(tiling_of(plain, config, H200)))
 
 
 @pytest.mark.parametrize(

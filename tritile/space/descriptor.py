@@ -24,7 +24,7 @@ _TURNED_FROM: Final = 512  # rows or columns that read an element whose copy mov
 def reachable(problem: MatmulProblem) -> str | None:
     """Why no kernel with tensor descriptors can make this product, or None where one can.
 
-    An operand whose rows do not start on 16 bytes is copied first; the result is stored either way.
+    An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
     """
     if problem.out_layout != "row":
         return f"out is {problem.out_layout}, not row by row"

@@ -1,4 +1,7 @@
-"""Operands as tensor descriptors see them: where they lie, or in copies whose rows start on 16 bytes."""
+"""Operands as tensor descriptors see them: where they lie, or in copies.
+
+Rows of a copy start on 16 bytes, and run along K where tensor cores want that.
+"""
 
 import itertools
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,8 @@
 """The work of kernels whose tiles travel by tensor descriptor, of both families.
 
-An operand that no descriptor can read, as its rows do not start on 16 bytes, is copied first into a
-workspace where they do. The result goes straight to its place, by descriptor or by pointers.
+An operand that no descriptor can read, as its rows do not start on 16 bytes, or whose layout tensor cores do
+not take, is copied first into a workspace. The result goes straight to its place, by descriptor or by
+pointers.
 """
 
 from typing import Any, Final, NamedTuple

@@ -37,7 +37,7 @@ class Tiling:
     `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which
     tiles are taken. `resident`: programs that a processor holds at once. `covers`: rows and columns of a
     tile: those of its block or, in a permutation, fewer where tiles would overlap too far. `copied`: operands
-    that are copied first, so that their rows start on 16 bytes.
+    that are copied first, as the kernel could not read them, or not fast.
     """
 
     problem: MatmulProblem | PermuteProblem

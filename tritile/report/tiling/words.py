@@ -116,6 +116,19 @@ def _edges(tiling: Tiling, config: Config) -> str:
     return f"Blocks overhang the edge of {', '.join(ragged)}: beyond it they are zero-filled, {how}."
 
 
+def _copied_for(tiling: Tiling, name: str) -> str:
+    """What operand A or B of a product is copied for."""
+    problem = tiling.problem
+    assert isinstance(problem, MatmulProblem)
+    if problem.by_rows:
+        return "row by row: without tensor cores, columns that are contiguous are read one by one"
+    if problem.core != problem:
+        return "and made over, for the product that makes this one"
+    if descriptor.turned(problem)["AB".index(name)]:
+        return "so that K is contiguous: tensor cores take TF32 no other way"
+    return "to where rows start on 16 bytes: TMA reads nothing else"
+
+
 def notes(tiling: Tiling) -> list[str]:
     """How the kernel of a tiling goes about it, a sentence or two each."""
     problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
@@ -125,8 +138,7 @@ def notes(tiling: Tiling) -> list[str]:
             "K, and their sums are added in a fixed order."
         )
     found += [
-        f"{name} is first copied to where rows start on 16 bytes: TMA reads nothing else; blocks are of it."
-        for name in tiling.copied
+        f"{name} is first copied {_copied_for(tiling, name)}; blocks are of it." for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
     if config.family == warpgroups.NAME:
