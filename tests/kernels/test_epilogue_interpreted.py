@@ -72,6 +72,15 @@ def operands(dtype, batch=(), seed=0):
     return values((*batch, M, K), dtype, seed), values((*batch, K, N), dtype, seed + 1)
 
 
+def test_gelu_is_right_to_the_last_digits_far_below_zero_too():
+    x = torch.linspace(-6, 14, 2001)[:, None]
+    got = tritile.linear(x, torch.ones(1, 1), activation="gelu").double()
+    wanted = torch.special.ndtr(x.double()) * x.double()
+    # Each of three roundings of the exponent of e^(-x^2 / 2) moves the share by up to eps x^2 / 4.
+    allowed = 6e-7 + torch.where(x < 0, 0.75 * torch.finfo(FP32).eps * x**2, 0.0)
+    assert ((got - wanted).abs() <= allowed * wanted.abs()).all()
+
+
 @every_config
 @pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
 def test_every_operand_in_every_spread(config, spread):

@@ -44,12 +44,37 @@ def side_tile(
 
 
 @triton.jit
+def gelu(x):
+    """x times the normal distribution's share below x, which in fp32 takes 20 instructions (libdevice's erf 65).
+
+    The share below -|x| is t 2^(p(t) - x^2 / (2 ln 2)) with t = 1 / (1 + 0.39 |x|), a substitution after
+    Hastings, Approximations for Digital Computers (1955). p is fitted for the least largest error over
+    |x| <= 13: 7e-8 of the share. With rounding the result errs by 6e-7 of itself, and below 0 by x^2 1e-7 more.
+    """
+    if x.dtype == tl.float64:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        t = 1.0 / (1.0 + 0.39 * tl.abs(x))
+        p = -1.367684006690979 + t * 0.2572053074836731
+        p = 2.8571693897247314 + t * p
+        p = -2.7418699264526367 + t * p
+        p = 0.9925469160079956 + t * p
+        p = -0.31559357047080994 + t * p
+        p = 0.5657621622085571 + t * p
+        p = 1.436403751373291 + t * p
+        p = -2.6839401721954346 + t * p
+        below = t * tl.exp2(p - 0.7213475204444817 * x * x)
+        x = x * tl.where(x > 0, 1.0 - below, below)
+    return x
+
+
+@triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     """The activation of torch.nn.functional of this name; "gelu_tanh" is gelu's approximation by tanh."""
     if ACTIVATION == "relu":
         x = tl.where(x <= 0, 0.0, x)  # NaN stays, as in torch
     elif ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        x = gelu(x)
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(u)) / 2 is the logistic function of 2 u, with u = sqrt(2 / pi) (x + 0.044715 x^3)
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
