@@ -188,8 +188,8 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight (N, K) that the numbers stand for, of a floating dtype (default: the scales').
 
-        In float32 and float64 it is exact; in the scales' dtype it is, bit for bit, what `tritile.linear`
-        multiplies with. Raises DtypeError for a dtype that is not floating.
+        In float32 and float64 it is exact, in the scales' dtype rounded once: `tritile.linear` multiplies by
+        one or the other, as its config says. Raises DtypeError for a dtype that is not floating.
         """
         dtype = self.dtype if dtype is None else dtype
         if not dtype.is_floating_point:

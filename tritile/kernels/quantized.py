@@ -69,9 +69,11 @@ def rounded(weight):
 def dequantized(
     words, scales, zeros, magic,
     BITS: tl.constexpr, ZEROS: tl.constexpr, DTYPE: tl.constexpr,
-    SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """The weight tile [BLOCK_N, BLOCK_K] = (number - zero point) * scale, rounded once, to DTYPE.
+
+    Not SCALED: without the scales, and so exact.
 
     words: [BLOCK_N / 8, BLOCK_K * BITS / 4] int32. scales and zeros: [groups, BLOCK_N / 2] int32, each two
     16-bit values, of rows n and n + 8.
@@ -96,10 +98,21 @@ def dequantized(
             weight -= spread(by_row(signed_bytes(zeros, magic, DTYPE), BLOCK_N, SCALES), COUNT)[
                 :, :, :, :, None
             ]
-    weight *= spread(by_row(both(scales, DTYPE), BLOCK_N, SCALES), COUNT)[:, :, :, :, None]
-    if DTYPE.is_fp32():
-        weight = rounded(weight)
+    if SCALED:
+        weight *= spread(by_row(both(scales, DTYPE), BLOCK_N, SCALES), COUNT)[:, :, :, :, None]
+        if DTYPE.is_fp32():
+            weight = rounded(weight)
     return weight.permute(0, 1, 3, 2, 4).reshape(BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def scaled_sums(acc, scales, DTYPE: tl.constexpr, SCALES: tl.constexpr):
+    """Sums [BLOCK_N, BLOCK_M] over one group of K, times the scale of their row, which came SCALES times."""
+    ROWS: tl.constexpr = acc.shape[0]
+    COLUMNS: tl.constexpr = acc.shape[1]
+    scale = by_row(both(scales, DTYPE), ROWS, SCALES).to(tl.float32)
+    scale = tl.broadcast_to(scale[:, :, None], (ROWS, SCALES, COLUMNS // SCALES))
+    return acc * scale.reshape(ROWS, COLUMNS)
 
 
 @triton.jit
@@ -121,7 +134,8 @@ def linear_quantized(
     ALIGN_X: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
-    WAIT: tl.constexpr, POLLS: tl.constexpr, SCALES: tl.constexpr, EPILOGUE: tl.constexpr,
+    WAIT: tl.constexpr, POLLS: tl.constexpr, SCALES: tl.constexpr, SCALE_SUMS: tl.constexpr,
+    EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
 ):  # fmt: skip
@@ -134,6 +148,7 @@ def linear_quantized(
     as one instruction takes one immediate.
     SCALES: how many scales of a row are brought for a block, some of them several times: loads of less
     than an element a thread are not pipelined.
+    SCALE_SUMS: a block of K is of one group, whose sums are scaled, in fp32, in the place of weights.
     SPLIT_K > 1: that many programs share a tile (see `share_parts`).
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
     EPILOGUE, `extra`: what is done to the sums of out^T, and with what (see `finished`).
@@ -195,8 +210,13 @@ def linear_quantized(
         zeros = scales
         if ZEROS:
             zeros = load_tile(zero_words + places, group < groups, group < groups, MASK_K, False)
-        weight = dequantized(words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K)
-        acc = tl.dot(weight, x.T, acc)
+        weight = dequantized(
+            words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K, not SCALE_SUMS
+        )
+        if SCALE_SUMS:
+            acc += scaled_sums(tl.dot(weight, x.T), scales, DTYPE, SCALES)
+        else:
+            acc = tl.dot(weight, x.T, acc)
         if WAIT and BLOCK_N >= 64 and num_warps() >= 4 and not cuda_capability_geq(10, 0):
             wait_for_registers()
         words_ptrs += SPLIT_K * WIDTH

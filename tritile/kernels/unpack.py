@@ -56,5 +56,5 @@ def unpack(
     if ZEROS:
         zeros = tl.load(zeros_ptr.to(tl.pointer_type(tl.int32)) + places, mask=scales_mask)
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
-    weight = dequantized(words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K)
+    weight = dequantized(words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K, True)
     tl.store(out_ptr + (ns.to(tl.int64) * row + ks), weight, mask=out_mask)

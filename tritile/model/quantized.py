@@ -11,7 +11,7 @@ from tritile.config import Config
 from tritile.device import Device
 from tritile.model.matmul import rate
 from tritile.problem import QuantizedProblem
-from tritile.space.quantized import NAME, accumulator_words, shared_bytes, tiles, weight_words
+from tritile.space.quantized import NAME, accumulator_words, scales_sums, shared_bytes, tiles, weight_words
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class QuantizedFit:
     start: float = 2220.0  # to start a program and fill the pipeline
     turn: float = 330.0  # barriers and bookkeeping in one turn of the K loop
     unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
+    unscaled: float = 1.4  # the same where sums are scaled in the place of weights
     instructions: float = 128.0  # that a processor issues in a clock, over all lanes
     spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
     copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
@@ -50,7 +51,8 @@ QUANTIZED_FITTED = QuantizedFit()
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     """How many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
-    held = accumulator_words(config, device) + weight_words(config, device)
+    twice = scales_sums(config, problem.group_size)
+    held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
     registers = min(255, held + (64 if config.family == NAME else 32))  # pointers to x take some
     by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
@@ -61,12 +63,14 @@ def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
-    issue = n * k * fit.unpack * (1.5 if in_two else 1.0) / fit.instructions
+    summed = scales_sums(config, problem.group_size)
+    each = fit.unscaled if summed else fit.unpack
+    issue = n * (k * each * (1.5 if in_two else 1.0) + m * summed) / fit.instructions
     if config.family == NAME:  # x through pointers
         issue += fit.copy * m * k * problem.itemsize / (16 * 32)
     used = min(m, problem.m)
     feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / fit.l2_bytes
-    held = accumulator_words(config, device) + weight_words(config, device)
+    held = accumulator_words(config, device) * (1 + summed) + weight_words(config, device)
     spilling = 1.0 + max(0.0, held - fit.spared) / 32
     return (max(multiply, issue, feed) + fit.shown * min(multiply, issue)) * spilling + fit.turn
 

@@ -98,9 +98,10 @@ def _on_host(
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
     """x (..., K) @ weight^T + bias: `tritile.linear` where the weight is a `QuantizedWeight`.
 
-    The weight is unpacked to the values of `weight.dequantize()`: as it is multiplied with or, where x has
-    many rows, first, into a workspace of 2 N K bytes that lasts for the call. Sums and bias are kept in
-    float32, and rounded once, as they are stored.
+    The weight is unpacked as it is multiplied with or, where x has many rows, first, into a workspace of
+    2 N K bytes that lasts for the call. Its values are rounded to x's dtype, as those of
+    `weight.dequantize()`, or exact, where sums over a group are scaled in their place: that is the config's
+    choice. Sums and bias are kept in float32, and rounded once, as they are stored.
     """
     key = None
     given = x if bias is None else bias

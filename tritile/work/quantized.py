@@ -45,7 +45,8 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
         "MASK_M": m % block_m != 0, "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0,
         "WAIT": early, "POLLS": _POLLS if tiles * split <= processors else 0,
-        "SCALES": space.scales_at_once(config, call.problem), "EPILOGUE": turned.fused.epilogue.constants,
+        "SCALES": space.scales_at_once(config, call.problem),
+        "SCALE_SUMS": space.scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
     }  # fmt: skip
     values |= dict(config.kwargs)
     args = tuple(values[name] for name in linear_quantized.arg_names)
