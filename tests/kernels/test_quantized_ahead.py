@@ -13,7 +13,7 @@ from tritile.device import target_device
 from tritile.offline import compiling_for, resources
 from tritile.problem import QuantizedProblem
 from tritile.space import illegal, legal_configs
-from tritile.space.quantized import shared_bytes
+from tritile.space.quantized import scales_sums, shared_bytes
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
@@ -68,7 +68,8 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
 def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, sizes, family):
     """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
     config = tile(*sizes, family=family)
-    kernel = ahead.compiled_for(problem(4096, bits, dtype, zeros), config, H200)
+    one = problem(4096, bits, dtype, zeros)
+    kernel = ahead.compiled_for(one, config, H200)
     ptx, text = kernel.asm["ptx"], kernel.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "local_store" not in loop
@@ -77,7 +78,7 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
     by_tma = family == "descriptor"
     assert loop.count("async_copy_global_to_local") == 3 + zeros - by_tma
     assert loop.count("async_tma_copy_global_to_local") == by_tma
-    assert loop.count("local_load") == 2 + zeros
+    assert loop.count("local_load") == 2 + zeros + scales_sums(config, one.group_size)  # the scales twice
     assert "wgmma.mma_async" in ptx
     assert re.search(r"cp\.async\.cg[^;]* 0x10", ptx)
     assert re.search(r"ld\.shared\.v4", ptx)  # words, four at a time

@@ -66,14 +66,26 @@ def rounded(weight):
 
 
 @triton.jit
+def brought(value, scales):
+    """`value`, one for each of `scales`, as if it took them: at no instruction.
+
+    Triton brings ahead of time, by asynchronous copies, only what a product's operands are made of.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r,r", [value, scales], tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def dequantized(
     words, scales, zeros, magic,
     BITS: tl.constexpr, ZEROS: tl.constexpr, DTYPE: tl.constexpr,
     SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
+    AHEAD: tl.constexpr = False,
 ):  # fmt: skip
     """The weight tile [BLOCK_N, BLOCK_K] = (number - zero point) * scale, rounded once, to DTYPE.
 
-    Not SCALED: without the scales, and so exact.
+    Not SCALED: without the scales, and so exact; AHEAD: they are brought with the words all the same.
 
     words: [BLOCK_N / 8, BLOCK_K * BITS / 4] int32. scales and zeros: [groups, BLOCK_N / 2] int32, each two
     16-bit values, of rows n and n + 8.
@@ -83,17 +95,20 @@ def dequantized(
     LEVELS: tl.constexpr = 2**BITS
     words = words.reshape(BLOCK_N // 8, COUNT // 4, 8, 4, 4).permute(0, 2, 1, 4, 3).reshape(BLOCK_N, COUNT, 4)
     words = words[:, :, :, None] >> (tl.arange(0, PAIRS) * BITS)[None, None, None, :]
+    pattern = magic
+    if AHEAD:
+        pattern = spread(brought(magic, by_row(tl.join(scales, scales), BLOCK_N, SCALES)), COUNT)
     if BITS == 4 or DTYPE.is_fp16():
         BASE: tl.constexpr = 1024.0 if DTYPE.is_fp16() else 128.0
         numbers = words & (LEVELS - 1) * 0x10001
         if ZEROS:  # the pattern of BASE + number + LEVELS - zero point
             zero = by_row(tl.join(zeros & (LEVELS - 1), (zeros >> 16) & (LEVELS - 1)), BLOCK_N, SCALES)
-            numbers += spread(magic + (LEVELS - zero) * 0x10001, COUNT)
+            numbers += pattern + spread((LEVELS - zero) * 0x10001, COUNT)
             weight = both(numbers, DTYPE) - tl.full((1,), BASE + LEVELS, DTYPE)
         else:
-            weight = both(numbers | magic, DTYPE) - tl.full((1,), BASE + LEVELS // 2, DTYPE)
+            weight = both(numbers | pattern, DTYPE) - tl.full((1,), BASE + LEVELS // 2, DTYPE)
     else:
-        weight = signed_bytes(words, magic, DTYPE)
+        weight = signed_bytes(words, pattern, DTYPE)
         if ZEROS:
             weight -= spread(by_row(signed_bytes(zeros, magic, DTYPE), BLOCK_N, SCALES), COUNT)[
                 :, :, :, :, None
@@ -211,8 +226,9 @@ def linear_quantized(
         if ZEROS:
             zeros = load_tile(zero_words + places, group < groups, group < groups, MASK_K, False)
         weight = dequantized(
-            words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K, not SCALE_SUMS
-        )
+            words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K,
+            not SCALE_SUMS, SCALE_SUMS and WAIT,
+        )  # fmt: skip
         if SCALE_SUMS:
             acc += scaled_sums(tl.dot(weight, x.T), scales, DTYPE, SCALES)
         else:
