@@ -1,0 +1,227 @@
+"""A Llama model of some billion parameters with and without `tritile.use_in_torch`: tokens per second.
+
+    python tuning/llama.py ordinary eager --results tuning/results/nvidia-h200
+    python tuning/llama.py odd compiled
+
+Random weights in bfloat16, by a config of transformers: "ordinary" has the sizes of Llama 3.2 1B, "odd" a
+vocabulary of 50,257, rows of 1,500 and of 4,001 in between. `how`: "eager"; "compiled", by torch.compile; or
+"graphs", with the forward pass of prefill and of decoding captured in a CUDA graph. Both sides take
+turns; medians.
+Before that the logits and the loss of both are compared with a float32 copy of the model.
+Tune first: `tritile tune --suite llama`.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+
+import tritile
+from tritile.device import gpu
+from tritile.report import environment
+
+SIZES = {
+    "ordinary": {
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8,
+    },
+    "odd": {
+        "vocab_size": 50257, "hidden_size": 1500, "intermediate_size": 4001, "num_hidden_layers": 40,
+        "num_attention_heads": 15, "num_key_value_heads": 5,
+    },
+}  # fmt: skip
+PROMPTS, LENGTH = 2, 2048  # of prefill and training
+CONTEXT, NEW = 128, 64  # tokens before decoding, and decoded
+ROUNDS = 7
+
+
+def made(name: str) -> torch.nn.Module:
+    """The model, with random weights."""
+    config = transformers.LlamaConfig(**SIZES[name], max_position_embeddings=4096, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of one call, the GPU's work included."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def sides() -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
+    """What is compared: contexts in which the same call runs."""
+    return {"torch": contextlib.nullcontext, "tritile": tritile.use_in_torch}
+
+
+def measured(call_of: Callable[[str], Callable[[], object]], tokens: int) -> dict[str, float]:
+    """Tokens per second of both sides, in turns; `call_of` makes the call of one."""
+    calls = {}
+    for side, within in sides().items():
+        with within():
+            calls[side] = call_of(side)
+            for _ in range(2):
+                calls[side]()
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    for _ in range(ROUNDS):
+        for side, within in sides().items():
+            with within():
+                times[side].append(seconds(calls[side]))
+    return {side: tokens / statistics.median(taken) for side, taken in times.items()}
+
+
+def captured(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    """The call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def with_how(how: str, call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    """A call without gradients, as `how` says."""
+    if how == "graphs":
+        return captured(call)
+    return torch.compile(call) if how == "compiled" else call
+
+
+def prefill(model: torch.nn.Module, how: str) -> dict[str, float]:
+    """Tokens of prompts taken in, a second."""
+    ids = torch.randint(model.config.vocab_size, (PROMPTS, LENGTH), device="cuda")
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return model(ids, use_cache=False, logits_to_keep=1).logits
+
+    return measured(lambda side: with_how(how, forward), ids.numel())
+
+
+def decode(model: torch.nn.Module, how: str, batch: int) -> dict[str, float]:
+    """Tokens made a second: by `generate` where eager, else steps over a cache of fixed size."""
+    ids = torch.randint(model.config.vocab_size, (batch, CONTEXT), device="cuda")
+    if how == "eager":
+        return measured(lambda side: lambda: generated(model, ids), batch * NEW)
+    step = one_step(model, ids)
+    return measured(lambda side: with_how(how, step), batch)
+
+
+def generated(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """NEW tokens after the prompts."""
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW,
+        pad_token_id=0,
+    )  # fmt: skip
+
+
+def one_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """One token more for each prompt, always at the same place of a static cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=CONTEXT + NEW)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, logits_to_keep=1)
+    token = ids[:, -1:].clone()
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            logits = model(token, past_key_values=cache).logits
+            for layer in cache.layers:
+                layer.cumulative_length.sub_(1)
+        return logits
+
+    return step
+
+
+def train(model: torch.nn.Module, how: str) -> dict[str, float]:
+    """Tokens a second of a forward and backward pass with loss; the optimizer is the same on both sides."""
+    ids = torch.randint(model.config.vocab_size, (PROMPTS, LENGTH), device="cuda")
+
+    def loss() -> torch.Tensor:
+        return model(ids, labels=ids, use_cache=False).loss
+
+    def step(forward: Callable[[], torch.Tensor]) -> None:
+        forward().backward()
+        model.zero_grad(set_to_none=True)
+
+    def call_of(side: str) -> Callable[[], None]:
+        forward = torch.compile(loss) if how == "compiled" else loss
+        return lambda: step(forward)
+
+    return measured(call_of, ids.numel())
+
+
+def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
+    """How far logits, losses and the gradient of the embedding are from those of a copy in float32."""
+    ids = torch.randint(model.config.vocab_size, (1, 256), device="cuda")
+
+    def answers(of: torch.nn.Module) -> dict[str, torch.Tensor]:
+        got = of(ids, labels=ids, use_cache=False)
+        got.loss.backward()
+        gradient = of.get_input_embeddings().weight.grad.float()
+        of.zero_grad(set_to_none=True)
+        return {"logits": got.logits.float(), "loss": got.loss.detach().float(), "gradient": gradient}
+
+    exact = transformers.LlamaForCausalLM(model.config).to("cuda").eval()
+    exact.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    wanted = answers(exact)
+    del exact
+    found = {}
+    for side, within in sides().items():
+        with within():
+            got = answers(model)
+        found[side] = {n: float((got[n] - wanted[n]).norm() / wanted[n].norm()) for n in wanted}
+    return found
+
+
+def main() -> None:
+    """Measure one model in one way, and print and keep a JSON line for each task."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=SIZES)
+    parser.add_argument("how", choices=("eager", "compiled", "graphs"))
+    parser.add_argument("--tasks", nargs="+", default=["prefill", "decode1", "decode16", "train"])
+    parser.add_argument("--results", type=Path, help="a folder, where llama.jsonl is appended to")
+    wanted = parser.parse_args()
+    model = made(wanted.model)
+    parameters = sum(p.numel() for p in model.parameters())
+    lines = []
+    if wanted.how == "eager":
+        lines.append({"task": "errors"} | errors(model))
+    tasks = {
+        "prefill": lambda: prefill(model, wanted.how),
+        "decode1": lambda: decode(model, wanted.how, 1),
+        "decode16": lambda: decode(model, wanted.how, 16),
+        "train": lambda: train(model, wanted.how),
+    }
+    for name in wanted.tasks:
+        if name == "train" and wanted.how == "graphs":
+            continue  # torch captures whole training steps by other means
+        torch._dynamo.reset()
+        speeds = tasks[name]()
+        lines.append({"task": name, **speeds, "ratio": speeds["tritile"] / speeds["torch"]})
+        print(json.dumps(lines[-1]), flush=True)
+    facts = {"model": wanted.model, "how": wanted.how, "parameters": parameters}
+    facts["env"] = environment.environment(gpu(0)) | {"transformers": transformers.__version__}
+    for line in lines:
+        text = json.dumps(facts | line)
+        print(text)
+        if wanted.results:
+            wanted.results.mkdir(parents=True, exist_ok=True)
+            with (wanted.results / "llama.jsonl").open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
