@@ -2,22 +2,19 @@
 
     python tuning/export_peers.py nvidia-h200
 
-reads tuning/results/<gpu>/*.jsonl and writes tritile/tables/<gpu>.peers.json. Taken are products of 16-bit types
-and of fp32 in TF32, bare or with a bias, whose config was measured and not predicted: what is beside torch's own
-call of the same product. Of a problem that was measured twice, the later line counts.
+reads tuning/results/<gpu>/*.jsonl and writes tritile/tables/<gpu>.peers.json. Taken are products of 16-bit
+types and of fp32 in TF32, bare or with a bias: what is beside torch's own call of the same product. Of a
+problem that was measured twice, the later line counts.
 """
 
 import argparse
 from pathlib import Path
 
 from tritile.problem import MatmulProblem, epilogue_of
-from tritile.report.results import read
+from tritile.report.results import case_of, read
 from tritile.switch.peers import Peer, to_text
-from tritile.tune.suites import Case
 
 ROOT = Path(__file__).parents[1]
-MEASURED = ("exact", "table")
-CASE = ("suite", "op", "dtype", "layout", "batch", "m", "n", "k", "precision", "epilogue", "block_scales")
 
 
 def wanted(problem: MatmulProblem) -> bool:
@@ -32,11 +29,9 @@ def peers_of(lines: list[dict]) -> list[Peer]:
     """The peers in lines of results, of which later ones count."""
     found = {}
     for line in sorted(lines, key=lambda line: line["env"]["time"]):
-        if line["op"] != "matmul" or line["plan_source"] not in MEASURED:
-            continue
-        problem = Case(**{name: line[name] for name in CASE if name in line}).problem
-        if wanted(problem):
-            found[problem] = Peer(problem, line["tritile_us"], line["torch_us"])
+        problem = case_of(line).problem if line["op"] == "matmul" else None
+        if isinstance(problem, MatmulProblem) and wanted(problem):
+            found[problem] = Peer(problem, line["tritile_us"], line["torch_us"], line["plan_source"])
     return list(found.values())
 
 

@@ -1,8 +1,8 @@
 """What torch takes for products that were measured beside tritile: a JSON file for each GPU model.
 
 `tritile/tables/<gpu>.peers.json` is made by `tuning/export_peers.py` of the lines of results in
-`tuning/results/<gpu>/`. An entry is a problem and both times, in microseconds: medians of runs side by side,
-on cold operands.
+`tuning/results/<gpu>/`. An entry is a problem, where tritile's config came from, and both times, in
+microseconds: medians of runs side by side, on cold operands.
 """
 
 import functools
@@ -21,11 +21,13 @@ FORMAT: Final = 1
 
 
 class Peer(NamedTuple):
-    """A product and what tritile and torch take for it, in microseconds."""
+    """A product, what tritile and torch take for it, in microseconds, and where tritile's config came
+    from."""
 
     problem: MatmulProblem
     tritile_us: float
     torch_us: float
+    source: str
 
     @property
     def ratio(self) -> float:
@@ -55,12 +57,8 @@ class Peers:
 
 def to_text(name: str, peers: Iterable[Peer]) -> str:
     """The file of these peers, measured on the GPU model of this name: an entry a line, by problem."""
-    entries = [
-        json.dumps(
-            {"problem": problem_to_dict(p.problem), "tritile_us": p.tritile_us, "torch_us": p.torch_us}
-        )
-        for p in sorted(peers, key=lambda p: (p.problem.sizes, p.problem.kind))
-    ]
+    ordered = sorted(peers, key=lambda peer: (peer.problem.sizes, peer.problem.kind))
+    entries = [json.dumps(peer._asdict() | {"problem": problem_to_dict(peer.problem)}) for peer in ordered]
     head = f'"format": {FORMAT},\n"device": {json.dumps(name)},\n"entries": [\n'
     return "{\n" + head + ",\n".join(entries) + "\n]\n}\n"
 
@@ -72,12 +70,14 @@ def _time(value: Any) -> float:
 
 
 def _peer(entry: Any) -> Peer:
-    if not isinstance(entry, Mapping) or set(entry) != {"problem", "tritile_us", "torch_us"}:
-        raise InvalidValueError(f"{str(entry)[:80]!r} is no entry: wanted problem, tritile_us and torch_us")
+    if not isinstance(entry, Mapping) or set(entry) != set(Peer._fields):
+        raise InvalidValueError(f"{str(entry)[:80]!r} is no entry: wanted {', '.join(Peer._fields)}")
     problem = problem_from_dict(entry["problem"])
     if not isinstance(problem, MatmulProblem):
         raise InvalidValueError(f"{problem.op} is no matmul")
-    return Peer(problem, _time(entry["tritile_us"]), _time(entry["torch_us"]))
+    if not isinstance(entry["source"], str):
+        raise InvalidValueError(f"a source is {entry['source']!r}: wanted a word")
+    return Peer(problem, _time(entry["tritile_us"]), _time(entry["torch_us"]), entry["source"])
 
 
 def from_text(text: str, name: str) -> Peers:

@@ -71,8 +71,8 @@ class use_in_torch:
         """The function, or generator, inside this switch at every call."""
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidValueError(
-                f"use_in_torch: {function.__qualname__} is a coroutine function, and as it waits others run in "
-                "its thread: wanted a function or generator"
+                f"use_in_torch: {function.__qualname__} is a coroutine function, and others run "
+                "in its thread as it waits: wanted a function or generator"
             )
         wrapped: _Function = context_decorator(self._again, function)
         return wrapped
