@@ -26,7 +26,7 @@ _ODD_BYTES: Final = 4  # rows that start on 4 bytes were measured (K of 4090), t
 _ODD_LEAST: Final = (63, 1000)  # the shortest side of a result, and the least K, that were measured
 _ODD_FLOPS: Final = 1e9  # of 8193x63x1025, for which torch took 27 us and tritile 16
 _MOVED: Final = 16 << 20  # bytes for which torch took 14 us and more (2^24 read and as many written, 16-byte)
-_LEAST_MOVED: Final = 1 << 20  # the smallest measured, of 512x512 bfloat16
+_LEAST_MOVED: Final = 1 << 19  # the smallest measured, of 512x512 uint8
 # How far a measured neighbour must be ahead, by where the config of the problem itself comes from: a
 # neighbour's winner was 15% slower than the problem's own (median), the model's pick 1.3%, at worst 22%
 # (`study.json`).
@@ -99,10 +99,10 @@ def _odd(problem: MatmulProblem, device: Device) -> bool:
 
 
 def copy(problem: PermuteProblem, device: Device) -> Judgement:
-    """Of a copy: of whole memory in another order of dimensions on Hopper, taken from 1 MiB moved on.
+    """Of a copy: of whole memory in another order of dimensions on Hopper, taken from 512 KiB moved on.
 
     All of `permute` and `transpose` were ahead, by 1.11 to 32: 2 to 6 dimensions, 1 to 16 bytes an element,
-    1 MiB to 4 GiB moved. Below 16 MiB torch takes 4 to 14 us, which are the host's.
+    512 KiB to 4 GiB moved. Below 16 MiB torch takes 4 to 14 us, which are the host's.
     """
     whole = problem.spans[0] == problem.spans[1] == prod(problem.shape)
     if problem.x_strides == problem.out_strides:
@@ -112,5 +112,5 @@ def copy(problem: PermuteProblem, device: Device) -> Judgement:
     if device.nvidia != _HOPPER:
         return Judgement(False, "nothing near was measured on this GPU")
     if problem.bytes < _LEAST_MOVED:
-        return Judgement(False, "less than 1 MiB moved: not measured")
+        return Judgement(False, "less than 512 KiB moved: not measured")
     return Judgement(True, "another order of dimensions: tritile is faster", problem.bytes < _MOVED)

@@ -21,8 +21,7 @@ FORMAT: Final = 1
 
 
 class Peer(NamedTuple):
-    """A product, what tritile and torch take for it, in microseconds, and where tritile's config came
-    from."""
+    """A product, microseconds that tritile and torch take for it, and where tritile's config came from."""
 
     problem: MatmulProblem
     tritile_us: float

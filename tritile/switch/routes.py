@@ -4,25 +4,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+import triton
 
 from tritile import device as devices
 from tritile.errors import TritileError, brief
 from tritile.launch import Launch
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
-from tritile.ops.fused import addmm, baddbmm
-from tritile.ops.matmul import check_gpu, default_precision, matmul
+from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
-from tritile.ops.permute import permute
 from tritile.ops.recall import Ready, ready_of
-from tritile.ops.run import PLAIN, fresh, lasting, new_memo, place, planned, prepared
+from tritile.ops.run import PLAIN, fresh, interpret, lasting, new_memo, on_host, place, planned, prepared
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import current_mode
 from tritile.switch import expected, peers
 from tritile.switch.expected import Judgement
 from tritile.switch.report import Verdict
 from tritile.switch.state import Entry, paused
-from tritile.views import Call
+from tritile.views import Call, MatmulCall
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OPS: Final = {"mm": "matmul", "bmm": "matmul", "addmm": "addmm", "baddbmm": "baddbmm"}
@@ -30,7 +29,7 @@ _FORMATS: Final = (torch.contiguous_format, torch.channels_last, torch.channels_
 _MOST: Final = 1 << 16  # decisions remembered; a program with more kinds of calls decides them again
 _POLICY: Final = Judgement(True, "policy always")
 
-_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 class Known(NamedTuple):
@@ -74,7 +73,7 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
     if not known.verdict.taken:
         return None
     if known.ready is None:
-        return _interpreted(call, tensors, (beta, alpha), out)
+        return _interpreted(tensors, (beta, alpha), out, setting)
     return _launched(known.ready, tensors, out)
 
 
@@ -97,7 +96,7 @@ def copy(entry: Entry, x: torch.Tensor, form: torch.memory_format) -> torch.Tens
     with paused():
         out = torch.empty_like(x.detach(), memory_format=form)
         dims = _outermost_first(out)
-        permute(x.detach(), dims, out=out.permute(dims))
+        interpret(described_copy(x.detach().permute(dims), out.permute(dims), range(x.ndim)))
     return out
 
 
@@ -128,18 +127,26 @@ def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, beta: Any) -> b
 
 
 def _interpreted(
-    call: str, tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None
+    tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None, precision: str
 ) -> torch.Tensor:
-    """Made in host memory, of tensors without what autograd, which is done with them, knows of them."""
-    given = [tensor.detach() for tensor in tensors]
-    into = None if out is None else out.detach()
+    """Made in the interpreter, in fp32 what has 16 bits, and rounded by torch: it gets bfloat16 wrong."""
+    if out is None:
+        out = tensors[-1].new_empty(_result_shape(tensors))
     with paused():
-        if _OPS[call] == "matmul":
-            result = matmul(*given, out=into)
-        else:
-            fused = addmm if call == "addmm" else baddbmm
-            result = fused(*given, beta=weights[0], alpha=weights[1], out=into)
-    return result if out is None else out
+        wide = torch.promote_types(out.dtype, torch.float32)
+        given = [tensor.detach().to(wide) for tensor in tensors]
+        result = torch.empty(out.shape, dtype=wide, device=out.device)
+        interpret(_described(given, weights, result, precision))
+        out.detach().copy_(result)
+    return out
+
+
+def _described(
+    tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor, precision: str
+) -> MatmulCall:
+    *added, a, b = tensors
+    beta, alpha = map(float, weights)
+    return described(a, b, out, precision, Extras(bias=added[0] if added else None, alpha=alpha, beta=beta))
 
 
 def _result_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -182,12 +189,12 @@ def _broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 def _judged(policy: str, call: Call) -> Judgement:
     """What the policy says of a call that tritile can make."""
-    problem, place = call.problem, call.tensors[0].device
+    problem = call.problem
     if policy == "always":
         return _POLICY
-    if place.type != "cuda":
+    if call.tensors[0].device.type != "cuda" or triton.knobs.runtime.interpret:
         return Judgement(False, "in host memory, where kernels are interpreted")
-    device = devices.gpu(place.index)
+    device = devices.gpu(call.tensors[0].device.index)
     if isinstance(problem, PermuteProblem):
         return expected.copy(problem, device)
     assert isinstance(problem, MatmulProblem)
@@ -196,13 +203,13 @@ def _judged(policy: str, call: Call) -> Judgement:
 
 def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready]) -> Known:
     """Decide of a described call; one that is taken is compiled."""
-    label, on_gpu = call.problem.label, call.tensors[0].device.type == "cuda"
+    label = call.problem.label
     judged = _judged(policy, call)
     if not judged.take:
         return _left(name, label, judged.why)
     if judged.captured and not _capturing():
         return _left(name, label, "so short that the host's time decides: taken where a graph is captured")
-    return Known(Verdict(name, label, True, judged.why), ready() if on_gpu else None)
+    return Known(Verdict(name, label, True, judged.why), None if on_host(call.tensors[0]) else ready())
 
 
 def _product(
@@ -217,16 +224,15 @@ def _product(
     why = _unfit(name, tensors, weights, out)
     if why:
         return _left(name, " by ".join(str(tuple(t.shape)) for t in tensors[-2:]), why)
-    *added, a, b = tensors
+    a, b = tensors[-2:]
     with paused():
         try:
             check_gpu(name, a)
             result = a.new_empty(_result_shape(tensors)) if out is None else out
-            beta, alpha = map(float, weights)
-            extras = Extras(bias=added[0] if added else None, alpha=alpha, beta=beta)
-            call = described(a, b, result, precision, extras)
-            op = _OPS[name]
-            return _decided(name, policy, call, lambda: ready_of(op, prepared(call), call, tensors, result))
+            call = _described(tensors, weights, result, precision)
+            return _decided(
+                name, policy, call, lambda: ready_of(_OPS[name], prepared(call), call, tensors, result)
+            )
         except TritileError as error:
             return _left(name, f"{tuple(a.shape)} by {tuple(b.shape)}", brief(error))
 
