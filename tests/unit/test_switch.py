@@ -161,6 +161,15 @@ def test_wrong_calls_raise_torchs_errors(run):
     assert str(got.value) == str(wanted.value)
 
 
+def test_lazy_negation_and_strides_that_are_repeated():
+    negative, repeated = torch._neg_view(A), A[:1].expand(5, 7)
+    with switch() as report:
+        first, second = negative @ B, repeated @ B
+    assert report.taken == 2
+    assert_product(first, -A, B)
+    assert_product(second, repeated, B)
+
+
 def test_a_subclass_is_left():
     class Own(torch.Tensor):
         pass

@@ -35,13 +35,13 @@ class Report:
     """
 
     def __init__(self) -> None:
-        self._calls: Counter[Verdict] = Counter()
+        self._calls: dict[Verdict, int] = {}
         self._lock = threading.Lock()
 
     def add(self, verdict: Verdict) -> None:
         """Count a call."""
         with self._lock:
-            self._calls[verdict] += 1
+            self._calls[verdict] = self._calls.get(verdict, 0) + 1
 
     def _counted(self) -> list[tuple[Verdict, int]]:
         with self._lock:

@@ -14,7 +14,7 @@ from tritile.ops.described import Extras, described
 from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import Ready, ready_of
-from tritile.ops.run import PLAIN, fresh, interpret, lasting, new_memo, on_host, place, planned, prepared
+from tritile.ops.run import PLAIN, fresh, interpret, lasting, new_memo, on_host, planned, prepared
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import current_mode
 from tritile.switch import expected, peers
@@ -50,6 +50,20 @@ _BARE: Final = {call: _left(call, "", "a tensor without memory of its own") for 
 _APART: Final = {call: _left(call, "", "out shares memory with an input") for call in _OPS}
 
 
+def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor decides what becomes of it. Raises RuntimeError where it has no dense memory."""
+    return (
+        type(tensor),
+        tensor.dtype,
+        tensor.get_device(),
+        tensor.data_ptr() % 16,
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_neg(),
+        tensor.is_conj(),
+    )
+
+
 def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor | None:
     """The result of a call of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is left to torch.
 
@@ -60,7 +74,7 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
         setting = default_precision() if tensors[-1].dtype is torch.float32 else "ieee"
         modes = (call, entry.policy, setting, current_mode(), tensors[-1].is_cuda and _capturing())
         weights = (beta, type(beta), alpha, type(alpha))
-        key = (modes, weights, place(out), *map(place, tensors), *map(type, tensors), type(out))
+        key = (modes, weights, None if out is None else _seen(out), *map(_seen, tensors))
         known = _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):  # of a kind that cannot be told apart
         entry.report.add(_BARE[call].verdict)
@@ -81,7 +95,7 @@ def copy(entry: Entry, x: torch.Tensor, form: torch.memory_format) -> torch.Tens
     """x in memory of this format, as torch's `clone` makes it; None where it is left to torch."""
     try:
         modes = ("clone", entry.policy, current_mode(), x.is_cuda and _capturing())
-        key = (modes, place(x), type(x), form)
+        key = (modes, _seen(x), form)
         known = _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):
         entry.report.add(_BARE["clone"].verdict)

@@ -40,29 +40,31 @@ _everywhere: Entry | None = None
 
 
 def _kept() -> tuple[Entry, ...]:
-    return _get_obj_in_tls(_KEY) if _is_key_in_tls(_KEY) else ()
+    """The open switches of this thread."""
+    return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
 
 
 def active() -> Entry | None:
     """The innermost switch that is on here, None where calls are torch's."""
     found = _everywhere
     if _is_key_in_tls(_KEY):
-        for entry in reversed(_get_obj_in_tls(_KEY)):
-            if entry.open:
-                found = entry
-                break
-    return found if found is not None and found.policy != "never" else None
+        stack = _get_obj_in_tls(_KEY)
+        if stack and not stack[-1].open:  # left in another order than entered, or in another thread
+            stack = _kept()
+        if stack:
+            found = stack[-1]
+    return None if found is None or found.policy == "never" else found
 
 
 def enter(entry: Entry) -> None:
     """Turn a switch on in this thread."""
-    _stash_obj_in_tls(_KEY, (*(kept for kept in _kept() if kept.open), entry))
+    _stash_obj_in_tls(_KEY, (*_kept(), entry))
 
 
 def leave(entry: Entry) -> None:
     """Turn a switch off, in whatever order and thread."""
     entry.open = False
-    _stash_obj_in_tls(_KEY, tuple(kept for kept in _kept() if kept.open))
+    _stash_obj_in_tls(_KEY, _kept())
 
 
 @contextlib.contextmanager
