@@ -19,7 +19,7 @@ from tritile.switch.untraced import untraced
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a generator that is collected leaves its switch, wherever that may be
 _wanted: Counter[str] = Counter()  # how many switches that are on want kernels at a key
 _libraries: dict[str, Library] = {}
 

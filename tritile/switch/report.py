@@ -36,7 +36,7 @@ class Report:
 
     def __init__(self) -> None:
         self._calls: dict[Verdict, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, verdict: Verdict) -> None:
         """Count a call."""

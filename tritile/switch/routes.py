@@ -13,7 +13,7 @@ from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
 from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
-from tritile.ops.recall import Ready, ready_of
+from tritile.ops.recall import Ready, reaches_of, ready_of
 from tritile.ops.run import PLAIN, fresh, interpret, lasting, new_memo, on_host, planned, prepared
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import current_mode
@@ -33,10 +33,15 @@ _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 class Known(NamedTuple):
-    """What becomes of calls alike. `ready` is how they are launched, None where left and in host memory."""
+    """What becomes of calls alike.
+
+    `ready` is how they are launched, None where left and in host memory; `reaches` how far their tensors, out
+    being the last, reach in bytes: 0 where one is not read.
+    """
 
     verdict: Verdict
     ready: Ready | None = None
+    reaches: tuple[int, ...] = ()
 
 
 _memo: dict[tuple[Any, ...], Known] = new_memo()
@@ -81,7 +86,7 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
         return None
     if known is None:
         known = _kept(key, _product(call, entry.policy, tensors, (beta, alpha), out, setting))
-    if out is not None and known.verdict.taken and _clashes(tensors, out, beta):
+    if out is not None and known.verdict.taken and _clashes(tensors, out, known.reaches):
         known = _APART[call]
     entry.report.add(known.verdict)
     if not known.verdict.taken:
@@ -130,14 +135,14 @@ def _launched(ready: Ready, tensors: Sequence[torch.Tensor], out: torch.Tensor |
     return out
 
 
-def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, beta: Any) -> bool:
+def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[int, ...]) -> bool:
     """Whether out shares memory with what is read, and does not lie just where what is added does."""
-    *added, a, b = tensors
-    far = reach(out)
-    if any(entangled(tensor, reach(tensor), out, far) for tensor in (a, b)):
-        return True
-    read = added if beta != 0 else ()
-    return any(entangled(t, reach(t), out, far) and not same_place(t, out) for t in read)
+    *of_tensors, of_out = reaches
+    factors = len(tensors) - 2
+    return any(
+        far and entangled(tensor, far, out, of_out) and not (i < factors and same_place(tensor, out))
+        for i, (tensor, far) in enumerate(zip(tensors, of_tensors, strict=True))
+    )
 
 
 def _interpreted(
@@ -244,9 +249,11 @@ def _product(
             check_gpu(name, a)
             result = a.new_empty(_result_shape(tensors)) if out is None else out
             call = _described(tensors, weights, result, precision)
-            return _decided(
+            known = _decided(
                 name, policy, call, lambda: ready_of(_OPS[name], prepared(call), call, tensors, result)
             )
+            unread = tensors[0] if len(tensors) > 2 and weights[0] == 0 else None
+            return known._replace(reaches=(*reaches_of(tensors, unread), reach(result)))
         except TritileError as error:
             return _left(name, f"{tuple(a.shape)} by {tuple(b.shape)}", brief(error))
 

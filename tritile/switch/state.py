@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
+from torch._C import _get_obj_in_tls, _is_key_in_tls, _remove_obj_from_tls, _stash_obj_in_tls
 
 from tritile.errors import InvalidValueError
 from tritile.switch.report import Report
@@ -44,6 +44,13 @@ def _kept() -> tuple[Entry, ...]:
     return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
 
 
+def _keep(stack: tuple[Entry, ...]) -> None:
+    if stack:
+        _stash_obj_in_tls(_KEY, stack)
+    elif _is_key_in_tls(_KEY):
+        _remove_obj_from_tls(_KEY)
+
+
 def active() -> Entry | None:
     """The innermost switch that is on here, None where calls are torch's."""
     found = _everywhere
@@ -58,24 +65,24 @@ def active() -> Entry | None:
 
 def enter(entry: Entry) -> None:
     """Turn a switch on in this thread."""
-    _stash_obj_in_tls(_KEY, (*_kept(), entry))
+    _keep((*_kept(), entry))
 
 
 def leave(entry: Entry) -> None:
     """Turn a switch off, in whatever order and thread."""
     entry.open = False
-    _stash_obj_in_tls(_KEY, _kept())
+    _keep(_kept())
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Leave the calls in the `with` to torch: those of tritile's own work."""
     before = _kept()
-    _stash_obj_in_tls(_KEY, (*before, _PAUSE))
+    _keep((*before, _PAUSE))
     try:
         yield
     finally:
-        _stash_obj_in_tls(_KEY, before)
+        _keep(before)
 
 
 def everywhere(entry: Entry | None) -> Entry | None:

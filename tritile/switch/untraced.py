@@ -1,9 +1,10 @@
 """Functions that torch.compile is not to look into."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch._C._dynamo import eval_frame
+import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -14,8 +15,10 @@ def untraced(function: _Function) -> _Function:
     As torch.compiler.disable, which costs a microsecond at every call and imports the compiler. A call of it
     in what is compiled is a graph break, and an error under fullgraph=True.
     """
-    skip = eval_frame._FrameAction.SKIP
     marked: Any = function
-    eval_frame.set_code_exec_strategy(marked.__code__, eval_frame._FrameExecStrategy(skip, skip))
     marked._torchdynamo_disable = True
+    with contextlib.suppress(AttributeError):  # private names, without which frames may be compiled in vain
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(marked.__code__, frames._FrameExecStrategy(skip, skip))
     return function

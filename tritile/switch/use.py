@@ -35,7 +35,7 @@ class use_in_torch:
     torch's dtype, shape and strides; products keep torch's setting of precision for fp32
     (`torch.backends.cuda.matmul.fp32_precision`) and sum 16-bit products in fp32, whatever less torch is
     allowed to. What is left goes to the kernel that torch would have run without the switch, and so do calls
-    that tritile does not offer.
+    that tritile does not offer, and in-place ones (`addmm_`, `baddbmm_`).
 
     A switch counts for its thread, and for the threads that autograd runs a backward pass in that this thread
     calls inside it. It nests, and the innermost decides. The first switch that is turned on in a process
