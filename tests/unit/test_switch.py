@@ -359,6 +359,27 @@ def test_one_switch_may_be_entered_again_and_again():
     assert own.report.taken == 2
 
 
+def test_one_switch_may_be_on_in_several_threads():
+    own = switch()
+    own.__enter__()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def other():
+        with own:
+            entered.set()
+            go_on.wait(60)
+            A @ B
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(60)
+    own.__exit__(None, None, None)
+    A @ B
+    go_on.set()
+    thread.join()
+    assert own.report.taken == 1
+
+
 def test_decorators_of_functions_and_generators():
     own = switch()
 

@@ -4,6 +4,7 @@ Where no switch is on in a thread, or a call is left, they call the kernel that 
 answer is torch's own. They lie below autograd, autocast, vmap and the rest, which are torch's as ever.
 """
 
+import functools
 import threading
 import warnings
 from collections import Counter
@@ -58,15 +59,14 @@ def _registered(key: str) -> Library:
     library = Library("aten", "IMPL")
     if key == "CUDA" and not torch.backends.cuda.is_built():
         return library  # nothing that could be called
-    kernels = dict.fromkeys(PRODUCTS, _product) | {f"{name}.out": _product for name in PRODUCTS}
+    kernels: dict[str, Callable[[Kernel], Kernel]] = {"clone": _copy}
+    for name in PRODUCTS:
+        kernels[name] = kernels[f"{name}.out"] = functools.partial(_product, name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         for name, made in kernels.items():
             original = get_kernel(f"aten::{name}", key).call_boxed
-            kernel = made(name.removesuffix(".out"), original)
-            library.impl(name, kernel, key, with_keyset=True)
-        original = get_kernel("aten::clone", key).call_boxed
-        library.impl("clone", _copy(original), key, with_keyset=True)
+            library.impl(name, made(original), key, with_keyset=True)
     return library
 
 

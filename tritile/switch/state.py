@@ -39,7 +39,7 @@ _PAUSE: Final = Entry("never")
 _everywhere: Entry | None = None
 
 
-def _kept() -> tuple[Entry, ...]:
+def kept() -> tuple[Entry, ...]:
     """The open switches of this thread."""
     return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
 
@@ -57,7 +57,7 @@ def active() -> Entry | None:
     if _is_key_in_tls(_KEY):
         stack = _get_obj_in_tls(_KEY)
         if stack and not stack[-1].open:  # left in another order than entered, or in another thread
-            stack = _kept()
+            stack = kept()
         if stack:
             found = stack[-1]
     return None if found is None or found.policy == "never" else found
@@ -65,19 +65,19 @@ def active() -> Entry | None:
 
 def enter(entry: Entry) -> None:
     """Turn a switch on in this thread."""
-    _keep((*_kept(), entry))
+    _keep((*kept(), entry))
 
 
 def leave(entry: Entry) -> None:
     """Turn a switch off, in whatever order and thread."""
     entry.open = False
-    _keep(_kept())
+    _keep(kept())
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Leave the calls in the `with` to torch: those of tritile's own work."""
-    before = _kept()
+    before = kept()
     _keep((*before, _PAUSE))
     try:
         yield

@@ -93,7 +93,10 @@ class use_in_torch:
 
     @untraced
     def __exit__(self, *error: Any) -> None:
-        state.leave(self._entered.pop())
+        here = [entry for entry in self._entered if entry in state.kept()]  # one may be on in several threads
+        entry = (here or self._entered)[-1]
+        self._entered.remove(entry)
+        state.leave(entry)
         overrides.uninstall(self._keys)
 
     @staticmethod
