@@ -30,6 +30,7 @@ from tritile.problem import GroupedProblem, KernelProblem, MatmulProblem, Permut
 from tritile.quantized import QuantizedWeight
 from tritile.search import Space
 from tritile.settings import current_mode, mode
+from tritile.switch import use_in_torch
 from tritile.version import __version__ as __version__
 
 __all__ = [
@@ -65,4 +66,5 @@ __all__ = [
     "sync",
     "target_device",
     "transpose",
+    "use_in_torch",
 ]

@@ -40,6 +40,7 @@ ROWS = (
     ("subject", "deploy"),
     ("explain",),
     ("ops",),
+    ("switch",),
     ("rungs",),
     ("tune",),
     ("report",),

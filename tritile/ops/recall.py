@@ -17,6 +17,7 @@ from tritile.views import MatmulCall
 # The tensors of each operation in the order of its arguments: by what they are to a product, and the
 # argument's name.
 ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "matmul": (("a", "a"), ("b", "b")),
     "linear": (("a", "x"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
     "addmm": (("bias", "input"), ("a", "a"), ("b", "b")),
     "baddbmm": (("bias", "input"), ("a", "a"), ("b", "b")),
@@ -111,6 +112,16 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
     )
 
 
+def ready_of(
+    op: str, launch: Launch | SplitLaunch, call: MatmulCall, tensors: Tensors, out: torch.Tensor
+) -> Ready:
+    """How calls like this one are launched. `tensors` are the caller's, as they came."""
+    places = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
+    order = tuple(places[_TURNED.get(role, role) if call.swapped else role] for role in call.roles)
+    reaches = [reach(t) if i in order and t is not None else 0 for i, t in enumerate((*tensors, out))]
+    return Ready(launch, order, tuple(reaches), tuple(out.shape), out.stride(), out.dtype, out.device)
+
+
 def remember(
     key: tuple[Any, ...] | None, op: str, launch: Launch | SplitLaunch, call: MatmulCall, tensors: Tensors,
     out: torch.Tensor,
@@ -118,9 +129,4 @@ def remember(
     """Keep how a call was launched, where its plan may be kept. `tensors` are the caller's, as they came."""
     if key is None or not lasting() or any(t is not None and t.is_neg() for t in tensors):
         return
-    places = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
-    order = tuple(places[_TURNED.get(role, role) if call.swapped else role] for role in call.roles)
-    reaches = [reach(t) if i in order and t is not None else 0 for i, t in enumerate((*tensors, out))]
-    _memo[key] = Ready(
-        launch, order, tuple(reaches), tuple(out.shape), out.stride(), out.dtype, out.device
-    )  # fmt: skip
+    _memo[key] = ready_of(op, launch, call, tensors, out)

@@ -1,0 +1,88 @@
+"""Kernels of ours at aten's operators, while any switch is on.
+
+Where no switch is on in a thread, or a call is left, they call the kernel that was there before, whose
+answer is torch's own. They lie below autograd, autocast, vmap and the rest, which are torch's as ever.
+"""
+
+import functools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch.library import Library, get_kernel
+
+from tritile.switch import routes
+from tritile.switch.state import active
+from tritile.switch.untraced import untraced
+
+PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
+
+_lock = threading.RLock()  # a generator that is collected leaves its switch, wherever that may be
+_wanted: Counter[str] = Counter()  # how many switches that are on want kernels at a key
+_libraries: dict[str, Library] = {}
+
+Kernel = Callable[..., Any]
+
+
+def _product(name: str, original: Kernel) -> Kernel:
+    @untraced
+    def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
+        entry = active()
+        if entry is not None:
+            result = routes.product(name, entry, tensors, words)
+            if result is not None:
+                return result
+        return original(keys, *tensors, **words)
+
+    return kernel
+
+
+def _copy(original: Kernel) -> Kernel:
+    @untraced
+    def kernel(keys: Any, x: torch.Tensor, **words: Any) -> Any:
+        form = words.get("memory_format")
+        if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
+            entry = active()
+            if entry is not None:
+                result = routes.copy(entry, x, form)
+                if result is not None:
+                    return result
+        return original(keys, x, **words)
+
+    return kernel
+
+
+def _registered(key: str) -> Library:
+    library = Library("aten", "IMPL")
+    if key == "CUDA" and not torch.backends.cuda.is_built():
+        return library  # nothing that could be called
+    kernels: dict[str, Callable[[Kernel], Kernel]] = {"clone": _copy}
+    for name in PRODUCTS:
+        kernels[name] = kernels[f"{name}.out"] = functools.partial(_product, name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        for name, made in kernels.items():
+            original = get_kernel(f"aten::{name}", key).call_boxed
+            library.impl(name, made(original), key, with_keyset=True)
+    return library
+
+
+def install(keys: Iterable[str]) -> None:
+    """Have kernels at these dispatch keys ("CUDA", "CPU") until `uninstall` was called as often."""
+    with _lock:
+        for key in keys:
+            if not _wanted[key]:
+                _libraries[key] = _registered(key)
+            _wanted[key] += 1
+
+
+def uninstall(keys: Iterable[str]) -> None:
+    """Give the operators back what was there, once nothing else wants the kernels."""
+    with _lock:
+        for key in keys:
+            _wanted[key] -= 1
+            if _wanted[key] == 0:
+                _libraries.pop(key)._destroy()

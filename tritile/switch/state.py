@@ -1,0 +1,92 @@
+"""Which switches are on: those of this thread, innermost last, and the one of the whole process.
+
+Those of a thread are kept where torch keeps what it carries to other threads that work for it, as those of a
+backward pass. What is kept is a tuple that is never changed, so that a thread which got it keeps its own.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch._C import _get_obj_in_tls, _is_key_in_tls, _remove_obj_from_tls, _stash_obj_in_tls
+
+from tritile.errors import InvalidValueError
+from tritile.switch.report import Report
+
+POLICIES: Final = ("expected", "always", "never")
+_KEY: Final = "tritile.switch"
+
+
+def checked_policy(policy: str) -> str:
+    """The policy. Raises InvalidValueError for a word that is none."""
+    if policy not in POLICIES:
+        raise InvalidValueError(f"use_in_torch: policy is {policy!r}: wanted one of {', '.join(POLICIES)}")
+    return policy
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A switch that was entered. One that is no longer open counts for nothing, wherever it is still kept."""
+
+    policy: str
+    keys: tuple[str, ...] = ()  # the dispatch keys that it wants kernels at
+    report: Report = field(default_factory=Report)
+    open: bool = True
+
+
+_PAUSE: Final = Entry("never")
+_everywhere: Entry | None = None
+
+
+def kept() -> tuple[Entry, ...]:
+    """The open switches of this thread."""
+    return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
+
+
+def _keep(stack: tuple[Entry, ...]) -> None:
+    if stack:
+        _stash_obj_in_tls(_KEY, stack)
+    elif _is_key_in_tls(_KEY):
+        _remove_obj_from_tls(_KEY)
+
+
+def active() -> Entry | None:
+    """The innermost switch that is on here, None where calls are torch's."""
+    found = _everywhere
+    if _is_key_in_tls(_KEY):
+        stack = _get_obj_in_tls(_KEY)
+        if stack and not stack[-1].open:  # left in another order than entered, or in another thread
+            stack = kept()
+        if stack:
+            found = stack[-1]
+    return None if found is None or found.policy == "never" else found
+
+
+def enter(entry: Entry) -> None:
+    """Turn a switch on in this thread."""
+    _keep((*kept(), entry))
+
+
+def leave(entry: Entry) -> None:
+    """Turn a switch off, in whatever order and thread."""
+    entry.open = False
+    _keep(kept())
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the calls in the `with` to torch: those of tritile's own work."""
+    before = kept()
+    _keep((*before, _PAUSE))
+    try:
+        yield
+    finally:
+        _keep(before)
+
+
+def everywhere(entry: Entry | None) -> Entry | None:
+    """Make a switch that of all threads with none of their own, or None; what it was before."""
+    global _everywhere
+    before, _everywhere = _everywhere, entry
+    return before

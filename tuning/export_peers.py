@@ -1,0 +1,55 @@
+"""Write the times of torch that `tritile.use_in_torch` decides by, from lines of results.
+
+    python tuning/export_peers.py nvidia-h200
+
+reads tuning/results/<gpu>/*.jsonl and writes tritile/tables/<gpu>.peers.json. Taken are products of 16-bit
+types and of fp32 in TF32, bare or with a bias: what is beside torch's own call of the same product. Of a
+problem that was measured twice, the later line counts.
+"""
+
+import argparse
+from pathlib import Path
+
+from tritile.problem import MatmulProblem, epilogue_of
+from tritile.report.results import case_of, read
+from tritile.switch.peers import Peer, to_text
+
+ROOT = Path(__file__).parents[1]
+
+
+def wanted(problem: MatmulProblem) -> bool:
+    """Whether torch's mm, bmm, addmm or baddbmm makes this product, and the switch may take it."""
+    fused = epilogue_of(problem.epilogue)
+    rest = (fused.scale_a, fused.scale_b, fused.residual, fused.activation, fused.gated)
+    half = problem.dtype in ("float16", "bfloat16") and problem.out_dtype == problem.dtype
+    return not any(rest) and (half or (problem.dtype == "float32" and problem.precision == "tf32"))
+
+
+def peers_of(lines: list[dict]) -> list[Peer]:
+    """The peers in lines of results, of which later ones count."""
+    found = {}
+    for line in sorted(lines, key=lambda line: line["env"]["time"]):
+        problem = case_of(line).problem if line["op"] == "matmul" else None
+        if isinstance(problem, MatmulProblem) and wanted(problem):
+            found[problem] = Peer(problem, line["tritile_us"], line["torch_us"], line["plan_source"])
+    return list(found.values())
+
+
+def main() -> None:
+    """Read the lines of one GPU model and write its file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("slug", help="the GPU model as file names have it: nvidia-h200")
+    slug = parser.parse_args().slug
+    files = sorted((ROOT / "tuning" / "results" / slug).glob("*.jsonl"))
+    lines = [line for file in files for line in read(file)]
+    names = {line["env"]["gpu"] for line in lines}
+    if len(names) != 1:
+        raise SystemExit(f"lines of {len(names)} GPU models in {slug}: wanted those of one")
+    peers = peers_of(lines)
+    target = ROOT / "tritile" / "tables" / f"{slug}.peers.json"
+    target.write_text(to_text(names.pop(), peers))
+    print(f"{len(peers)} products in {target.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
