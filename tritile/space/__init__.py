@@ -63,13 +63,11 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
         return f"fp16x3 needs compute capability 8.0, and {device.name} has not"
+    if invariant(problem) and numerics.by_data(problem):
+        return "its data decide how it sums, and batch-invariant products sum in one way"
     core = _core(problem)
     reason: str | None = module.illegal(config, core, device)
-    if reason is not None or not invariant(problem):
-        return reason
-    if numerics.by_data(problem):
-        return "its data decide how it sums, and batch-invariant products sum in one way"
-    return numerics.fault(config, core, device)
+    return numerics.fault(config, core, device) if reason is None and invariant(problem) else reason
 
 
 def invariant(problem: Tiled) -> bool:
