@@ -23,7 +23,9 @@ class Rules(NamedTuple):
     invariant: bool
 
 
-_DEFAULT: Final = Rules("cached", False)
+# Made once: a key of what is remembered of calls has one.
+_RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
+_DEFAULT: Final = _RULES["cached", False]
 
 # What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
@@ -85,8 +87,12 @@ def is_batch_invariant() -> bool:
 
 def rules() -> Rules:
     """What is in force for a call made now: a key of what is remembered of calls has it."""
-    mode, invariant = current_mode(), is_batch_invariant()
-    return Rules(mode, invariant) if invariant or mode != "cached" else _DEFAULT
+    silent = _ENVIRON is not None and not (
+        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+    )
+    if silent and _mode.get() is None and _invariant.get() is None:
+        return _DEFAULT
+    return _RULES[current_mode(), is_batch_invariant()]
 
 
 @contextlib.contextmanager
