@@ -8,8 +8,8 @@ store. Given its row of a and its column of b, of a config the following decides
   So how much of K an instruction takes, and how wide it cuts, counts: `wgmma` (16 of K of 16-bit types, 32
   bytes of others) and the instructions of a warp differ. How many rows or columns one takes, where a row lies
   in it, and whether operands come from registers or shared memory, does not count. `tl.dot` compiles to
-  `wgmma` where a tile has 64 rows or more and whole warpgroups make it. AMD's matrix cores have instructions
-  of 32 x 32 and of 16 x 16, of different depths, by the smaller side of a tile.
+  `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it. AMD's
+  matrix cores have instructions of 32 x 32 and of 16 x 16, of different depths, by the smaller side of a tile.
 - The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
 - The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
   of three TF32 products, and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
@@ -20,8 +20,9 @@ store. Given its row of a and its column of b, of a config the following decides
   unpacked weights x by weight. By the model above that does not count, but it has not been measured.
 
 What is fused is a function of one element and what is added to it, which is compiled with the same fused
-multiply-adds in every kernel. Copies of operands, alignment, layouts, order of tiles, stages, how tiles are
-stored, and at which address, only move bits. Sums of int8 products are exact in any order.
+multiply-adds in every kernel (as tests tell from what is compiled). Copies of operands, alignment, layouts,
+order of tiles, stages, how tiles are stored, and at which address, only move bits. Sums of int8 products are
+exact in any order.
 
 The canonical numerics of a problem depend on its types, its precision, K and the device: not on m and not on
 what differs with it. (A matrix of one row has other layouts and alignments than the same of many, and one of
@@ -50,6 +51,7 @@ from tritile.space.tile import uses_tensor_cores, warpgroup_mma
 BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
 _STEP: Final = 32  # of K, that fp32 sums apart
 _ROWS: Final = 64  # of a tile, from which on warpgroups multiply
+_BLACKWELL_WARPS: Final = 8  # of a program, with more of which they do not on Blackwell
 _AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
 
 
@@ -103,7 +105,8 @@ def _instruction(config: Config, problem: Product, device: Device) -> str:
         return scalar
     if not device.nvidia:
         return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= _AMD_SIDE else "matrix 16"
-    if config.family == warpgroups.NAME or warpgroup_mma(config, problem, device):
+    many = device.nvidia >= 100 and config.num_warps > _BLACKWELL_WARPS
+    if config.family == warpgroups.NAME or (warpgroup_mma(config, problem, device) and not many):
         return "warpgroup"
     return "warp"
 
