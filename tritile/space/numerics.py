@@ -9,7 +9,7 @@ store. Given its row of a and its column of b, of a config the following decides
   bytes of others) and the instructions of a warp differ. How many rows or columns one takes, where a row lies
   in it, and whether operands come from registers or shared memory, does not count. `tl.dot` compiles to
   `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it. AMD's
-  matrix cores have instructions of 32 x 32 and of 16 x 16, of different depths, by the smaller side of a tile.
+  matrix cores have instructions of 32 x 32 and 16 x 16, of different depths, by the smaller side of a tile.
 - The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
 - The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
   of three TF32 products, and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
@@ -24,9 +24,10 @@ multiply-adds in every kernel (as tests tell from what is compiled). Copies of o
 order of tiles, stages, how tiles are stored, and at which address, only move bits. Sums of int8 products are
 exact in any order.
 
-The canonical numerics of a problem depend on its types, its precision, K and the device: not on m and not on
-what differs with it. (A matrix of one row has other layouts and alignments than the same of many, and one of
-one column a result that lies by columns.) Every config that has them may be chosen.
+The canonical numerics of a problem depend on its types, its precision, the device and, of TF32, whether there
+is more than one column: not on m and not on what differs with it. (A matrix of one row has other layouts and
+alignments than the same of many, and a result of many rows and one column lies by columns.) Every config that
+has them may be chosen.
 """
 
 from dataclasses import replace
