@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    for name in ("TRITILE_MODE", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
+    for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -29,7 +29,7 @@ from tritile.plans import Plan
 from tritile.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.quantized import QuantizedWeight
 from tritile.search import Space
-from tritile.settings import current_mode, mode
+from tritile.settings import batch_invariant, current_mode, mode
 from tritile.switch import use_in_torch
 from tritile.version import __version__ as __version__
 
@@ -49,6 +49,7 @@ __all__ = [
     "addmm",
     "autotune",
     "baddbmm",
+    "batch_invariant",
     "contiguous",
     "current_mode",
     "errors",

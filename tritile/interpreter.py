@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
 from tritile.errors import UnsupportedError
@@ -88,13 +88,39 @@ def _interpreted_library() -> Iterator[None]:
                 delattr(owner, name)
 
 
-def interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _summed_in_order() -> Iterator[None]:
+    """Let `tl.dot` add products one after the other, as they come along K.
+
+    numpy leaves the order to a BLAS, which takes another at the edges of a matrix.
+    """
+    whole = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, acc: Any, *how: Any) -> Any:
+        for k in range(a.data.shape[-1]):
+            column = TensorHandle(a.data[..., k : k + 1], a.dtype)
+            row = TensorHandle(b.data[..., k : k + 1, :], b.dtype)
+            acc = whole(self, column, row, acc, *how)
+        return acc
+
+    InterpreterBuilder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = whole
+
+
+def interpret(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any], in_order: bool = False
+) -> None:
     """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process.
 
+    `in_order`: products add up along K in one order, whatever the tiles.
     Raises UnsupportedError where Triton and numpy are of versions that cannot interpret together.
     """
     try:
-        with library_lock, _interpreted_library():
+        summed = _summed_in_order() if in_order else contextlib.nullcontext()
+        with library_lock, summed, _interpreted_library():
             interpreted(kernel)[grid](*args, **kwargs)
     except InterpreterError as error:
         if "0-dimensional arrays" not in str(error):

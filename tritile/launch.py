@@ -338,5 +338,7 @@ def run_interpreted(call: Call, config: Config) -> None:
         *call.tensors,
         *_workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype))),
     ]
+    in_order = not isinstance(call, PermuteCall) and call.invariant
     for step in work.steps:
-        interpret(step.kernel, step.grid, tuple(_bound(value, buffers) for value in step.args), {})
+        args = tuple(_bound(value, buffers) for value in step.args)
+        interpret(step.kernel, step.grid, args, {}, in_order)

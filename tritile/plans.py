@@ -1,6 +1,6 @@
 """The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tritile import model, table
 from tritile.config import Config
@@ -8,7 +8,7 @@ from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
 from tritile.launch import KERNELS
 from tritile.markup import table_html
-from tritile.problem import KernelProblem, QuantizedProblem, Tiled, doublings
+from tritile.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
 from tritile.settings import current_mode
 from tritile.space import contenders, illegal, quantized, tile
 from tritile.store import is_frozen, store_of
@@ -63,10 +63,17 @@ def trials(problem: Tiled, device: Device) -> list[Trial]:
     return [trial for kernel in kernels for trial in store_of(device).trials(kernel.digest, problem)]
 
 
-def _measured(problem: Tiled, device: Device) -> Plan | None:
+def _plainly(problem: Tiled) -> Tiled:
+    """The same problem of a call that need not be batch-invariant, of which more is known."""
+    free: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=False)
+    return free
+
+
+def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
+    """The fastest config of those measured for `asked` that may run the problem."""
     good = [
         trial
-        for trial in trials(problem, device)
+        for trial in trials(asked, device)
         if trial.us is not None and trial.failure is None and illegal(trial.config, problem, device) is None
     ]
     if not good:
@@ -80,7 +87,7 @@ def _measured(problem: Tiled, device: Device) -> Plan | None:
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """What the shipped table holds, if it may run here."""
     shipped = table.shipped(device)
-    entry = shipped.find(problem) if shipped is not None else None
+    entry = _entry(shipped, problem) if shipped is not None else None
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"
@@ -90,9 +97,14 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, entry.config, "table", device, entry.us, why)
 
 
+def _entry(shipped: table.Table, problem: Tiled) -> table.Entry | None:
+    """What a table has for a problem, or else for the same of a call that need not be batch-invariant."""
+    return shipped.find(problem) or shipped.find(_plainly(problem))
+
+
 def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     """Whether a table's times are measurements of the kernels as they are."""
-    entry = shipped.find(problem)
+    entry = _entry(shipped, problem)
     kernel = KERNELS[problem.op].get(entry.config.family) if entry is not None else None
     return kernel is not None and shipped.counts(problem.op, kernel.family, kernel.digest)
 
@@ -142,11 +154,18 @@ def interpreted(problem: Tiled) -> Plan:
     return Plan(problem, config, "interpreter", INTERPRETER, None, why)
 
 
+def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    """What was measured here, or ships: also of a call with more choice, but in mode "tune"."""
+    asked = dict.fromkeys((problem, problem if mode == "tune" else _plainly(problem)))
+    found = (_measured(problem, device, each) for each in asked)
+    return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
+
+
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """The first rung that holds; None where mode "tune" is to measure."""
     if mode == "tune" and is_frozen(device):
         mode = "cached"
-    known = None if mode == "off" else _measured(problem, device) or tabled(problem, device)
+    known = None if mode == "off" else _remembered(problem, device, mode)
     if mode == "strict":
         shipped = table.shipped(device)
         if known is None or (known.source == "table" and not (shipped and _table_counts(shipped, problem))):

@@ -1,4 +1,4 @@
-"""How a call chooses its config, how long it may measure, and where results are remembered."""
+"""How a call chooses its config and sums, how long it may measure, and where results are remembered."""
 
 import contextlib
 import math
@@ -6,17 +6,31 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import platformdirs
 
 from tritile.errors import InvalidValueError
 
 MODES: Final = ("cached", "tune", "strict", "off")
+_SWITCH: Final = {"1": True, "0": False}
+
+
+class Rules(NamedTuple):
+    """What is in force for a call: the mode, and whether it is batch-invariant."""
+
+    mode: str
+    invariant: bool
+
+
+# Made once: a key of what is remembered of calls has one.
+_RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
+_DEFAULT: Final = _RULES["cached", False]
 
 # What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
 _mode: ContextVar[str | None] = ContextVar("tritile_mode", default=None)
+_invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
 
 
 def _checked_mode(value: str, origin: str) -> str:
@@ -53,6 +67,60 @@ def mode(name: str) -> Iterator[None]:
         yield
     finally:
         _mode.reset(token)
+
+
+def is_batch_invariant() -> bool:
+    """Whether calls are batch-invariant: by the innermost `batch_invariant(...)`, else by the environment.
+
+    Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
+    """
+    chosen = _invariant.get()
+    if chosen is not None:
+        return chosen
+    if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
+        return False
+    value = os.environ.get("TRITILE_BATCH_INVARIANT") or "0"
+    if value not in _SWITCH:
+        raise InvalidValueError(f"TRITILE_BATCH_INVARIANT is {value!r}: wanted 1 or 0")
+    return _SWITCH[value]
+
+
+def rules() -> Rules:
+    """What is in force for a call made now: a key of what is remembered of calls has it."""
+    silent = _ENVIRON is not None and not (
+        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+    )
+    if silent and _mode.get() is None and _invariant.get() is None:
+        return _DEFAULT
+    return _RULES[current_mode(), is_batch_invariant()]
+
+
+@contextlib.contextmanager
+def batch_invariant(on: bool = True) -> Iterator[None]:
+    """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
+
+    An element of a result then depends, bit for bit, on its row of the first operand, its column of the
+    second, what is added to it and the GPU's model, and not on how many rows came along, on its place among
+    them, on alignment, or on what else the GPU does. This holds for `matmul`, `linear` (with packed weights
+    too), `addmm`, `baddbmm`, `gated_linear`, `scaled_matmul` and `grouped_matmul`, for calls of one dtype,
+    precision, activation and kind of operands, with the same version of tritile and Triton. Sums are then
+    made in one way for every number of rows: see `tritile.space.numerics`. Some calls take longer so, those
+    of few rows most. Permutations only move bits, and change nothing.
+
+    `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. As it applies to the
+    current thread or task, what autograd runs in threads of its own sees the process's setting.
+
+    Inside, precisions "fp16x3" and "ozaki" are refused (UnsupportedError), as their data decide how they are
+    multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.
+    Raises InvalidValueError where `on` is neither True nor False.
+    """
+    if not isinstance(on, bool):
+        raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
+    token = _invariant.set(on)
+    try:
+        yield
+    finally:
+        _invariant.reset(token)
 
 
 def tune_budget_s() -> float:

@@ -88,6 +88,15 @@ def test_a_line_of_before_the_tutorial_was_a_peer_is_read(tmp_path: Path) -> Non
     assert read(tmp_path / "given.jsonl") == [old, new]
 
 
+def test_lines_of_what_the_batch_invariant_mode_costs_are_passed_over(tmp_path: Path) -> None:
+    line = result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV)
+    path = tmp_path / "given.jsonl"
+    path.write_text('{"op": "invariance", "m": 1}\n' + json.dumps(line) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(path) == [line]
+
+
 def test_host_lines_come_back_and_are_no_cases(tmp_path: Path) -> None:
     line = host_result("matmul(a, b)", 8.0, 10.0, ENV)
     assert (line["op"], line["suite"], line["ratio_torch"]) == ("host", "host", 1.25)

@@ -8,6 +8,7 @@ import torch
 
 from tritile.ops.checks import name_of
 from tritile.problem import SIDES, merged
+from tritile.settings import is_batch_invariant
 from tritile.views import BlockScales, Fused, MatmulCall, View
 
 
@@ -120,7 +121,11 @@ def _block_scales(extras: Extras) -> BlockScales | None:
 def described(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras = NOTHING
 ) -> MatmulCall:
-    """The call of a product whose arguments were checked, out having the shape of the result."""
+    """The call of a product whose arguments were checked, out having the shape of the result.
+
+    A result that lies by columns is made as that of the transposes; not where calls are batch-invariant, as
+    that of many rows by one column lies so, and that of one row does not.
+    """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
 
     def as_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,5 +147,6 @@ def described(
     b_dtype = name_of(b.dtype) if b.dtype != a.dtype else ""
     scales = _block_scales(extras)
     whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
-    call = _folded(whole)
-    return call.transposed if call.out.layout == "column" and up is None else call
+    call = _folded(replace(whole, invariant=is_batch_invariant()))
+    turned = call.out.layout == "column" and up is None and not call.invariant
+    return call.transposed if turned else call

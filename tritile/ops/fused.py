@@ -22,7 +22,7 @@ from tritile.ops.recall import (
 from tritile.ops.run import interpret, on_host, prepared, written
 from tritile.problem import ACTIVATIONS, SIDES
 from tritile.quantized import QuantizedWeight
-from tritile.settings import current_mode
+from tritile.settings import rules
 
 _ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
@@ -118,7 +118,7 @@ def fused_product(
     `tensors` are the caller's, in the order of `ARGUMENTS`. Raises what `matmul` does, and for tensors that
     do not fit the result.
     """
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    rules()  # wrong settings of the environment are told of on any device
     shape, dtype, precision = _checked(op, a, b, extras, out, out_dtype, precision)
     if out is not None:
         check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))

@@ -20,7 +20,7 @@ from tritile.ops.run import (
     prepared,
     written,
 )
-from tritile.settings import current_mode
+from tritile.settings import rules
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
@@ -93,7 +93,7 @@ def grouped_matmul(
     if plain and not differentiating_forward():
         try:
             setting = default_precision() if a.dtype is torch.float32 else None
-            wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
+            wanted = (out_dtype, precision, setting, rules(), torch.is_grad_enabled())
             key = (*map(place, of), place(out), wanted)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
@@ -130,7 +130,7 @@ def _first(
     key: tuple[Any, ...] | None,
 ) -> torch.Tensor:
     """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    rules()  # wrong settings of the environment are told of on any device
     given = out is not None
     shape, dtype, precision_of = check(of, out, out_dtype, precision)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels

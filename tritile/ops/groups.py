@@ -8,6 +8,7 @@ from tritile.errors import DtypeError, InvalidValueError, ShapeError, Unsupporte
 from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
 from tritile.ops.matmul import check_gpu, check_precision
 from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
+from tritile.settings import is_batch_invariant
 from tritile.views import GroupedCall, Scales, View
 
 OP: Final = "grouped_matmul"
@@ -163,11 +164,13 @@ def _scales(of: Operands) -> tuple[Scales, Scales] | None:
 def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
     """The call whose arguments were checked, out having the shape of the result.
 
-    Where groups share columns of b, it is made as out^T = b^T a^T; so is a result that lies by columns.
+    Where groups share columns of b, it is made as out^T = b^T a^T; so is a result that lies by columns, where
+    calls need not be batch-invariant (see `tritile.ops.described.described`).
     """
     ragged = _RAGGED[of.a.ndim, of.b.ndim]
     a, b, result, scales = _view(of.a), _view(of.b), _view(out), _scales(of)
-    by_columns = ragged in ("k", "none") and result.layout == "column"
+    invariant = is_batch_invariant()
+    by_columns = ragged in ("k", "none") and result.layout == "column" and not invariant
     swapped = ragged == "columns of b" or by_columns
     if swapped:
         a, b, result = b.transposed, a.transposed, result.transposed
@@ -175,4 +178,4 @@ def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
     shared = ragged if ragged in ("k", "none") else "m"
     groups = out.shape[0] if shared != "m" else of.offs.shape[0]
     dtypes = (name_of(of.a.dtype), name_of(out.dtype))
-    return GroupedCall(shared, groups, a, b, result, of.offs, scales, *dtypes, precision, swapped)
+    return GroupedCall(shared, groups, a, b, result, of.offs, scales, *dtypes, precision, swapped, invariant)

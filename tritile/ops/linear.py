@@ -19,7 +19,7 @@ from tritile.ops.run import (
     prepared,
 )
 from tritile.quantized import QuantizedWeight
-from tritile.settings import current_mode
+from tritile.settings import is_batch_invariant, rules
 from tritile.views import UNFUSED, Fused, QuantizedCall, View
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -79,6 +79,7 @@ def described(
         weight.bits,
         weight.group_size,
         fused,
+        is_batch_invariant(),
     )
 
 
@@ -107,7 +108,7 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     given = x if bias is None else bias
     if type(x) in PLAIN and type(given) in PLAIN and x.is_cuda and not differentiating_forward():
         try:
-            key = (place(x), weight.place, place(bias), current_mode(), torch.is_grad_enabled())
+            key = (place(x), weight.place, place(bias), rules(), torch.is_grad_enabled())
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
             return _first(x, weight, bias, None)
@@ -126,7 +127,7 @@ def _in_order(x: Any, weight: QuantizedWeight, bias: Any, out: torch.Tensor) -> 
 
 def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
     """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    rules()  # wrong settings of the environment are told of on any device
     shape = check(x, weight, bias)
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:

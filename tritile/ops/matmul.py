@@ -29,7 +29,8 @@ from tritile.ops.run import (
     written,
 )
 from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
-from tritile.settings import current_mode
+from tritile.settings import is_batch_invariant, rules
+from tritile.space.numerics import BY_DATA
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES: Final = {
@@ -93,7 +94,11 @@ def _check_dtypes(
 
 
 def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
-    """The precision of a product. Raises InvalidValueError for one that is none of its dtype."""
+    """The precision of a product.
+
+    Raises InvalidValueError for one that is none of its dtype, and UnsupportedError for one that no
+    batch-invariant call can have.
+    """
     allowed = PRECISIONS_OF.get(name_of(dtype))
     if precision is not None and allowed is None:
         wanted = " and ".join(PRECISIONS_OF)
@@ -102,7 +107,13 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         raise InvalidValueError(
             f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
         )
-    return precision or (default_precision() if dtype in _IN_FP32 else "ieee")
+    precision = precision or (default_precision() if dtype in _IN_FP32 else "ieee")
+    if precision.startswith(BY_DATA) and is_batch_invariant():
+        raise UnsupportedError(
+            f"{op}: precision {precision!r} in a batch-invariant call: data decide how it multiplies, "
+            "those of other rows too: wanted another precision"
+        )
+    return precision
 
 
 def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
@@ -231,7 +242,7 @@ def matmul(
     if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
         try:
             setting = default_precision() if a.dtype in _IN_FP32 else None
-            wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
+            wanted = (out_dtype, precision, setting, rules(), torch.is_grad_enabled())
             key = (place(a), place(b), place(out), wanted)
             hit = _memo.get(key)
         except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
@@ -270,7 +281,7 @@ def _first(
     key: tuple[Any, ...] | None,
 ) -> torch.Tensor:
     """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    rules()  # wrong settings of the environment are told of on any device
     given = out is not None
     dense_a, dense_b, out, precision = checked(a, b, out, out_dtype, precision)
     if out.numel() == 0:

@@ -11,7 +11,7 @@ from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.matmul import default_precision
 from tritile.ops.run import PLAIN, differentiating_forward, fresh, lasting, new_memo, place, written
 from tritile.problem import TURNED
-from tritile.settings import current_mode
+from tritile.settings import rules
 from tritile.views import MatmulCall
 
 # The tensors of each operation in the order of its arguments: by what they are to a product, and the
@@ -72,7 +72,7 @@ def met(
         return None, None
     try:
         setting = default_precision() if a.dtype is torch.float32 else None
-        key = (op, words, setting, current_mode(), torch.is_grad_enabled(), place(out), *map(place, tensors))
+        key = (op, words, setting, rules(), torch.is_grad_enabled(), place(out), *map(place, tensors))
         return key, _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
         return None, None

@@ -70,7 +70,7 @@ Product = MatmulProblem | GroupedProblem
 Tiled = Known | GroupedProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
 Problem = Tiled | KernelProblem
 # Fields that came later: what was written before has them at their defaults.
-_ADDED: Final = ("epilogue", "b_dtype", "block_scales")
+_ADDED: Final = ("epilogue", "b_dtype", "block_scales", "invariant")
 _KINDS: Final[dict[str, type]] = {
     kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }

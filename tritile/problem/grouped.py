@@ -55,8 +55,8 @@ class GroupedProblem:
     `ragged` says what groups share, each a part of its own that only the GPU knows: "m", the rows of a and of
     out, by the k x n matrix of the group; "k", the columns of a and rows of b, whose products are m x n; or
     "none": each group is an m x k by a k x n matrix. m, or k, counts all that is shared.
-    `scaled`: rows of a and columns of b have a scale each, for each group. Layouts and alignments as in
-    `MatmulProblem`; what there is of each group has an aligned stride over groups too.
+    `scaled`: rows of a and columns of b have a scale each, for each group. Layouts, alignments and
+    `invariant` as in `MatmulProblem`; what there is of each group has an aligned stride over groups too.
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -79,6 +79,7 @@ class GroupedProblem:
     out_align: int = 16
     precision: str = "ieee"
     scaled: bool = False
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         check(among(RAGGED, self.ragged), self, f"ragged of {', '.join(RAGGED)}")
@@ -94,6 +95,7 @@ class GroupedProblem:
         precisions = GROUPED_PRECISIONS.get(self.dtype, ("ieee",))
         check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
         check(type(self.scaled) is bool, self, "scaled as True or False")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
 
     @property
     def _shared(self) -> int:
@@ -179,4 +181,5 @@ class GroupedProblem:
                          for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip
         layout = letters[self.a_layout] + letters[self.b_layout]
         precision = f" {self.precision}" if self.dtype == "float32" else ""
-        return f"{self.groups} of {sizes} {layout} {self.dtype}{precision}{' scaled' if self.scaled else ''}"
+        flags = " scaled" * self.scaled + " invariant" * self.invariant
+        return f"{self.groups} of {sizes} {layout} {self.dtype}{precision}{flags}"

@@ -74,6 +74,7 @@ class MatmulProblem:
     stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
     `b_dtype`: where b is of another dtype than a: fp8 types mix. `block_scales`: "1x128" where each 128 of K
     have scales of their own, one for each row of a and one for 128 columns of b; see BLOCK_SCALES.
+    `invariant`: sums are made in the one way that `tritile.space.numerics` knows for all m and n.
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -94,6 +95,7 @@ class MatmulProblem:
     epilogue: str = ""
     b_dtype: str = ""
     block_scales: str = ""
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
@@ -120,6 +122,7 @@ class MatmulProblem:
         zeros = fused.zero_a or fused.zero_b
         whole = self.dtype == "int8" and self.batch == 1
         check(not zeros or whole, self, "zero points of int8, in one product")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
 
     @property
     def _gateable(self) -> bool:
@@ -266,4 +269,5 @@ class MatmulProblem:
         epilogue = f" {self.epilogue}" if self.epilogue else ""
         dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
         scales = f" scales {self.block_scales}" * bool(self.block_scales)
-        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}"
+        mode = " invariant" * self.invariant
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}{mode}"

@@ -46,7 +46,8 @@ class QuantizedProblem:
 
     `group_size` columns of a row share a scale and, with `zero_points`, a zero point. `dtype` is that of x,
     the scales, the result and, for what it weighs, `bias`. `x_layout` is "row" or "strided", `x_align` as of
-    the operands of a `MatmulProblem`. Raises InvalidValueError where a field is out of its range.
+    the operands of a `MatmulProblem`, and so `invariant`.
+    Raises InvalidValueError where a field is out of its range.
     """
 
     op: ClassVar[str] = "linear_quantized"
@@ -62,6 +63,7 @@ class QuantizedProblem:
     bias: bool = False
     x_layout: str = "row"
     x_align: int = 16
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         check(all(map(extent_fits, (self.m, self.n, self.k))), self, "sizes of 1 and more")
@@ -71,6 +73,7 @@ class QuantizedProblem:
         check(among((False, True), self.zero_points, self.bias), self, "zero_points and bias True or False")
         check(among(("row", "strided"), self.x_layout), self, "an x_layout of row, strided")
         check(among(ALIGNMENTS, self.x_align), self, f"an alignment of {ALIGNMENTS}")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
 
     @property
     def flops(self) -> int:
@@ -134,4 +137,5 @@ class QuantizedProblem:
         zeros, bias = " zeros" if self.zero_points else "", " bias" if self.bias else ""
         strided = " strided" if self.x_layout == "strided" else ""
         weight = f"int{self.bits}/{self.group_size}{zeros}"
-        return f"{self.m}x{self.n}x{self.k} {self.dtype} by {weight}{bias}{strided}"
+        mode = " invariant" * self.invariant
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} by {weight}{bias}{strided}{mode}"

@@ -34,6 +34,7 @@ from tritile.tune.suites import Case
 Result = dict[str, Any]
 
 HOST: Final = "host"  # the op and the suite of what a call costs the host
+_APART: Final = "invariance"  # the op of lines that `tuning/invariance.py` writes, and nobody reads here
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
@@ -215,6 +216,8 @@ def append(path: Path, results: Iterable[Result]) -> None:
 def read(path: Path) -> list[Result]:
     """The results of a file, in its order. Lines that are none are skipped, with one warning.
 
+    Those of what batch-invariant mode costs are no benchmarks, and are passed over.
+
     Raises InvalidValueError if the file cannot be read.
     """
     try:
@@ -227,7 +230,9 @@ def read(path: Path) -> list[Result]:
         if not line.strip():
             continue
         try:
-            good.append(_checked(json.loads(line)))
+            found = json.loads(line)
+            if not (isinstance(found, dict) and found.get("op") == _APART):
+                good.append(_checked(found))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not a result
             bad.append(f"line {number}: {str(error)[:200]}")
     if bad:

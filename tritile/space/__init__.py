@@ -9,10 +9,11 @@ from typing import Any, Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import UnsupportedError
-from tritile.problem import MatmulProblem, Tiled
+from tritile.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.space import (
     descriptor,
     grouped,
+    numerics,
     packed,
     quantized,
     quantized_tma,
@@ -62,8 +63,16 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
         return f"fp16x3 needs compute capability 8.0, and {device.name} has not"
-    reason: str | None = module.illegal(config, _core(problem), device)
-    return reason
+    if invariant(problem) and numerics.by_data(problem):
+        return "its data decide how it sums, and batch-invariant products sum in one way"
+    core = _core(problem)
+    reason: str | None = module.illegal(config, core, device)
+    return numerics.fault(config, core, device) if reason is None and invariant(problem) else reason
+
+
+def invariant(problem: Tiled) -> bool:
+    """Whether all configs of a problem must sum in one way: see `tritile.space.numerics`."""
+    return not isinstance(problem, PermuteProblem) and problem.invariant
 
 
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
@@ -73,12 +82,13 @@ def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> 
     Raises UnsupportedError, with the reason, where none is legal.
     """
     core = _core(problem)
+    roomy = numerics.roomy(core, device) if invariant(problem) else core
     names = contenders(problem) if family is None else (family,)
     families = [module for module in _MODULES[problem.op] if module.NAME in names]
     found: list[Config] = []
     for module in families:
         own = module.CONFIGS[problem.op]
-        useful = [config for config in own if not module.pointless(config, core, device)]  # told faster
+        useful = [config for config in own if not module.pointless(config, roomy, device)]  # told faster
         for configs in (useful, own):
             legal = [config for config in configs if illegal(config, problem, device) is None]
             if legal:

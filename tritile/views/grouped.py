@@ -20,7 +20,8 @@ class GroupedCall:
 
     Of a, b and out those that have a matrix for each group have a batch of one dimension, others none.
     `offs`: where each group ends, as int32, in what groups share; None where they share nothing.
-    `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    `swapped`: a is the transpose of the caller's second operand, b that of the first. `invariant`: as of its
+    problem.
     """
 
     op: ClassVar[str] = "grouped"
@@ -36,6 +37,7 @@ class GroupedCall:
     out_dtype: str
     precision: str
     swapped: bool = False
+    invariant: bool = False
 
     @property
     def problem(self) -> GroupedProblem:
@@ -44,7 +46,7 @@ class GroupedCall:
         return GroupedProblem(
             self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
             a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
-            self.scales is not None,
+            self.scales is not None, self.invariant,
         )  # fmt: skip
 
     @property
@@ -75,5 +77,5 @@ def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:
         scales = Scales(rows, 0 if problem.ragged == "m" else problem.m), Scales(columns, problem.n)
     return GroupedCall(
         problem.ragged, problem.groups, a, b, out, offs, scales,
-        problem.dtype, problem.out_dtype, problem.precision,
+        problem.dtype, problem.out_dtype, problem.precision, invariant=problem.invariant,
     )  # fmt: skip

@@ -178,6 +178,7 @@ class MatmulCall:
     `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
     `swapped`: a is the transpose of the caller's second operand, b that of the first.
     `verdict`: None where it is to be made whatever its data are. `up`: the second matrix, where gated.
+    `invariant`: as of its problem.
     """
 
     op: ClassVar[str] = "matmul"
@@ -194,6 +195,7 @@ class MatmulCall:
     scales: "BlockScales | None" = None
     verdict: "Verdict | None" = None
     up: View | None = None
+    invariant: bool = False
 
     @property
     def problem(self) -> MatmulProblem:
@@ -215,6 +217,7 @@ class MatmulCall:
             str(self.fused.epilogue),
             self.b_dtype,
             self.scales.shared if self.scales else "",
+            self.invariant,
         )
 
     @property
@@ -298,7 +301,8 @@ def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
     dtypes = (problem.dtype, problem.out_dtype)
     call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
     up = view_of(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
-    return replace(call, b_dtype=problem.b_dtype, up=up, scales=_block_scales(problem, make))
+    scales, invariant = _block_scales(problem, make), problem.invariant
+    return replace(call, b_dtype=problem.b_dtype, up=up, scales=scales, invariant=invariant)
 
 
 def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:

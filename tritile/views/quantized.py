@@ -13,7 +13,7 @@ class QuantizedCall:
     """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
 
     These are laid out as `tritile.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
-    `fused` holds the bias, if any.
+    `fused` holds the bias, if any. `invariant`: as of its problem.
     """
 
     op: ClassVar[str] = "linear_quantized"
@@ -27,6 +27,7 @@ class QuantizedCall:
     bits: int
     group_size: int
     fused: Fused = UNFUSED
+    invariant: bool = False
 
     @property
     def problem(self) -> QuantizedProblem:
@@ -41,6 +42,7 @@ class QuantizedCall:
             self.fused.bias is not None,
             "row" if self.x.layout == "row" else "strided",
             self.x.align,
+            self.invariant,
         )
 
     @property
@@ -65,4 +67,4 @@ def posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
     bias = View(make(problem.dtype, n), (m, n), (0, 1), (), size) if problem.bias else None
     out = View(make(problem.dtype, m * n), (m, n), (n, 1), (), size)
     weight = (problem.dtype, problem.bits, problem.group_size)
-    return QuantizedCall(x, words, scales, zeros, out, *weight, Fused(bias=bias))
+    return QuantizedCall(x, words, scales, zeros, out, *weight, Fused(bias=bias), problem.invariant)

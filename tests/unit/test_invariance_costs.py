@@ -1,0 +1,45 @@
+"""The table of what batch-invariant mode costs, as far as no GPU is needed."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+import invariance
+import tritile
+from tritile.device import TARGETS
+from tritile.ops import linear
+from tritile.ops.described import described
+
+HOPPER = TARGETS["nvidia-h200"]
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("m", [1, 5, 16])
+def test_what_is_compiled_is_what_calls_pose(m, invariant):
+    x, weight = torch.zeros(m, 64, dtype=torch.bfloat16), torch.zeros(48, 64, dtype=torch.bfloat16)
+    packed, out = tritile.quantize(weight, bits=4), torch.zeros(m, 48, dtype=torch.bfloat16)
+    with tritile.batch_invariant(invariant):
+        calls = described(x, weight.t(), out, "ieee"), linear.described(x, packed, None, out)
+    for name, call in zip(("bfloat16", "int4"), calls, strict=True):
+        assert call.problem == invariance.problem_of(name, m, 48, 64, invariant)
+
+
+def test_a_table_tells_times_and_their_ratios():
+    problem = invariance.problem_of("bfloat16", 3, 4096, 4096, True)
+    config = invariance.config_of(problem, HOPPER)
+    row = {"op": "invariance", "weight": "bfloat16", "m": 3, "n": 4096, "k": 4096, "invariant_us": 12.5}
+    row |= {"default_us": 10.0, "torch_us": 25.0, "cost": 1.25, "invariant_config": config.to_dict()}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(invariance.table_of([row]))
+    text = console.file.getvalue()
+    for word in ("4096 x 4096", "12.5", "10.0", "25.0", "1.25", "2.00", str(config)):
+        assert word in text
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(invariance.device, "current_gpu", lambda: None)
+    monkeypatch.setattr("sys.argv", ["invariance.py"])
+    assert invariance.main() == 1
+    assert "no GPU" in capsys.readouterr().err

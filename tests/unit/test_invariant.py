@@ -1,0 +1,350 @@
+"""Batch-invariant calls: what decides bits, as values; which configs and plans are left; what is refused."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tests.wrong_calls import assert_refused, cases, recorded
+from tritile import model, plans, table
+from tritile.config import Config
+from tritile.device import TARGETS
+from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
+from tritile.launch import KERNELS
+from tritile.ops.described import described
+from tritile.problem import (
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    problem_from_dict,
+    problem_to_dict,
+)
+from tritile.settings import Rules, is_batch_invariant, rules
+from tritile.space import legal_configs
+from tritile.space.numerics import Numerics, canonical, numerics
+from tritile.store import Trial, store_of
+from tritile.table import Entry, Table
+
+HOPPER = TARGETS["nvidia-h200"]
+AMPERE = TARGETS["sm_80"]
+ADA = replace(AMPERE, name="Made-up Ada", arch=89, shared_memory=101376)
+CONSUMER = replace(AMPERE, name="Made-up Blackwell", arch=120, shared_memory=101376)
+DEVICES = {name: TARGETS[name] for name in ("nvidia-h200", "sm_80", "sm_100", "gfx942")}
+DEVICES |= {"sm_89": ADA, "sm_120": CONSUMER}
+ROWS = (1, 2, 16, 17, 64, 127, 1000, 4096)
+SIZES = ((1, 4096, 4096, 16), (1000, 37, 40, 1))  # m, n, k, bytes that rows start on
+HALF = MatmulProblem(1, 256, 1024, 1024, "float16", "float16", b_layout="column", invariant=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    """No plan remembered from another test, and no table shipped."""
+    monkeypatch.setattr(table, "shipped", lambda device: None)
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+def tile(m, n, k, warps=4, stages=3):
+    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+def tma(m, n, k, warps=4, stages=4, split=1, persistent=False):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SUBTILES": 1}
+    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
+
+
+def specialised(m, n, k, consumers, family="warpgroups"):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
+    return Config.of(4, 4, family, **blocks, PERSISTENT=True, SUBTILES=1)
+
+
+def of_type(dtype, precision="ieee", out="", **changes):
+    fields = {"dtype": dtype, "out_dtype": out or dtype, "precision": precision} | changes
+    return replace(HALF, **fields)
+
+
+TF32 = of_type("float32", "tf32")
+FP8 = of_type("float8_e4m3fn", out="bfloat16")
+GROUPS = GroupedProblem("m", 8, 256, 1024, 1024, "float16", "float16", invariant=True)
+PACKED = QuantizedProblem(64, 1024, 1024, "bfloat16", 4, 128, invariant=True)
+SUMS = Numerics("warpgroup", step=128, scaled="sums")
+WEIGHTS = Numerics("warp", parts=2, scaled="weights")
+TURNED = Numerics("warpgroup", turned=True, scaled="weights")
+FUSED = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1}
+FOUND = [
+    (tile(64, 64, 32), HALF, HOPPER, Numerics("warpgroup")),
+    (tile(64, 64, 32, warps=2), HALF, HOPPER, Numerics("warp")),
+    (tile(32, 64, 32), HALF, HOPPER, Numerics("warp")),
+    (tile(64, 64, 32), HALF, AMPERE, Numerics("warp")),
+    (tile(16, 16, 16), HALF, CONSUMER, Numerics("warp")),
+    (tile(16, 64, 32), HALF, DEVICES["gfx942"], Numerics("matrix 16")),
+    (tile(64, 32, 32), HALF, DEVICES["gfx942"], Numerics("matrix 32")),
+    (tma(64, 64, 64), HALF, HOPPER, Numerics("warpgroup")),
+    (tma(128, 128, 64, 8, persistent=True), HALF, HOPPER, Numerics("warpgroup")),
+    (tma(64, 64, 64, split=4), HALF, HOPPER, Numerics("warpgroup", parts=4)),
+    (specialised(192, 96, 64, 3), HALF, HOPPER, Numerics("warpgroup")),
+    (tile(64, 64, 32), TF32, HOPPER, Numerics("warpgroup", rounding="kernel")),
+    (tma(64, 64, 64), TF32, HOPPER, Numerics("warpgroup", rounding="tma")),
+    (tma(64, 64, 64), of_type("float32", "tf32x3"), HOPPER, Numerics("warpgroup", step=64)),
+    (tile(64, 32, 16), of_type("float32"), HOPPER, Numerics("fma", step=16)),
+    (tile(64, 32, 16), of_type("float64"), HOPPER, Numerics("fp64")),
+    (tma(64, 64, 128, split=4), of_type("int8", out="int32"), HOPPER, Numerics("exact")),
+    (tma(64, 64, 64), FP8, HOPPER, Numerics("warpgroup", step=64)),
+    (specialised(128, 128, 64, 2), FP8, HOPPER, Numerics("warpgroup", step=128)),
+    (specialised(128, 128, 64, 2), replace(FP8, precision="fast"), HOPPER, Numerics("warpgroup")),
+    (tile(64, 64, 64), replace(GROUPS, dtype="float32"), HOPPER, Numerics("fma")),
+    (Config.of(4, 3, "tile", **FUSED, SPLIT_K=1), PACKED, HOPPER, SUMS),
+    (Config.of(2, 3, "tile", **FUSED | {"BLOCK_K": 256}, SPLIT_K=2), PACKED, HOPPER, WEIGHTS),
+    (specialised(128, 128, 64, 2, "unpacked"), PACKED, HOPPER, TURNED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "problem", "device", "wanted"), FOUND)
+def test_what_decides_the_bits_of_a_config(config, problem, device, wanted):
+    assert numerics(config, problem, device) == wanted
+
+
+KINDS = {
+    "float16": HALF,
+    "bfloat16 by rows": replace(of_type("bfloat16"), b_layout="row"),
+    "float32": of_type("float32"),
+    "tf32": TF32,
+    "tf32x3": of_type("float32", "tf32x3"),
+    "float64": of_type("float64"),
+    "int8": of_type("int8", out="int32"),
+    "fp8": FP8,
+    "fp8 by rows": replace(FP8, b_layout="row"),
+    "fp8 fast": replace(FP8, precision="fast"),
+    "fp8 by blocks": replace(FP8, block_scales="1x128"),
+    "complex64": of_type("complex64", epilogue=""),
+    "complex64 three": of_type("complex64", "tf32-3m"),
+    "gated": of_type("bfloat16", epilogue="gated silu"),
+    "gated fp32": of_type("float32", epilogue="gated silu"),
+    "batch": replace(HALF, batch=3),
+    "groups": GROUPS,
+    "groups of K": replace(GROUPS, ragged="k", a_layout="column"),
+    "groups of fp8": replace(GROUPS, dtype="float8_e4m3fn", b_layout="column"),
+    "groups of tf32": replace(GROUPS, dtype="float32", out_dtype="float32", precision="tf32"),
+    "int4": PACKED,
+    "int8 weights": replace(PACKED, bits=8, zero_points=True, bias=True),
+}
+
+
+def core(problem):
+    return getattr(problem, "core", problem)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_way_for_every_number_of_rows(kind, device):
+    """Rows change sizes, and with them the layouts and alignments of what has one row or one column."""
+    rows = range(1, 4097) if device is HOPPER else ROWS
+    found = {canonical(core(replace(KINDS[kind], m=m)), device) for m in rows}
+    for changes in (
+        {"m": 1, "a_align": 2},
+        {"m": 9, "a_layout": "column"},
+        {"a_layout": "strided", "a_align": 1},
+        {"m": 3, "out_layout": "column"},
+        {"out_align": 2},
+        {"x_layout": "strided", "x_align": 2},
+    ):
+        if all(hasattr(KINDS[kind], name) for name in changes):
+            found.add(canonical(core(replace(KINDS[kind], **changes)), device))
+    assert len(found) == 1
+
+
+def _varied(problem, m, n, k, align):
+    """The problem at other sizes, as rows of these lie in memory."""
+    if isinstance(problem, QuantizedProblem):
+        return replace(problem, m=m, n=n, k=k, x_align=max(2, align))
+    least = max(align, problem.itemsize)
+    return replace(problem, m=m, n=n, k=k, a_align=min(16, least))
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_configs_are_left_wherever_there_are_any(kind, device):
+    for size in SIZES:
+        problem = _varied(KINDS[kind], *size)
+        try:
+            left = legal_configs(problem, device)
+        except UnsupportedError:
+            with pytest.raises(UnsupportedError):
+                legal_configs(replace(problem, invariant=False), device)
+            continue
+        wanted = canonical(core(problem), device)
+        assert {numerics(config, core(problem), device) for config in left} == {wanted}
+
+
+def test_some_free_configs_would_sum_otherwise():
+    """Else the tests above could not tell a filter from none."""
+    for kind, problem in KINDS.items():
+        found = set()
+        for m in (1, 300):
+            free = replace(problem, m=m, invariant=False)
+            found |= {numerics(config, core(free), HOPPER) for config in legal_configs(free, HOPPER)}
+        assert (len(found) > 1) == (kind not in ("float64", "int8")), kind
+
+
+def test_few_rows_take_no_more_than_the_least_tile_that_sums_so():
+    left = legal_configs(replace(HALF, m=1), HOPPER)
+    assert {config["BLOCK_M"] for config in left} == {64}
+    assert len({config.family for config in left}) == 3
+
+
+def test_all_that_may_stand_in_for_a_plan_sums_alike():
+    for m in (1, 300):
+        problem = replace(HALF, m=m)
+        tried = {*model.screened(problem, HOPPER, 8), plans.plan_for(problem, HOPPER).config}
+        assert {numerics(config, problem, HOPPER) for config in tried} == {canonical(problem, HOPPER)}
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (of_type("float32", "fp16x3"), "data decide"),
+        (of_type("complex64", "fp16x3-3m"), "data decide"),
+        (of_type("float64", "ozaki"), "data decide"),
+        (replace(TF32, out_layout="column"), "rounding 'kernel', not 'tma'"),
+    ],
+    ids=lambda value: getattr(value, "label", ""),
+)
+def test_what_cannot_be_made_in_one_way_is_named(problem, words):
+    assert legal_configs(replace(problem, invariant=False), HOPPER)
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        legal_configs(problem, HOPPER)
+    assert problem.label in str(caught.value)
+
+
+GOOD, OTHER = tile(64, 64, 64), tile(16, 64, 64)  # the second sums on the instruction of a warp
+FREE = replace(HALF, invariant=False)
+
+
+def remember(problem, config, us):
+    digest = KERNELS[problem.op]["tile"].digest
+    when = "2026-01-01T00:00:00+00:00"
+    store_of(HOPPER).add(digest, Trial(problem, config, us, measured_utc=when))
+    tritile.forget()
+
+
+def planned(problem, mode=None):
+    found = plans.plan_for(problem, HOPPER, mode)
+    return found and (found.source, found.config)
+
+
+def test_plans_take_what_was_measured_if_it_sums_so():
+    remember(FREE, OTHER, 1.0)
+    assert planned(FREE) == ("exact", OTHER)
+    assert planned(HALF)[0] == "model"
+    remember(FREE, GOOD, 2.0)
+    assert planned(FREE) == ("exact", OTHER)
+    assert planned(HALF) == planned(HALF, "strict") == ("exact", GOOD)
+    assert planned(HALF, "tune") is None  # its own search has yet to be made
+    remember(HALF, tile(64, 128, 64), 3.0)
+    assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
+
+
+@pytest.mark.parametrize(("config", "source"), [(OTHER, "model"), (GOOD, "near")])
+def test_neighbours_count_if_they_sum_so(config, source):
+    remember(replace(FREE, m=300), config, 1.0)
+    assert planned(HALF)[0] == source
+    assert planned(FREE)[0] == "near"
+
+
+def test_shipped_configs_count_if_they_sum_so(monkeypatch):
+    for config, source in ((OTHER, "model"), (GOOD, "table")):
+        digests = {"matmul/tile": KERNELS["matmul"]["tile"].digest}
+        shipped = Table(HOPPER.to_dict(), True, digests, (Entry(FREE, config, 1.0),))
+        monkeypatch.setattr(table, "shipped", lambda device, shipped=shipped: shipped)
+        tritile.forget()
+        assert planned(HALF)[0] == source
+    assert planned(HALF, "strict") == ("table", GOOD)
+    monkeypatch.setattr(table, "shipped", lambda device: None)
+    tritile.forget()
+    with pytest.raises(NotTunedError, match="invariant"):
+        planned(HALF, "strict")
+
+
+@pytest.mark.parametrize("problem", [HALF, GROUPS, PACKED], ids=lambda problem: problem.op)
+def test_a_problem_keeps_it_in_json_and_drops_the_default(problem):
+    data = problem_to_dict(problem)
+    assert problem_from_dict(data) == problem
+    assert problem_from_dict({k: v for k, v in data.items() if k != "invariant"}) != problem
+    assert "invariant" not in problem_to_dict(replace(problem, invariant=False))
+    with pytest.raises(InvalidValueError, match="invariant"):
+        replace(problem, invariant=1)
+
+
+def test_contexts_nest_and_are_of_a_thread():
+    seen = []
+    assert rules() == Rules("cached", False)
+    with tritile.batch_invariant():
+        assert rules() == Rules("cached", True)
+        with tritile.batch_invariant(False), tritile.mode("off"):
+            assert rules() == Rules("off", False)
+        thread = threading.Thread(target=lambda: seen.append(is_batch_invariant()))
+        thread.start()
+        thread.join()
+        assert is_batch_invariant()
+    assert not is_batch_invariant()
+    assert seen == [False]
+
+
+def test_the_environment_sets_a_process(monkeypatch):
+    monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
+    assert is_batch_invariant()
+    with tritile.batch_invariant(False):
+        assert not is_batch_invariant()
+    monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "0")
+    assert not is_batch_invariant()
+    monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "yes")
+    with pytest.raises(InvalidValueError, match=r"TRITILE_BATCH_INVARIANT is 'yes'"):
+        tritile.matmul(torch.ones(2, 2), torch.ones(2, 2))
+    with pytest.raises(InvalidValueError, match="wanted True or False"), tritile.batch_invariant("on"):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+def test_calls_pose_invariant_problems_and_never_swap():
+    a, b = torch.ones(5, 4), torch.ones(4, 3)
+    out = torch.empty(3, 5).t()
+    assert described(a, b, out, "ieee").swapped
+    with tritile.batch_invariant():
+        call = described(a, b, out, "ieee")
+        assert call.problem.invariant
+        assert not call.swapped
+        assert tritile.plan(tritile.matmul, a, b).problem.invariant
+    assert not tritile.plan(tritile.matmul, a, b).problem.invariant
+
+
+X = torch.ones(4, 8)
+WIDE = torch.ones(4, 8, dtype=torch.float64)
+REFUSED = {
+    UnsupportedError: [
+        ("fp16x3", lambda: tritile.matmul(X, X.t(), precision="fp16x3"), ("fp16x3", "batch-invariant")),
+        ("ozaki", lambda: tritile.matmul(WIDE, WIDE.t(), precision="ozaki"), ("ozaki", "batch-invariant")),
+        ("linear", lambda: tritile.linear(X, X, precision="fp16x3"), ("linear", "fp16x3")),
+    ],
+    InvalidValueError: [
+        ("no precision", lambda: tritile.matmul(X, X.t(), precision="fp16x4"), ("fp16x4", "tf32x3")),
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "call", "words"), cases(REFUSED))
+def test_refused_before_any_launch(monkeypatch, kind, call, words):
+    launches = recorded(monkeypatch)
+    with tritile.batch_invariant():
+        assert_refused(kind, call, words, launches)
+
+
+@pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+def test_permutations_are_as_they_were():
+    problem = PermuteProblem.turned(1, 64, 64, 2)
+    assert plans.plan_for(problem, HOPPER).source == "model"
+    with tritile.batch_invariant():
+        assert torch.equal(tritile.transpose(X), X.t())
