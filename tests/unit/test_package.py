@@ -40,6 +40,7 @@ ROWS = (
     ("subject", "deploy"),
     ("explain",),
     ("ops",),
+    ("operators",),
     ("rungs",),
     ("tune",),
     ("report",),
