@@ -41,6 +41,7 @@ ROWS = (
     ("explain",),
     ("ops",),
     ("switch",),
+    ("operators",),
     ("rungs",),
     ("tune",),
     ("report",),

@@ -11,12 +11,13 @@ from tritile.errors import TritileError, brief
 from tritile.launch import Launch
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
+from tritile.ops.dispatch import PLAIN
 from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import Ready, reaches_of, ready_of
-from tritile.ops.run import PLAIN, fresh, interpret, lasting, new_memo, on_host, planned, prepared
+from tritile.ops.run import fresh, interpret, lasting, new_memo, on_host, planned, prepared
 from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.settings import current_mode
+from tritile.settings import rules
 from tritile.switch import expected, peers
 from tritile.switch.expected import Judgement
 from tritile.switch.report import Verdict
@@ -77,7 +78,7 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
     out, beta, alpha = words.get("out"), words.get("beta", 1), words.get("alpha", 1)
     try:
         setting = default_precision() if tensors[-1].dtype is torch.float32 else "ieee"
-        modes = (call, entry.policy, setting, current_mode(), tensors[-1].is_cuda and _capturing())
+        modes = (call, entry.policy, setting, rules(), tensors[-1].is_cuda and _capturing())
         weights = (beta, type(beta), alpha, type(alpha))
         key = (modes, weights, None if out is None else _seen(out), *map(_seen, tensors))
         known = _memo.get(key)
@@ -99,7 +100,7 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
 def copy(entry: Entry, x: torch.Tensor, form: torch.memory_format) -> torch.Tensor | None:
     """x in memory of this format, as torch's `clone` makes it; None where it is left to torch."""
     try:
-        modes = ("clone", entry.policy, current_mode(), x.is_cuda and _capturing())
+        modes = ("clone", entry.policy, rules(), x.is_cuda and _capturing())
         key = (modes, _seen(x), form)
         known = _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):
@@ -213,11 +214,12 @@ def _judged(policy: str, call: Call) -> Judgement:
         return _POLICY
     if call.tensors[0].device.type != "cuda" or triton.knobs.runtime.interpret:
         return Judgement(False, "in host memory, where kernels are interpreted")
-    device = devices.gpu(call.tensors[0].device.index)
+    index = call.tensors[0].device.index
+    device = devices.gpu(index)
     if isinstance(problem, PermuteProblem):
         return expected.copy(problem, device)
     assert isinstance(problem, MatmulProblem)
-    return expected.product(problem, device, peers.shipped(device), lambda: planned(call).source)
+    return expected.product(problem, device, peers.shipped(device), lambda: planned(problem, index).source)
 
 
 def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready]) -> Known:
