@@ -8,7 +8,7 @@
 and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 """
 
-from tritile import errors
+from tritile import errors, nn
 from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
@@ -58,6 +58,7 @@ __all__ = [
     "linear",
     "matmul",
     "mode",
+    "nn",
     "permute",
     "plan",
     "quantize",

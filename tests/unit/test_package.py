@@ -40,6 +40,7 @@ ROWS = (
     ("subject", "deploy"),
     ("explain",),
     ("ops",),
+    ("nn",),
     ("rungs",),
     ("tune",),
     ("report",),
