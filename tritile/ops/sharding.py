@@ -2,9 +2,9 @@
 
 Each rule tells, for one dimension of a device mesh, which placements of the operands give which placement
 of the result where every rank calls the operator on what it holds; torch takes the one for which it must move
-least, and moves that. Products are linear: where K is spread over ranks, or an operand is a sum over them, so
-is the result (Partial), and what is added to it with it. Activations and gates are not: nothing passes them as
-a sum.
+least, and moves that. Products are linear: where K is spread over ranks, or an operand is a sum over them,
+the result is a sum too (Partial), and so is what is added to it. Activations and gates are not linear:
+nothing passes them as a sum.
 
 Results that are sums over ranks are rounded to the result's dtype before they are added, as torch's own are.
 """
