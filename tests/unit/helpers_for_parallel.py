@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import tritile
 
 RANKS = 2
+WORKS = ["mlp", "attention", "operators", "two_dimensions", "fully_sharded", "synced"]
 
 
 def whole(*shape, seed=0, most=2, device="cpu"):
@@ -146,6 +147,16 @@ def two_dimensions(mesh, device):
     assert torch.equal(got.full_tensor(), x @ weight.mT)
 
 
+def compiled(mesh, device):
+    """Layers that are spread, compiled whole."""
+    wanted = steps(whole_weights(Mlp(nn.Linear)).to(device), whole(4, 6, device=device))
+    model = parallelized(whole_weights(Mlp(tritile.nn.Linear)).to(device), mesh, ["up"], ["down"])
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    assert_same(
+        steps(torch.compile(model, fullgraph=True, backend=backend), whole(4, 6, device=device)), wanted
+    )
+
+
 def fully_sharded(mesh, device):
     """Parameters spread for memory alone."""
     from torch.distributed.fsdp import fully_shard
@@ -179,4 +190,3 @@ def enter_rank(works, rank, device, folder):
         globals()[work](mesh, device)
         distributed.barrier()
     distributed.destroy_process_group()
-    (folder / f"done-{rank}").touch()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import tritile
+from tests.layers import assert_packed, layer_of, meant
 from tests.reference import Sides, assert_fused, name, values
 from tritile.errors import ConversionWarning, DtypeError, InvalidValueError, ShapeError
 from tritile.nn import Float8Linear, QuantizedLinear, convert
@@ -17,7 +18,6 @@ from tritile.nn.float8 import _by_row
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-FP8 = torch.float8_e4m3fn
 PACKED = {
     "int4": lambda k, n, bias=True, **how: QuantizedLinear(k, n, bias, bits=4, group_size=32, **how),
     "int8": lambda k, n, bias=True, **how: QuantizedLinear(k, n, bias, bits=8, zero_points=True, **how),
@@ -29,32 +29,6 @@ PACKED = {
 def _no_gradients():
     with torch.no_grad():
         yield
-
-
-def layer_of(k=40, n=7, dtype=BF16, bias=True, seed=0):
-    layer = nn.Linear(k, n, bias, dtype=dtype)
-    layer.weight.copy_(values((n, k), dtype, seed))
-    return layer
-
-
-def meant(layer):
-    """The weight that a layer of few bits stands for, in float64."""
-    if isinstance(layer, QuantizedLinear):
-        return layer.weight.dequantize(torch.float64)
-    return layer.weight.double() * layer.scale.double()
-
-
-def assert_packed(layer, x):
-    """What a call gives is the product with what the layer stands for, of x as the layer rounds it."""
-    got, rows = layer(x), x.reshape(-1, x.shape[-1])
-    assert got.dtype == x.dtype
-    assert got.shape == (*x.shape[:-1], layer.out_features)
-    flat = got.reshape(-1, layer.out_features)
-    if isinstance(layer, QuantizedLinear):  # unpacked to the activations' type first
-        return assert_fused(flat, rows, layer.weight.dequantize().t(), Sides(bias=layer.bias))
-    (a, of_a), (b, of_b) = _by_row(rows), (layer.weight, layer.scale)
-    sides = Sides(of_a, of_b.t(), layer.bias, activation=layer.activation or "")
-    return assert_fused(flat, a, b.t(), sides)
 
 
 @pytest.mark.parametrize("bias", [False, True])
