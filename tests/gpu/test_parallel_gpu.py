@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.unit import helpers_for_parallel as helpers
-from tests.unit.test_parallel import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,4 +12,4 @@ pytestmark = [
 
 
 def test_two_gpus_do_as_one(server, tmp_path):
-    run_ranks(server, tmp_path, "cuda", [*helpers.WORKS, "compiled"])
+    helpers.run_ranks(server, tmp_path, "cuda", [*helpers.WORKS, "compiled"])

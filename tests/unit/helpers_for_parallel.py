@@ -190,3 +190,15 @@ def enter_rank(works, rank, device, folder):
         globals()[work](mesh, device)
         distributed.barrier()
     distributed.destroy_process_group()
+
+
+def run_ranks(server, folder, device, works):
+    """Do works as two ranks, each a process of its own; it tells where it failed."""
+    ranks = [server.Process(target=enter_rank, args=(works, rank, device, folder)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(200)
+        if process.is_alive():
+            process.kill()
+    assert [process.exitcode for process in ranks] == [0] * RANKS
