@@ -1,16 +1,16 @@
 """Layers that multiply by tritile, and `convert`, which makes those of a model such layers.
 
 On many GPUs: `Linear` is a subclass of torch's, with the same parameters, so that `fully_shard`, DDP, and
-`parallelize_module` with `ColwiseParallel` and `RowwiseParallel` take it. Parameters that are DTensors go through
-tritile's operators, which have sharding rules (`tritile.ops.sharding`), forward and backward:
+`parallelize_module` with `ColwiseParallel` and `RowwiseParallel` take it. Parameters that are DTensors go
+through tritile's operators, which have sharding rules (`tritile.ops.sharding`), forward and backward:
 
     model = tritile.nn.convert(model, "linear")
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     tritile.sync()  # once, on every rank
 
-Each rank plans its own kernels. What ranks compute alike, of operands that all of them hold, has the same bits
-on all where they run the same configs, which `tritile.sync` sees to; so do shards of one size. The layers of few
-bits are not sharded: their weights are held whole by every rank.
+Each rank plans its own kernels. What ranks compute alike, of operands that all of them hold, has the same
+bits on all where they run the same configs, which `tritile.sync` sees to. The layers of few bits are not
+sharded: every rank holds their weights whole.
 """
 
 from tritile.nn.convert import convert
