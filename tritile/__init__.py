@@ -8,7 +8,7 @@
 and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 """
 
-from tritile import errors, nn
+from tritile import errors, nn, operators
 from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
@@ -59,6 +59,7 @@ __all__ = [
     "matmul",
     "mode",
     "nn",
+    "operators",
     "permute",
     "plan",
     "quantize",

@@ -40,6 +40,7 @@ ROWS = (
     ("subject", "deploy"),
     ("explain",),
     ("ops",),
+    ("operators",),
     ("nn",),
     ("rungs",),
     ("tune",),

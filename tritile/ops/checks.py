@@ -25,25 +25,37 @@ def describe(tensor: Any) -> str:
 
 
 def check_tensor(op: str, name: str, tensor: Any) -> None:
-    """A dense tensor in host or GPU memory that needs no gradient."""
+    """A dense tensor in host or GPU memory, or one that stands for such."""
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, FakeTensor):
-        raise UnsupportedError(
-            f"{op}: {name} has no memory of its own (traced, or inside vmap or jvp): wanted a plain tensor"
-        )
     if tensor.device.type not in ("cuda", "cpu"):
         raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda or cpu")
+
+
+def check_memory(op: str, *tensors: Any) -> None:
+    """Tensors that do not stand for others, where their memory is needed; what is no tensor passes."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (
+            torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, FakeTensor)
+        ):
+            raise UnsupportedError(
+                f"{op}: {describe(tensor)} has no memory of its own (traced, or inside vmap or jvp): "
+                "wanted a plain tensor"
+            )
+
+
+def check_constant(op: str, name: str, tensor: torch.Tensor) -> None:
+    """A tensor that needs no gradient and carries no tangent."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise GradientError(
-            f"{op}: {name} requires a gradient, and {op} offers none yet: "
+            f"{op}: {name} requires a gradient, and {op} offers none for it: "
             f"call it under torch.no_grad(), or with {name}.detach()"
         )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative yet")
+        raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative for it")
 
 
 def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
@@ -125,20 +137,31 @@ def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor) -> None:
     """An output of just this shape and dtype, on the inputs' device, that shares no memory with them."""
+    check_like(op, out, shape, dtype, *inputs[:1])
+    check_room(op, out, *inputs)
+
+
+def check_room(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """An output whose elements share no memory with each other or with any input."""
+    if out.numel() and overlaps_itself(out):
+        raise OverlapError(
+            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
+        )
+    check_no_overlap(op, out, *inputs)
+
+
+def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
+    """An output of just this shape and dtype, on the device of the first of `like`: all but its memory."""
     check_tensor(op, "out", out)
-    if inputs:
-        check_same_device(op, inputs[0], "out", out)
+    check_constant(op, "out", out)
+    if like:
+        check_same_device(op, like[0], "out", out)
     if out.dtype != dtype:
         raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}")
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
     if out.is_conj() or out.is_neg():
         raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
-    if out.numel() and overlaps_itself(out):
-        raise OverlapError(
-            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
-        )
-    check_no_overlap(op, out, *inputs)
 
 
 def check_no_overlap(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:

@@ -1,14 +1,15 @@
 """`tritile.linear`, `addmm` and `baddbmm`: products with what follows them done as they are stored."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tritile import epilogue
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops import matmul as product
-from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_like, check_room, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras, described
+from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.linear import quantized_linear
 from tritile.ops.recall import (
     Tensors,
@@ -56,7 +57,7 @@ def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]
 
 
 def _check_number(op: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
     return float(value)
 
@@ -69,13 +70,27 @@ def check_activation(op: str, activation: Any) -> str:
     return activation or ""
 
 
-def _checked(
-    op: str, a: Any, b: Any, extras: Extras, out: Any, out_dtype: torch.dtype | None, precision: str | None
+class Product(NamedTuple):
+    """a @ b with an epilogue; `tensors` are the caller's, in the order of `ARGUMENTS`."""
+
+    op: str
+    tensors: Tensors
+    a: Any
+    b: Any
+    extras: Extras
+
+
+def checked(
+    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
+
+    Of out all but its memory is checked.
+    """
+    op, _, a, b, extras = of
     names = name_of_role(op, "a"), name_of_role(op, "b")
     out_dtype = out_dtype or getattr(out, "dtype", None)
-    shape, dtype, precision = product.check(a, b, None, out_dtype, precision, op, extras.scaled, names)
+    shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")
     for role in SIDES:
@@ -83,8 +98,7 @@ def _checked(
         if tensor is not None and role not in _ZEROS:
             _check_side(op, name_of_role(op, role), tensor, a, shape)
     if out is not None:
-        check_out(op, out, shape, dtype)
-        check_same_device(op, a, "out", out)
+        check_like(op, out, shape, dtype, a)
     return shape, dtype, precision
 
 
@@ -103,24 +117,21 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
 
 
 def fused_product(
-    op: str,
-    tensors: Tensors,
-    a: Any,
-    b: Any,
-    extras: Extras,
+    of: Product,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     precision: str | None,
     key: tuple[Any, ...] | None,
 ) -> torch.Tensor:
-    """a @ b with an epilogue, not met before: check, plan, compile, launch, and remember how under `key`.
+    """A product not met before: check, plan, compile, launch, and remember how under `key`.
 
-    `tensors` are the caller's, in the order of `ARGUMENTS`. Raises what `matmul` does, and for tensors that
-    do not fit the result.
+    Raises what `matmul` does, and for tensors that do not fit the result.
     """
     current_mode()  # a wrong TRITILE_MODE is told of on any device
-    shape, dtype, precision = _checked(op, a, b, extras, out, out_dtype, precision)
+    op, tensors, a, b, extras = of
+    shape, dtype, precision = checked(of, out, out_dtype, precision)
     if out is not None:
+        check_room(op, out)
         check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
     if result.numel() == 0:
@@ -179,19 +190,37 @@ def linear(
         if given:
             raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
         return quantized_linear(x, weight, bias)
+    if dispatched(x, weight, bias, residual, out):
+        words: dict[str, Any] = {"activation": activation, "residual": residual}
+        words |= {"out_dtype": out_dtype, "precision": precision}
+        return diverted("linear", x, weight, bias, out=out, **words)
+    return eager_linear(x, weight, bias, activation, residual, out, out_dtype, precision)
+
+
+def eager_linear(
+    x: Any, weight: Any, bias: Any, activation: Any, residual: Any, out: Any, out_dtype: Any, precision: Any
+) -> torch.Tensor:
+    """`linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
     key, ready = met("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return again("linear", ready, tensors, out)
+    return fused_product(linear_of(*tensors, activation), out, out_dtype, precision, key)
+
+
+def linear_of(x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> Product:
+    """The product that `linear` makes. Raises a TritileError for operands that do not fit each other."""
     check_weight("linear", x, "weight", weight, (1, 2))
     extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
-    return fused_product("linear", tensors, x, weight.t(), extras, out, out_dtype, precision, key)
+    return Product("linear", (x, weight, bias, residual), x, weight.t(), extras)
 
 
-def _weighted(
-    op: str, rank: int, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: str | None
-) -> Extras:
-    """What is added to products of matrices, or of batches of them, by `rank`."""
+_RANKS: Final = {"addmm": 2, "baddbmm": 3}
+
+
+def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any) -> Product:
+    """The product that "addmm" or "baddbmm" makes. Raises a TritileError for operands that do not fit."""
+    rank = _RANKS[op]
     for name, tensor in (("a", a), ("b", b)):
         check_tensor(op, name, tensor)
         if tensor.ndim != rank:
@@ -200,7 +229,32 @@ def _weighted(
         raise ShapeError(f"{op}: a is {tuple(a.shape)} and b {tuple(b.shape)}: wanted one batch size")
     weights = _check_number(op, "alpha", alpha), _check_number(op, "beta", beta)
     check_tensor(op, "input", added)
-    return Extras(None, None, added, None, check_activation(op, activation), *weights)
+    extras = Extras(None, None, added, None, check_activation(op, activation), *weights)
+    return Product(op, (added, a, b), a, b, extras)
+
+
+def _weighted(
+    op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
+    precision: Any,
+) -> torch.Tensor:  # fmt: skip
+    if dispatched(input, a, b, out):
+        words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
+        return diverted(op, input, a, b, out=out, beta=beta, alpha=alpha, **words)
+    return eager_weighted(op, input, a, b, out, beta, alpha, activation, out_dtype, precision)
+
+
+def eager_weighted(
+    op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
+    precision: Any,
+) -> torch.Tensor:  # fmt: skip
+    """`addmm` or `baddbmm` of plain tensors, which is what their operators run on CUDA and CPU."""
+    tensors = (input, a, b)
+    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
+    key, ready = met(op, a, tensors, out, words)
+    if ready is not None:
+        return again(op, ready, tensors, out)
+    of = weighted_of(op, input, a, b, beta, alpha, activation)
+    return fused_product(of, out, out_dtype, precision, key)
 
 
 def addmm(
@@ -230,13 +284,7 @@ def addmm(
 
     Raises as `tritile.linear` does.
     """
-    tensors = (input, a, b)
-    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
-    key, ready = met("addmm", a, tensors, out, words)
-    if ready is not None:
-        return again("addmm", ready, tensors, out)
-    extras = _weighted("addmm", 2, input, a, b, beta, alpha, activation)
-    return fused_product("addmm", tensors, a, b, extras, out, out_dtype, precision, key)
+    return _weighted("addmm", input, a, b, out, beta, alpha, activation, out_dtype, precision)
 
 
 def baddbmm(
@@ -252,10 +300,4 @@ def baddbmm(
     precision: str | None = None,
 ) -> torch.Tensor:
     """The same as `tritile.addmm` for a (B, M, K) and b (B, K, N), with the meaning of `torch.baddbmm`."""
-    tensors = (input, a, b)
-    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
-    key, ready = met("baddbmm", a, tensors, out, words)
-    if ready is not None:
-        return again("baddbmm", ready, tensors, out)
-    extras = _weighted("baddbmm", 3, input, a, b, beta, alpha, activation)
-    return fused_product("baddbmm", tensors, a, b, extras, out, out_dtype, precision, key)
+    return _weighted("baddbmm", input, a, b, out, beta, alpha, activation, out_dtype, precision)

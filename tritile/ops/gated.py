@@ -7,8 +7,9 @@ import torch
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
-from tritile.ops.fused import check_activation, check_weight, fused_product
-from tritile.ops.recall import again, met
+from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.fused import Product, check_activation, check_weight, fused_product
+from tritile.ops.recall import Tensors, again, met
 from tritile.problem.matmul import GATED_DTYPES
 
 _OP: Final = "gated_linear"
@@ -61,10 +62,26 @@ def gated_linear(
 
     Raises as `tritile.linear` does.
     """
+    if dispatched(x, weight_gate, weight_up, bias_gate, bias_up, out):
+        words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
+        words |= {"out_dtype": out_dtype, "precision": precision}
+        return diverted(_OP, x, weight_gate, weight_up, out=out, **words)
     tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    return eager(tensors, activation, out, out_dtype, precision)
+
+
+def eager(tensors: Tensors, activation: Any, out: Any, out_dtype: Any, precision: Any) -> torch.Tensor:
+    """`gated_linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    x = tensors[0]
     key, ready = met(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return again(_OP, ready, tensors, out)
+    return fused_product(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
+
+
+def gated_of(tensors: Tensors, activation: Any, precision: Any) -> Product:
+    """The products that `gated_linear` makes. Raises a TritileError for arguments that do not fit."""
+    x, weight_gate, weight_up, bias_gate, bias_up = tensors
     _check_weights(x, weight_gate, weight_up)
     if precision is not None and precision not in _PRECISIONS:
         raise InvalidValueError(
@@ -72,4 +89,4 @@ def gated_linear(
         )
     how = check_activation(_OP, activation)
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=how, up=weight_up.t())
-    return fused_product(_OP, tensors, x, weight_gate.t(), extras, out, out_dtype, precision, key)
+    return Product(_OP, tensors, x, weight_gate.t(), extras)

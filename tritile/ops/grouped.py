@@ -5,12 +5,12 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.launch import Launch, SplitLaunch
-from tritile.ops.checks import check_no_overlap, entangled, reach
-from tritile.ops.groups import OP, Operands, check, described, empty
-from tritile.ops.matmul import default_precision, matmul
+from tritile.ops import matmul as product
+from tritile.ops.checks import check_no_overlap, check_room, entangled, reach
+from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.groups import OP, Operands, described, empty, result_of
+from tritile.ops.matmul import default_precision
 from tritile.ops.run import (
-    PLAIN,
-    differentiating_forward,
     fresh,
     interpret,
     lasting,
@@ -88,29 +88,37 @@ def grouped_matmul(
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
     TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
-    of, key = Operands(a, b, offs, scale_a, scale_b), None
-    plain = all(type(t) in PLAIN and t.is_cuda for t in of if t is not None)
-    if plain and not differentiating_forward():
-        try:
-            setting = default_precision() if a.dtype is torch.float32 else None
-            wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
+    of = Operands(a, b, offs, scale_a, scale_b)
+    if dispatched(*of, out):
+        scales = {"scale_a": scale_a, "scale_b": scale_b}
+        return diverted(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
+    return eager(of, out, out_dtype, precision)
+
+
+def eager(
+    of: Operands, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
+) -> torch.Tensor:
+    """`grouped_matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    key = hit = None
+    try:
+        if all(t.is_cuda for t in of if t is not None):
+            setting = default_precision() if of.a.dtype is torch.float32 else None
+            wanted = (out_dtype, precision, setting, current_mode())
             key = (*map(place, of), place(out), wanted)
             hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first(of, out, out_dtype, precision, None)
-        if hit is not None:
-            given = of.given
-            if out is None:
-                out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-            else:
-                if any(
-                    entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given, hit.reaches, strict=False)
-                ):
-                    check_no_overlap(OP, out, *given)
-                written(out)
-            hit.launch(*_in_order(of, out, hit.swapped))
-            return out
-    return _first(of, out, out_dtype, precision, key)
+    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        key = None
+    if hit is None:
+        return _first(of, out, out_dtype, precision, key)
+    given = of.given
+    if out is None:
+        out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
+    else:
+        if any(entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given, hit.reaches, strict=False)):
+            check_no_overlap(OP, out, *given)
+        written(out)
+    hit.launch(*_in_order(of, out, hit.swapped))
+    return out
 
 
 def _in_order(of: Operands, out: torch.Tensor, swapped: bool) -> list[torch.Tensor]:
@@ -132,9 +140,11 @@ def _first(
     """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
     current_mode()  # a wrong TRITILE_MODE is told of on any device
     given = out is not None
-    shape, dtype, precision_of = check(of, out, out_dtype, precision)
+    shape, dtype, precision_of = result_of(of, out, out_dtype, precision)
+    if given:
+        check_room(OP, out, *of.given)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
-        return matmul(of.a, of.b, out=out, out_dtype=dtype, precision=precision)
+        return product.eager(of.a, of.b, out, dtype, precision)
     out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
     dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
     if empty(of, out):

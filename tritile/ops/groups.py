@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_like, check_same_device, check_tensor, describe, name_of
 from tritile.ops.matmul import check_gpu, check_precision
 from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
 from tritile.views import GroupedCall, Scales, View
@@ -116,10 +116,13 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
     return (count, m, n), None, a.shape[1], ((count * m,), (count * n,))
 
 
-def check(
+def result_of(
     of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments."""
+    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
+
+    Of out, which may be None, all but its memory is checked.
+    """
     for name, tensor in (("a", of.a), ("b", of.b)):
         check_tensor(OP, name, tensor)
     check_same_device(OP, of.a, "b", of.b)
@@ -134,7 +137,7 @@ def check(
     if shared > MAX_RAGGED:
         raise UnsupportedError(f"{OP}: groups share {shared}: wanted at most {MAX_RAGGED}")
     if out is not None:
-        check_out(OP, out, shape, dtype, *of.given)
+        check_like(OP, out, shape, dtype, of.a)
     return shape, dtype, precision
 
 

@@ -7,9 +7,8 @@ import torch
 from tritile.errors import DtypeError, ShapeError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
+from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.run import (
-    PLAIN,
-    differentiating_forward,
     fresh,
     interpret,
     lasting,
@@ -102,19 +101,27 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     many rows, first, into a workspace of 2 N K bytes that lasts for the call. Sums and bias are kept in
     float32, and rounded once, as they are stored.
     """
-    key = None
-    given = x if bias is None else bias
-    if type(x) in PLAIN and type(given) in PLAIN and x.is_cuda and not differentiating_forward():
-        try:
-            key = (place(x), weight.place, place(bias), current_mode(), torch.is_grad_enabled())
+    if dispatched(x, bias):
+        parts = (weight.packed, weight.scales, weight.zeros)
+        words: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "shape": weight.shape}
+        return diverted("linear_quantized", x, *parts, bias, **words)
+    return eager(x, weight, bias)
+
+
+def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
+    """`quantized_linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    key = hit = None
+    try:
+        if x.is_cuda:
+            key = (place(x), weight.place, place(bias), current_mode())
             hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first(x, weight, bias, None)
-        if hit is not None:
-            out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-            hit.launch(*_in_order(x, weight, bias, out))
-            return out
-    return _first(x, weight, bias, key)
+    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        key = None
+    if hit is None:
+        return _first(x, weight, bias, key)
+    out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
+    hit.launch(*_in_order(x, weight, bias, out))
+    return out
 
 
 def _in_order(x: Any, weight: QuantizedWeight, bias: Any, out: torch.Tensor) -> list[torch.Tensor]:

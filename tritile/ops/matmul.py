@@ -7,8 +7,9 @@ import torch
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import (
+    check_like,
     check_no_overlap,
-    check_out,
+    check_room,
     check_same_device,
     check_tensor,
     entangled,
@@ -16,9 +17,8 @@ from tritile.ops.checks import (
     reach,
 )
 from tritile.ops.described import described
+from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.run import (
-    PLAIN,
-    differentiating_forward,
     fresh,
     interpret,
     lasting,
@@ -109,8 +109,8 @@ def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
     """Raises UnsupportedError where the operand's GPU does not multiply its dtype."""
-    if a.device.type != "cuda" or torch.version.hip is not None:
-        return
+    if a.device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return  # the last for tensors that stand for those of a GPU elsewhere
     major, minor = torch.cuda.get_device_capability(a.device)
     name = name_of(a.dtype)
     needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
@@ -138,13 +138,14 @@ def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return (*batch, *rows, *columns)
 
 
-def check(
+def result_of(
     a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
     scaled: bool = False, names: tuple[str, str] = ("a", "b"),
 ) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
     """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
 
-    `scaled`: sums are multiplied by scales, and so are no whole numbers any more. `names`: of a and b.
+    Of out, which may be None, all but its memory is checked. `scaled`: sums are multiplied by scales, and
+    so are no whole numbers any more. `names`: of a and b.
     """
     for name, tensor in zip(names, (a, b), strict=True):
         check_tensor(op, name, tensor)
@@ -158,7 +159,7 @@ def check(
     shape = _result_shape(op, a, b)
     _check_depth(op, a, precision)
     if out is not None:
-        check_out(op, out, shape, dtype, a, b)
+        check_like(op, out, shape, dtype, a)
     return shape, dtype, precision
 
 
@@ -221,37 +222,48 @@ def matmul(
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
     TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
-    key = None
-    if type(a) in PLAIN and type(b) in PLAIN and a.is_cuda and b.is_cuda and not differentiating_forward():
-        try:
+    if dispatched(a, b, out):
+        return diverted("matmul", a, b, out=out, out_dtype=out_dtype, precision=precision)
+    return eager(a, b, out, out_dtype, precision)
+
+
+def eager(
+    a: Any, b: Any, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
+) -> torch.Tensor:
+    """`matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    key = hit = None
+    try:
+        if a.is_cuda and b.is_cuda:
             setting = default_precision() if a.dtype in _IN_FP32 else None
-            wanted = (out_dtype, precision, setting, current_mode(), torch.is_grad_enabled())
-            key = (place(a), place(b), place(out), wanted)
+            key = (place(a), place(b), place(out), (out_dtype, precision, setting, current_mode()))
             hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first(a, b, out, out_dtype, precision, None)
-        if hit is not None:
-            if out is None:
-                out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-            else:
-                of_a, of_b, of_out = hit.reaches
-                if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
-                    check_no_overlap("matmul", out, a, b)
-                written(out)
-            if hit.swapped:
-                hit.launch(b, a, out)
-            else:
-                hit.launch(a, b, out)
-            return out
-    return _first(a, b, out, out_dtype, precision, key)
+    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        key = None
+    if hit is None:
+        return _first(a, b, out, out_dtype, precision, key)
+    if out is None:
+        out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
+    else:
+        of_a, of_b, of_out = hit.reaches
+        if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
+            check_no_overlap("matmul", out, a, b)
+        written(out)
+    if hit.swapped:
+        hit.launch(b, a, out)
+    else:
+        hit.launch(a, b, out)
+    return out
 
 
 def checked(
     a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
     """Operands without lazy negation, the output (a fresh one where none came), and the precision."""
-    shape, dtype, precision = check(a, b, out, out_dtype, precision)
-    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    shape, dtype, precision = result_of(a, b, out, out_dtype, precision)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
+    else:
+        check_room("matmul", out, a, b)
     return a.resolve_neg(), b.resolve_neg(), out, precision
 
 

@@ -8,9 +8,8 @@ import torch
 from tritile.errors import ShapeError
 from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
+from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.run import (
-    PLAIN,
-    differentiating_forward,
     fresh,
     interpret,
     lasting,
@@ -138,17 +137,22 @@ def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = 
     arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode
     "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
-    key = None
-    if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
-        try:
-            order = type(dims), tuple(dims), tuple(map(type, dims))
-            key = (place(x), order, place(out), _here(x, out), current_mode(), torch.is_grad_enabled())
+    if dispatched(x, out):
+        return diverted("permute", x, ordered(x.ndim, dims), out=out)
+    return eager("permute", x, dims, out)
+
+
+def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
+    """`permute` or `transpose` of plain tensors: the former is what the operator runs on CUDA and CPU."""
+    key = hit = None
+    try:
+        if x.is_cuda:
+            order = op, type(which), tuple(which), tuple(map(type, which))
+            key = (place(x), order, place(out), _here(x, out), current_mode())
             hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first("permute", x, dims, out, None)
-        if hit is not None:
-            return _again("permute", hit, x, out)
-    return _first("permute", x, dims, out, key)
+    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        key = None
+    return _first(op, x, which, out, key) if hit is None else _again(op, hit, x, out)
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -161,8 +165,7 @@ def contiguous(x: torch.Tensor) -> torch.Tensor:
         check_tensor("contiguous", "x", x)
     if x.is_contiguous() and not (x.is_conj() or x.is_neg()):
         return x
-    dims = tuple(range(x.ndim))
-    return permute(x, dims) if x.is_cuda else _first("permute", x, dims, None, None)
+    return permute(x, tuple(range(x.ndim)))
 
 
 def transpose(
@@ -178,17 +181,9 @@ def transpose(
 
     Raises and warns as `permute` does.
     """
-    key = None
-    if type(x) in PLAIN and x.is_cuda and not differentiating_forward():
-        try:
-            order = (dim0, type(dim0), dim1, type(dim1))
-            key = (place(x), order, place(out), _here(x, out), current_mode(), torch.is_grad_enabled())
-            hit = _memo.get(key)
-        except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-            return _first("transpose", x, (dim0, dim1), out, None)
-        if hit is not None:
-            return _again("transpose", hit, x, out)
-    return _first("transpose", x, (dim0, dim1), out, key)
+    if dispatched(x, out):
+        return diverted("permute", x, swapped(x.ndim, dim0, dim1), out=out)
+    return eager("transpose", x, (dim0, dim1), out)
 
 
 def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:

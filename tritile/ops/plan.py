@@ -14,6 +14,7 @@ from tritile.ops import grouped as grouped_op
 from tritile.ops import groups
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
+from tritile.ops.checks import check_memory, check_room
 from tritile.ops.described import described
 from tritile.ops.run import fixed
 from tritile.plans import Plan
@@ -47,7 +48,9 @@ def _grouped_call(
     precision: str | None = None,
 ) -> Call:
     of = groups.Operands(a, b, offs, scale_a, scale_b)
-    shape, dtype, how = groups.check(of, out, out_dtype, precision)
+    shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
+    if out is not None:
+        check_room(groups.OP, out, *of.given)
     if a.ndim == b.ndim == 3 and scale_a is None:
         return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
     out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
@@ -102,6 +105,7 @@ def plan(
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
     elif isinstance(what, Hashable) and what in _CALLS:
+        check_memory("plan", *args, *kwargs.values())
         call = _CALLS[what](*args, **kwargs)
         problem, place, only = call.problem, call.tensors[0].device, fixed(call)
         if place.type == "cpu" and device is None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
-from tritile.ops.checks import check_tensor, name_of
+from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of
 from tritile.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape
 from tritile.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 
@@ -18,6 +18,8 @@ def _checked(
 ) -> torch.dtype:
     """The scales' dtype. Raises a TritileError for arguments that do not fit."""
     check_tensor("quantize", "weight", weight)
+    check_memory("quantize", weight)
+    check_constant("quantize", "weight", weight)
     if weight.dtype not in _WEIGHTS:
         wanted = ", ".join(map(name_of, _WEIGHTS))
         raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {wanted}")

@@ -9,7 +9,7 @@ from tritile.errors import OverlapError
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.matmul import default_precision
-from tritile.ops.run import PLAIN, differentiating_forward, fresh, lasting, new_memo, place, written
+from tritile.ops.run import fresh, lasting, new_memo, place, written
 from tritile.problem import TURNED
 from tritile.settings import current_mode
 from tritile.views import MatmulCall
@@ -64,14 +64,12 @@ def met(
 
     `a` is the first operand of the product, `words` all arguments that are no tensors.
     """
-    for tensor in tensors:
-        if tensor is not None and not (type(tensor) in PLAIN and tensor.is_cuda):
-            return None, None
-    if differentiating_forward():
-        return None, None
     try:
+        for tensor in tensors:
+            if tensor is not None and not tensor.is_cuda:
+                return None, None
         setting = default_precision() if a.dtype is torch.float32 else None
-        key = (op, words, setting, current_mode(), torch.is_grad_enabled(), place(out), *map(place, tensors))
+        key = (op, words, setting, current_mode(), place(out), *map(place, tensors))
         return key, _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
         return None, None

@@ -1,12 +1,12 @@
 """From a described call to a launch: what operations share once their arguments are checked."""
 
+import sys
 import warnings
 from typing import Any
 
 import torch
 import triton
 from torch._C import _len_torch_dispatch_stack
-from torch.autograd import forward_ad
 
 from tritile import autotuner, launch, model, plans
 from tritile import device as devices
@@ -14,6 +14,7 @@ from tritile.autotuner import capturing
 from tritile.compiles import compiles_heard
 from tritile.config import Config
 from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError
+from tritile.problem import Tiled
 from tritile.settings import current_mode
 from tritile.space import tile
 from tritile.store import end_stand_ins
@@ -21,8 +22,6 @@ from tritile.subject import tuned_now
 from tritile.views import Call, PermuteCall
 
 _FALLBACKS = 8  # predictions to try where the planned config does not run
-
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # types whose calls may be remembered
 
 _warned: set[str] = set()
 _memos: list[dict[Any, Any]] = []
@@ -63,7 +62,6 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
         tensor.data_ptr() % 16,
         tensor.is_conj(),
         tensor.is_neg(),
-        tensor.requires_grad,
     )
 
 
@@ -94,14 +92,14 @@ def fixed(call: Call) -> Config | None:
     return tile.in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
-def planned(call: Call) -> plans.Plan:
-    """The plan of a call on a GPU; in mode "tune" the call is measured first if it never was."""
-    problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
+def planned(problem: Tiled, index: int) -> plans.Plan:
+    """The plan of a problem on a GPU; in mode "tune" the problem is measured first if it never was."""
+    device = devices.gpu(index)
     chosen = plans.plan_for(problem, device)
     if chosen is None and capturing():
         chosen = plans.plan_for(problem, device, "cached")
     elif chosen is None:
-        fastest = tuned_now(problem, device, call.tensors[0].device.index)
+        fastest = tuned_now(problem, device, index)
         drop_plans()
         # Where the store cannot be written, what was just measured counts all the same.
         chosen = plans.plan_for(problem, device) or plans.Plan(
@@ -116,6 +114,17 @@ def lasting() -> bool:
     return not (current_mode() == "tune" and capturing())
 
 
+def callers_level() -> int:
+    """The `stacklevel`, in the function that asks, of a warning that points at the line that called tritile.
+
+    Frames of torch in between, of its dispatcher, do not count as a caller.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("tritile.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def on_host(tensor: torch.Tensor) -> bool:
     """Whether calls on this tensor are interpreted: in host memory, or TRITON_INTERPRET is set.
 
@@ -127,7 +136,7 @@ def on_host(tensor: torch.Tensor) -> bool:
         warnings.warn(
             "kernels run in Triton's interpreter, thousands of times slower than on a GPU; answers are right",
             InterpreterWarning,
-            stacklevel=4,  # on_host, the operation's _first, the operation, its caller
+            stacklevel=callers_level(),
         )
     return host
 
@@ -137,11 +146,6 @@ def written(out: torch.Tensor) -> torch.Tensor:
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out
-
-
-def differentiating_forward() -> bool:
-    """Whether forward-mode differentiation is under way, whose tangents no key of ours tells."""
-    return forward_ad._current_level >= 0
 
 
 def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
@@ -160,16 +164,16 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
         warnings.warn(
             f"{call.problem.label} was compiled at its first call, in {sum(seconds):.1f} s{advice}",
             CompiledWarning,
-            stacklevel=4,  # prepared, the operation's _first, the operation, its caller
+            stacklevel=callers_level(),
         )
     return ready
 
 
 def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    problem, device = call.problem, devices.gpu(call.tensors[0].device.index)
-    failures = []
+    problem, index = call.problem, call.tensors[0].device.index
+    device, failures = devices.gpu(index), []
     only = fixed(call)
-    first = only or planned(call).config
+    first = only or planned(problem, index).config
     others = [] if only else [c for c in model.screened(problem, device, _FALLBACKS) if c != first]
     candidates = [first, *others]
     for config in candidates:

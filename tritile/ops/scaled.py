@@ -7,8 +7,9 @@ import torch
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
-from tritile.ops.fused import check_activation, fused_product
-from tritile.ops.recall import again, met
+from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.fused import Product, check_activation, fused_product
+from tritile.ops.recall import Tensors, again, met
 from tritile.problem import FP8_DTYPES, SCALE_K
 
 _OP: Final = "scaled_matmul"
@@ -130,13 +131,29 @@ def scaled_matmul(
     Raises as `tritile.matmul` does, before any launch.
     """
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    if dispatched(*tensors, out):
+        words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
+        words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
+        return diverted(_OP, a, b, scale_a, scale_b, out=out, **words)
+    return eager(tensors, activation, use_fast_accum, out, out_dtype)
+
+
+def eager(tensors: Tensors, activation: Any, use_fast_accum: bool, out: Any, out_dtype: Any) -> torch.Tensor:
+    """`scaled_matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    a = tensors[0]
     key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
         return again(_OP, ready, tensors, out)
+    of, precision = scaled_of(tensors, activation, use_fast_accum)
+    return fused_product(of, out, out_dtype, precision, key)
+
+
+def scaled_of(tensors: Tensors, activation: Any, use_fast_accum: bool) -> tuple[Product, str | None]:
+    """The product that `scaled_matmul` makes, and its precision. Raises a TritileError where nothing fits."""
+    a, b, scale_a, scale_b, bias, residual, zero_a, zero_b = tensors
     _check_operands(a, b, scale_a, scale_b)
     extras = _extras(a, b, scale_a, scale_b)
     extras = extras._replace(**_zeros(a, b, zero_a, zero_b))
     extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
     fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    precision = "fast" if fast else None
-    return fused_product(_OP, tensors, a, b, extras, out, out_dtype, precision, key)
+    return Product(_OP, tensors, a, b, extras), "fast" if fast else None

@@ -1,0 +1,72 @@
+"""Which calls torch's dispatcher must see, and their way to it: operators of `torch.ops.tritile`.
+
+A plain call on plain tensors goes to its kernel at once. Calls that torch keeps track of (gradients,
+tangents, transforms, subclasses, modes, autocast, tracing) go to the operator of the same name, which
+`tritile.operators` registers, and whose kernels on CUDA and CPU are the plain call again.
+"""
+
+from typing import Any
+
+import torch
+from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from tritile.errors import DtypeError, InvalidValueError
+from tritile.ops.checks import describe
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that have nothing of their own to say about a call
+
+
+def dispatched(*tensors: Any) -> bool:
+    """Whether a call on these arguments, tensors or None, goes through torch's dispatcher.
+
+    Not where one is no tensor at all: such calls are refused by the checks of the plain call.
+    """
+    if (
+        is_dynamo_compiling()
+        or _len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+        or _is_any_autocast_enabled()
+        or peek_interpreter_stack() is not None
+    ):
+        return all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors)
+    recording, found = torch.is_grad_enabled(), False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            if not isinstance(tensor, torch.Tensor):
+                return False
+            found = True
+        elif recording and tensor.requires_grad:
+            found = True
+    return found
+
+
+def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
+    """The same call of the operator `tritile::op`; with out, of its overload that writes there.
+
+    Raises DtypeError or InvalidValueError for words that are of no type an operator takes.
+    """
+    _check_words(op, words)
+    packet = getattr(torch.ops.tritile, op)
+    if out is None:
+        return packet.default(*args, **words)
+    packet.out(*args, **words, out=out)
+    return out
+
+
+def _check_words(op: str, words: dict[str, Any]) -> None:
+    dtype = words.get("out_dtype")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise DtypeError(f"{op}: out_dtype is {describe(dtype)}: wanted a torch.dtype")
+    for name in ("precision", "activation"):
+        word = words.get(name)
+        if word is not None and not isinstance(word, str):
+            raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
+    for name in ("alpha", "beta"):
+        number = words.get(name, 1)
+        if isinstance(number, bool) or not isinstance(number, int | float | torch.SymInt | torch.SymFloat):
+            raise InvalidValueError(f"{op}: {name} is {number!r}: wanted a number")
