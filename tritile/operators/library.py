@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tritile.errors import GradientError
+from tritile.ops.dispatch import know_shardings
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # What is planned as a call is traced is planned for the strides that it has there.
@@ -129,6 +130,7 @@ def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        know_shardings()  # as a call is traced, or made of the operator itself, it comes here first
         values = values_of(op, args, kwargs)
         return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
 
