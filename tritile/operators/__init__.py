@@ -1,5 +1,5 @@
 """Operators of `torch.ops.tritile`: tritile's calls as its dispatcher, compiler and transforms see them."""
 
-from tritile.operators import products
+from tritile.operators import copies, epilogues, groups, products, quantized
 
-__all__ = ["products"]
+__all__ = ["copies", "epilogues", "groups", "products", "quantized"]

@@ -75,3 +75,89 @@ class Matmul(Formula):
         product = torch.ops.tritile.matmul.default
         terms = [product(x, y, out_dtype=output.dtype, precision=ctx.precision) for x, y in pairs]
         return added(terms, output)
+
+
+def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
+    """g times a number, g itself where it is 1."""
+    return g if type(weight) in (int, float) and weight == 1 else g * weight
+
+
+def gradient_of_added(g: torch.Tensor, like: tuple[Shape, torch.dtype] | None) -> torch.Tensor | None:
+    """The gradient of what is added to a product, of this shape and dtype."""
+    return None if like is None else g.sum_to_size(like[0]).to(like[1])
+
+
+def kind_of(tensor: Any, needed: bool) -> tuple[Shape, torch.dtype] | None:
+    """What `gradient_of_added` is to know of a tensor; None where no gradient of it is needed."""
+    return (tensor.shape, tensor.dtype) if needed else None
+
+
+class Linear(Formula):
+    """The derivative of `tritile::linear` without an activation. bias and residual are not kept."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keeps x and weight, each where the other one's gradient takes it."""
+        _, x, weight, bias, _, residual, _, ctx.precision = inputs
+        _, needs_x, needs_weight, needs_bias, _, needs_residual, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.save_for_forward(x, weight, output)
+        ctx.shapes = x.shape, weight.shape
+        ctx.added = kind_of(bias, needs_bias), kind_of(residual, needs_residual)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Those of x, weight, bias and residual. Rows of a whole batch make one product of weight's."""
+        (whole,), (x, weight), (of_x, of_weight) = grads, ctx.saved_tensors, ctx.shapes
+        bias, residual = (gradient_of_added(whole, like) for like in ctx.added)
+        g = whole.unsqueeze(-1) if len(of_weight) == 1 else whole
+        grad_x = grad_weight = None
+        if weight is not None:
+            rows = weight if len(of_weight) == 2 else weight.unsqueeze(0)
+            grad_x = multiplied(g, rows, weight.dtype, ctx.precision)
+        if x is not None:
+            x, g = (t.flatten(0, -2) if len(of_x) > 1 else t.unsqueeze(0) for t in (x, g))
+            grad_weight = multiplied(g.mT, x, x.dtype, ctx.precision).reshape(of_weight)
+        return None, grad_x, grad_weight, bias, None, residual, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """That of the result."""
+        (x, weight, output), (_, of_x, of_weight, bias, _, residual, *_) = ctx.saved_tensors, tangents
+        words = {"out_dtype": output.dtype, "precision": ctx.precision}
+        pairs = [(a, b) for a, b in ((of_x, weight), (x, of_weight)) if a is not None and b is not None]
+        terms = [torch.ops.tritile.linear.default(a, b, **words) for a, b in pairs]
+        return added([*terms, *(t for t in (bias, residual) if t is not None)], output)
+
+
+class Weighted(Formula):
+    """The derivative of `tritile::addmm` and `baddbmm` without an activation. input is not kept."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keeps each operand that the other one's gradient takes."""
+        _, added_to, a, b, ctx.beta, ctx.alpha, _, _, ctx.precision = inputs
+        _, needs_input, needs_a, needs_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.save_for_forward(a, b, output)
+        ctx.added, ctx.shapes = kind_of(added_to, needs_input), (a.shape, b.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Those of input, a and b."""
+        (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
+        grad_input = gradient_of_added(multiply(g, ctx.beta), ctx.added)
+        grad_a = None if b is None else gradient_of_left(g, b, of_a, ctx.precision)
+        grad_b = None if a is None else gradient_of_right(g, a, of_b, ctx.precision)
+        both = (None if grad is None else multiply(grad, ctx.alpha) for grad in (grad_a, grad_b))
+        return None, grad_input, *both, *[None] * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """That of the result."""
+        (a, b, output), (_, of_input, of_a, of_b, *_) = ctx.saved_tensors, tangents
+        words = {"out_dtype": output.dtype, "precision": ctx.precision}
+        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+        product = torch.ops.tritile.matmul.default
+        terms = [multiply(product(x, y, **words), ctx.alpha) for x, y in pairs]
+        return added([*terms, *([] if of_input is None else [multiply(of_input, ctx.beta)])], output)

@@ -174,10 +174,11 @@ def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None
     LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
 
 
-def autocast(op: OpOverload, *operands: str) -> None:
+def autocast(op: OpOverload, *operands: str, dtype_of: str | None = None) -> None:
     """Register that these operands are cast, where torch.autocast says so, as torch's own products do.
 
-    A precision is that of fp32 products: it does not apply to what is cast.
+    To the dtype of the argument `dtype_of` where one is named. A precision is that of fp32 products: it does
+    not apply to what is cast.
     """
     names = [a.name for a in op._schema.arguments]
 
@@ -185,11 +186,12 @@ def autocast(op: OpOverload, *operands: str) -> None:
         def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
             dtype = torch.get_autocast_dtype(device)
             values = dict(zip(names, values_of(op, args, kwargs), strict=True))
+            dtype = values[dtype_of].dtype if dtype_of else dtype
             for name in operands:
                 value = values[name]
                 if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
                     values[name] = value.to(dtype)
-                    values["precision"] = None
+                    values |= {"precision": None} if "precision" in values else {}
             with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(key)):
                 return call(op, tuple(values.values()))
 

@@ -1,0 +1,164 @@
+"""`tritile::linear`, `addmm`, `baddbmm` and `gated_linear`."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from tritile.epilogue import activated
+from tritile.operators.batches import batched_addmm, batched_baddbmm, batched_gated, batched_linear
+from tritile.operators.gradients import Linear, Weighted
+from tritile.operators.library import autocast, batch, define, differentiate
+from tritile.operators.planning import StandIn, foresee
+from tritile.operators.products import refuse_fp8
+from tritile.ops import fused
+from tritile.ops.described import described
+from tritile.ops.fused import Product, check_activation
+from tritile.ops.gated import eager as eager_gated
+from tritile.ops.gated import gated_of
+from tritile.problem import Tiled
+
+_WORDS: Final = "ScalarType? out_dtype=None, str? precision=None"
+
+
+def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None) -> torch.Tensor:
+    """The result of a product with an epilogue, of tensors that stand for others."""
+    shape, dtype, how = fused.checked(of, out, out_dtype, precision)
+    result = of.a.new_empty(shape, dtype=dtype) if out is None else out
+
+    def problem(like: StandIn) -> Tiled:
+        def plain(tensor: torch.Tensor) -> torch.Tensor:
+            return like(tensor).resolve_neg()
+
+        return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
+
+    foresee(of.a.device, problem)
+    return result
+
+
+def composed(
+    product: Callable[..., torch.Tensor], activation: str | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """`product(residual)`, with an activation by torch, which autograd knows, ahead of the residual."""
+    if not activation:
+        return product(residual)
+    y = activated(product(None), activation)
+    return y if residual is None else (y + residual).to(y.dtype)
+
+
+def _linear(
+    x: Any, weight: Any, bias: Any = None, *, activation: Any = None, residual: Any = None,
+    out_dtype: Any = None, precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    return fused.eager_linear(x, weight, bias, activation, residual, out, out_dtype, precision)
+
+
+def _fake_linear(
+    x: Any, weight: Any, bias: Any = None, *, activation: Any = None, residual: Any = None,
+    out_dtype: Any = None, precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    of = fused.linear_of(x, weight, bias, residual, activation)
+    return fake_of(of, out, out_dtype, precision)
+
+
+def _record_linear(
+    x: Any, weight: Any, bias: Any, activation: Any, residual: Any, out_dtype: Any, precision: Any
+) -> torch.Tensor:
+    refuse_fp8("linear", x=x, weight=weight)
+    check_activation("linear", activation)
+
+    def product(residual: Any) -> torch.Tensor:
+        return Linear.of(LINEAR, x, weight, bias, None, residual, out_dtype, precision)
+
+    return composed(product, activation, residual)
+
+
+LINEAR, _ = define(
+    "linear",
+    f"Tensor x, Tensor weight, Tensor? bias=None, *, str? activation=None, Tensor? residual=None, {_WORDS}",
+    _linear,
+    _fake_linear,
+    into=True,
+)
+differentiate(LINEAR, _record_linear)
+batch(LINEAR, batched_linear)
+autocast(LINEAR, "x", "weight")
+
+
+def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
+    """Define "addmm" or "baddbmm"."""
+
+    def kernel(
+        input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
+        out_dtype: Any = None, precision: Any = None, out: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        words = beta, alpha, activation, out_dtype, precision
+        return fused.eager_weighted(op, input, a, b, out, *words)
+
+    def fake(
+        input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
+        out_dtype: Any = None, precision: Any = None, out: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        of = fused.weighted_of(op, input, a, b, beta, alpha, activation)
+        return fake_of(of, out, out_dtype, precision)
+
+    weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
+    overload, _ = define(
+        op, f"Tensor input, Tensor a, Tensor b, *, {weights}, {_WORDS}", kernel, fake, into=True
+    )
+
+    def record(
+        input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *words: Any
+    ) -> torch.Tensor:
+        refuse_fp8(op, a=a, b=b)
+        check_activation(op, activation)
+        y = Weighted.of(overload, input, a, b, beta, alpha, None, *words)
+        return activated(y, activation or "")
+
+    differentiate(overload, record)
+    batch(overload, rule)
+    autocast(overload, "a", "b")
+
+
+_define_weighted("addmm", batched_addmm)
+_define_weighted("baddbmm", batched_baddbmm)
+
+
+def _gated(
+    x: Any, weight_gate: Any, weight_up: Any, *, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, out_dtype: Any = None, precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    return eager_gated(tensors, activation, out, out_dtype, precision)
+
+
+def _fake_gated(
+    x: Any, weight_gate: Any, weight_up: Any, *, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, out_dtype: Any = None, precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    of = gated_of((x, weight_gate, weight_up, bias_gate, bias_up), activation, precision)
+    return fake_of(of, out, out_dtype, precision)
+
+
+def _record_gated(
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any, out_dtype: Any,
+    precision: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Two products, whose values the derivative takes."""
+    gated_of((x, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
+    words = {"out_dtype": out_dtype, "precision": precision}
+    gate, up = LINEAR(x, weight_gate, bias_gate, **words), LINEAR(x, weight_up, bias_up, **words)
+    return activated(gate, activation or "") * up
+
+
+GATED_LINEAR, _ = define(
+    "gated_linear",
+    'Tensor x, Tensor weight_gate, Tensor weight_up, *, str? activation="silu", Tensor? bias_gate=None, '
+    f"Tensor? bias_up=None, {_WORDS}",
+    _gated,
+    _fake_gated,
+    into=True,
+)
+differentiate(GATED_LINEAR, _record_gated)
+batch(GATED_LINEAR, batched_gated)
+autocast(GATED_LINEAR, "x", "weight_gate", "weight_up")
