@@ -69,19 +69,21 @@ def assert_same(got, wanted):
         assert torch.equal(got[name], value), f"{name} on rank {distributed.get_rank()}"
 
 
-def parallelized(model, mesh, across, along):
-    """The layers named spread by columns, and by rows."""
+def parallelized(model, mesh, across, along, local=True):
+    """The layers named spread by columns, and by rows; between them are local tensors, or spread ones."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = {name: ColwiseParallel() for name in across} | {name: RowwiseParallel() for name in along}
+    plan = {name: ColwiseParallel(use_local_output=local) for name in across} | {
+        name: RowwiseParallel() for name in along
+    }
     return parallelize_module(model, mesh, plan)
 
 
 def mlp(mesh, device):
-    for width in (8, 5):  # of 5 one rank has 3 and the other 2
+    for width, local in ((8, True), (8, False), (5, False)):  # of 5 one rank has 3 and the other 2
         wanted = steps(whole_weights(Mlp(nn.Linear, width)).to(device), whole(2, 3, 6, device=device))
         model = whole_weights(Mlp(tritile.nn.Linear, width)).to(device)
-        parallelized(model, mesh, ["up"], ["down"])
+        parallelized(model, mesh, ["up"], ["down"], local)
         assert model.up.weight.to_local().shape[0] < width
         assert_same(steps(model, whole(2, 3, 6, device=device)), wanted)
 

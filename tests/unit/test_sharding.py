@@ -22,7 +22,7 @@ def activated(x, activation):
     return x if activation is None else getattr(F, activation)(x)
 
 
-def linear(x, weight, bias=None, residual=None, *, activation=None):
+def linear(x, weight, bias=None, activation=None, residual=None):
     product = x @ weight.t() if bias is None else x @ weight.t() + bias
     return activated(product, activation) + (0 if residual is None else residual)
 
@@ -31,8 +31,8 @@ def addmm(added, a, b, *, beta=1, alpha=1, activation=None):
     return activated(beta * added + alpha * (a @ b), activation)
 
 
-def gated(x, gate, up, bias_gate=None, bias_up=None, *, activation="relu"):
-    return linear(x, gate, bias_gate, activation=activation) * linear(x, up, bias_up)
+def gated(x, gate, up, activation="relu", bias_gate=None, bias_up=None):
+    return linear(x, gate, bias_gate, activation) * linear(x, up, bias_up)
 
 
 def permute(x, dims):
@@ -64,10 +64,11 @@ CASES = {
     "linear": [
         (linear, [whole(*x), whole(*w), *more], words)
         for x, w in [((4, 5), (3, 5)), ((2, 4, 5), (3, 5)), ((5,), (3, 5)), ((4, 5), (5,))]
-        for more in ([], [whole(w[0] if len(w) == 2 else 1)], [whole(1), torch.zeros(())])
+        for more in ([], [whole(w[0] if len(w) == 2 else 1)], [whole(1), None, torch.zeros(())])
         for words in ({}, {"activation": "relu"})
+        if len(more) < 3 or not words
     ] + [
-        (linear, [whole(2, 4, 5), whole(3, 5), bias, residual], {"activation": activation})
+        (linear, [whole(2, 4, 5), whole(3, 5), bias, activation, residual], {})
         for bias in (None, whole(3))
         for residual in (whole(2, 4, 3), whole(4, 1), whole(2, 1, 3))
         for activation in (None, "relu")
@@ -82,7 +83,7 @@ CASES = {
         for added in ((2, 4, 3), (4, 3), (2, 1, 1))
     ],
     "gated_linear": [
-        (gated, [whole(2, 4, 5), whole(3, 5), whole(3, 5, seed=1), *biases], {"activation": activation})
+        (gated, [whole(2, 4, 5), whole(3, 5), whole(3, 5, seed=1), activation, *biases], {})
         for biases in ([], [whole(3)], [None, whole(3)], [whole(4, 3), whole(1)])
         for activation in ("relu", None)
     ],
@@ -154,7 +155,9 @@ def test_what_parallel_layers_need_is_there():
     x, weight, bias = whole(2, 4, 6), whole(8, 6), whole(8)
     rules = placed(sharding.linear(x, weight, bias))
     assert {(S(2), R, S(0), S(0)), (P, S(2), S(1), P), (S(0), S(0), R, R), (S(1), S(1), R, R)} <= rules
-    assert (S(1), S(1), R, R) in placed(sharding.linear(x, weight, None, whole(2, 1, 8)))  # which broadcasts
+    assert (S(1), S(1), R, R) in placed(
+        sharding.linear(x, weight, None, None, whole(2, 1, 8))
+    )  # which broadcasts
     rules = placed(sharding.linear(x, weight, bias, activation="gelu"))
     assert (S(2), R, S(0), S(0)) in rules
     assert not any(out == P for out, *_ in rules)

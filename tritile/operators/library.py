@@ -38,6 +38,8 @@ def define(
 ) -> tuple[OpOverload, OpOverload | None]:
     """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
 
+    Tensors come before the `*` of `arguments`: torch moves no sharded ones among keywords.
+
     `kernel` and `fake` take the arguments as the schema names them; with `into` also out. Returns both
     overloads.
     """

@@ -75,7 +75,7 @@ def matmul(a: Any, b: Any, **_: Any) -> Rules:
 
 
 def linear(
-    x: Any, weight: Any, bias: Any = None, residual: Any = None, *, activation: str | None = None, **_: Any
+    x: Any, weight: Any, bias: Any = None, activation: str | None = None, residual: Any = None, **_: Any
 ) -> Rules:
     """Rules of `tritile::linear`."""
     rank = x.ndim - 2 + weight.ndim
@@ -89,8 +89,9 @@ def addmm(input: Any, a: Any, b: Any, *, activation: str | None = None, **_: Any
 
 
 def gated_linear(
-    x: Any, weight_gate: Any, weight_up: Any, bias_gate: Any = None, bias_up: Any = None, **_: Any
-) -> Rules:
+    x: Any, weight_gate: Any, weight_up: Any, _: Any = "silu", bias_gate: Any = None, bias_up: Any = None,
+    **__: Any,
+) -> Rules:  # fmt: skip
     """Rules of `tritile::gated_linear`, whose weights and biases are sharded alike."""
     options = [(out, (of_x, of_both, of_both)) for out, (of_x, of_both) in _linears(x, weight_gate)]
     return _rules(options, x.ndim, (bias_gate, bias_up), summed=False)
@@ -102,11 +103,17 @@ def permute(x: Any, dims: Sequence[int]) -> Rules:
     return _rules(options + [(Shard(to), (Shard(dim % x.ndim),)) for to, dim in enumerate(dims)])
 
 
-def grouped_matmul(a: Any, b: Any, offs: Any = None, **_: Any) -> Rules:
-    """Rules of `tritile::grouped_matmul` without scales: every rank has all groups, whose sizes it knows.
+def grouped_matmul(
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, **_: Any
+) -> Rules:
+    """Rules of `tritile::grouped_matmul`: every rank has all groups, whose sizes it knows.
 
-    What groups share is on every rank; rows, columns or K that each has for itself may be spread.
+    What groups share is on every rank; rows, columns or K that each has for itself may be spread. Where there
+    are scales nothing is.
     """
+    if scale_a is not None or scale_b is not None:
+        given = [tensor for tensor in (a, b, offs, scale_a, scale_b) if tensor is not None]
+        return _rules([(WHOLE, (WHOLE,) * len(given))])
     if a.ndim == b.ndim == 3:
         options = _products(a.shape, b.shape)
     else:
@@ -141,8 +148,6 @@ def register() -> None:
     for name, rule in RULES.items():
         operator = getattr(torch.ops.tritile, name).default
         register_sharding(operator)(rule)
-        # What torch has found it keeps, by tensors, whole numbers and nothing else unless it is told.
-        kinds = ("activation", "out_dtype")
-        words = [argument.name for argument in operator._schema.arguments if argument.name in kinds]
-        first = 1 if name == "permute" else 100
-        known[operator] = RuntimeSchemaInfo(first, words or None, needs_pytree=True)
+        # What torch has found it keeps, by tensors and whole numbers alone unless it is told of the rest.
+        words = [argument.name for argument in operator._schema.arguments if argument.kwarg_only]
+        known[operator] = RuntimeSchemaInfo(0, words or None, needs_pytree=True)
