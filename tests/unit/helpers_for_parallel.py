@@ -153,10 +153,8 @@ def compiled(mesh, device):
     """Layers that are spread, compiled whole."""
     wanted = steps(whole_weights(Mlp(nn.Linear)).to(device), whole(4, 6, device=device))
     model = parallelized(whole_weights(Mlp(tritile.nn.Linear)).to(device), mesh, ["up"], ["down"])
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    assert_same(
-        steps(torch.compile(model, fullgraph=True, backend=backend), whole(4, 6, device=device)), wanted
-    )
+    model.compile(fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+    assert_same(steps(model, whole(4, 6, device=device)), wanted)
 
 
 def fully_sharded(mesh, device):

@@ -108,6 +108,55 @@ def test_fp8_gives_gradients_of_input_and_bias(bias_dtype):
     assert torch.allclose(layer.bias.grad.double(), wanted, rtol=torch.finfo(bias_dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_linear_gives_gradients(activation):
+    """Of whole numbers, whose sums are exact."""
+    ours, x = tritile.nn.Linear(6, 5, activation=activation), values((2, 3, 6), FP32).round()
+    for parameter in ours.parameters():
+        parameter.copy_((parameter * 5).round())
+    theirs = nn.Linear(6, 5)
+    theirs.load_state_dict(ours.state_dict())
+    grads = []
+    for layer, after in ((ours, nn.Identity()), (theirs, nn.ReLU() if activation else nn.Identity())):
+        with torch.enable_grad():
+            given = x.clone().requires_grad_()
+            after(layer(given)).backward(values((2, 3, 5), FP32, 4).round())
+        grads.append((given.grad, layer.weight.grad, layer.bias.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_quantized_layers_give_gradients_of_input_and_bias(kind):
+    layer = convert(layer_of(), kind)
+    x, grad = values((3, 40), BF16).requires_grad_(), values((3, 7), BF16, 4)
+    with torch.enable_grad():
+        layer(x).backward(grad)
+    assert_fused(x.grad, grad, layer.weight.dequantize(), Sides())
+    assert layer.bias.grad.shape == (7,)
+
+
+@pytest.mark.parametrize("kind", ["linear", *PACKED])
+def test_layers_are_traced_whole(kind):
+    layer, x = convert(layer_of(), kind), values((3, 40), BF16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for track in (False, True):
+        with torch.set_grad_enabled(track):
+            wanted, got = layer(x.requires_grad_(track)), compiled(x)
+        assert torch.equal(got, wanted)
+        assert got.requires_grad == track
+    (first,), (second,) = (torch.autograd.grad(out, x, torch.ones_like(out)) for out in (got, wanted))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", ["linear", *PACKED])
+def test_autocast_decides_the_dtype(kind):
+    layer = convert(layer_of(), kind)
+    x = values((3, 40), BF16)
+    with torch.autocast("cpu", dtype=BF16):
+        got = layer(x.float())
+    assert torch.equal(got, layer(x))
+
+
 @pytest.mark.parametrize("kind", PACKED)
 def test_state_dicts_and_pickles_hold_all_of_a_layer(kind):
     how = {"group_size": 32} if kind == "int4" else {"zero_points": True}
