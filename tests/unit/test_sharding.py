@@ -52,6 +52,23 @@ def grouped(a, b, offs=None):
     return torch.stack([a[:, span] @ b[span] for span in spans])
 
 
+def scaled(a, b, scale_a, scale_b, _=None, bias=None, activation=None, residual=None, fast=False, *zeros):
+    zero_a, zero_b = (0 if zero is None else zero for zero in (*zeros, None, None)[:2])
+    parts = -(-a.shape[1] // 128)
+    if scale_a.ndim == 2 and scale_a.shape[1] == parts > 1:  # a scale for each row and 128 of K
+        scale_a = scale_a.repeat_interleave(128, 1)[:, : a.shape[1]]
+        scale_b = scale_b.repeat_interleave(128, 0)[: b.shape[0]]
+    product = ((a - zero_a) * scale_a) @ ((b - zero_b) * scale_b)
+    return activated(product + (0 if bias is None else bias), activation) + (
+        0 if residual is None else residual
+    )
+
+
+def packed(x, numbers, scales, zeros=None, bias=None):
+    """Stands for the operator: a weight made of its parts, all of which each rank must have."""
+    return linear(x, numbers * scales - (0 if zeros is None else zeros), bias)
+
+
 OFFS = torch.tensor([1, 1, 5], dtype=torch.float64)
 CASES = {
     "matmul": [
@@ -92,6 +109,17 @@ CASES = {
         (grouped, [whole(*a), whole(*b), OFFS], {})
         for a, b in [((5, 4), (3, 4, 2)), ((3, 4, 2), (2, 5)), ((4, 5), (5, 3))]
     ] + [(grouped, [whole(3, 4, 2), whole(3, 2, 5)], {})],
+    "scaled_matmul": [
+        (scaled, [whole(4, 5), whole(5, 3), whole(*sa), whole(*sb), None, *more, False, *zeros], {})
+        for sa, sb in (((), (1, 1)), ((4, 1), (1, 3)), ((4, 1), ()))
+        for more in ((None, None, None), (whole(3), "relu", None), (whole(3), None, whole(4, 1)))
+        for zeros in ((None, None), (whole(4, 1), None), (None, whole(1, 3)), (whole(1), whole(1, 3)))
+    ] + [(scaled, [whole(4, 200), whole(200, 3), whole(4, 2), whole(2, 3)], {})],
+    "linear_quantized": [
+        (packed, [whole(2, 4, 6), whole(3, 6), whole(3, 1), zeros, bias], {})
+        for zeros in (None, whole(3, 1))
+        for bias in (None, whole(3))
+    ],
 }  # fmt: skip
 
 
@@ -163,6 +191,9 @@ def test_what_parallel_layers_need_is_there():
     assert not any(out == P for out, *_ in rules)
     assert not any(P in each for each in placed(sharding.gated_linear(x, weight, weight)))
     assert (S(2), R, S(0), S(0)) in placed(sharding.gated_linear(x, weight, weight))
+    blocks = placed(sharding.scaled_matmul(whole(4, 200), whole(200, 4), whole(4, 2), whole(2, 4)))
+    assert blocks == {(R, R, R, R, R), (S(0), S(0), R, S(0), R), (S(1), R, S(1), R, S(1))}
+    assert len(placed(sharding.scaled_matmul(whole(300, 200), whole(200, 4), whole(3, 2), whole(2, 4)))) == 2
     experts = placed(sharding.grouped_matmul(whole(5, 6), whole(3, 6, 4), OFFS))
     assert {(S(1), R, S(2), R), (P, S(1), S(1), R)} <= experts
     assert not any(each[1] == S(0) for each in experts)  # the rows of a are shared by groups

@@ -130,6 +130,46 @@ def grouped_matmul(
     return _rules(options)
 
 
+def _along(scale: Any, dim: int, size: int) -> Placement | None:
+    """The placement of scales where this dimension is sharded; None where several of it share one."""
+    if scale is None or scale.shape.numel() == 1:
+        return WHOLE
+    return Shard(dim) if scale.shape[dim] == size else None
+
+
+def scaled_matmul(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, _: Any = None, bias: Any = None,
+    activation: str | None = None, residual: Any = None, __: Any = False, zero_a: Any = None,
+    zero_b: Any = None,
+) -> Rules:  # fmt: skip
+    """Rules of `tritile::scaled_matmul`: rows, columns, and K where no scale is of a part of it."""
+    rows = [_along(scale, 0, a.shape[0]) for scale in (scale_a, zero_a)]
+    columns = [_along(scale, 1, b.shape[1]) for scale in (scale_b, zero_b)]
+    options: list[tuple[Placement, tuple[Placement | None, ...]]] = [(WHOLE, (WHOLE,) * 6)]
+    options.append((Shard(0), (Shard(0), WHOLE, rows[0], WHOLE, rows[1], WHOLE)))
+    options.append((Shard(1), (WHOLE, Shard(1), WHOLE, columns[0], WHOLE, columns[1])))
+    by_k = [scale.shape.numel() > 1 and scale.shape[dim] > 1 for scale, dim in ((scale_a, 1), (scale_b, 0))]
+    if activation is None and not any(by_k):
+        options.append((SUM, (Shard(1), Shard(0), *[WHOLE] * 4)))
+    rules: Rules = []
+    for out, each in options:
+        placements = [placement for placement in each if placement is not None]
+        if len(placements) == len(each):
+            ((_, tensors),) = _rules([(out, tuple(placements[:4]))], 2, (bias, residual))
+            zeros = zip((zero_a, zero_b), placements[4:], strict=True)
+            rules.append(([out], [*tensors, *(placement for zero, placement in zeros if zero is not None)]))
+    return rules
+
+
+def linear_quantized(
+    x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, **_: Any
+) -> Rules:
+    """Rules of `tritile::linear_quantized`, whose weight every rank has whole."""
+    weight = (WHOLE,) * (2 if zeros is None else 3)
+    options: list[Option] = [(Shard(dim), (Shard(dim), *weight)) for dim in range(x.ndim - 1)]
+    return _rules([(WHOLE, (WHOLE, *weight)), *options, (SUM, (SUM, *weight))], x.ndim, (bias,))
+
+
 RULES: Final[dict[str, Callable[..., Rules]]] = {
     "matmul": matmul,
     "linear": linear,
@@ -138,6 +178,8 @@ RULES: Final[dict[str, Callable[..., Rules]]] = {
     "gated_linear": gated_linear,
     "permute": permute,
     "grouped_matmul": grouped_matmul,
+    "scaled_matmul": scaled_matmul,
+    "linear_quantized": linear_quantized,
 }
 
 
