@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tritile
 
 RANKS = 2
-WORKS = ["mlp", "attention", "operators", "two_dimensions", "fully_sharded", "synced"]
+WORKS = ["mlp", "attention", "operators", "few_bits", "two_dimensions", "fully_sharded", "synced"]
 
 
 def whole(*shape, seed=0, most=2, device="cpu"):
@@ -95,17 +95,26 @@ def attention(mesh, device):
     assert_same(steps(model, whole(2, 3, 8, device=device)), wanted)
 
 
-def operators(mesh, device):
-    """Operands spread in ways that fit and that do not; what follows a product tells what may stay a sum."""
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+def spreader(mesh):
+    """What spreads a tensor over the ranks by a dimension, or gives every rank all of it."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     def spread(tensor, dim=None):
         return distribute_tensor(tensor, mesh, [Replicate() if dim is None else Shard(dim)])
 
-    def same(got, wanted, placement):
-        assert got.placements == (placement,), got.placements
-        assert torch.equal(got.full_tensor(), wanted)
+    return spread
 
+
+def same(got, wanted, placement):
+    assert got.placements == (placement,), got.placements
+    assert torch.equal(got.full_tensor(), wanted)
+
+
+def operators(mesh, device):
+    """Operands spread in ways that fit and that do not; what follows a product tells what may stay a sum."""
+    from torch.distributed.tensor import Partial, Shard
+
+    spread = spreader(mesh)
     x, weight = whole(4, 6, device=device), whole(8, 6, device=device)
     bias, residual = whole(8, device=device), whole(4, 8, device=device)
     plain = F.linear(x, weight, bias)
@@ -132,6 +141,37 @@ def operators(mesh, device):
     turned = whole(2, 3, 4, device=device)
     for dims in ((2, 0, 1), (0, 2, 1)):
         same(tritile.permute(spread(turned, 2), dims), turned.permute(dims), Shard(dims.index(2)))
+
+
+def few_bits(mesh, device):
+    """Groups, fp8's and int8's products with scales, and layers whose weight every rank has."""
+    from torch.distributed.tensor import Partial, Shard, distribute_module
+
+    spread, scale = spreader(mesh), torch.tensor([[0.5]], device=device)
+    a, b = whole(4, 6, most=9, device=device), whole(6, 8, most=9, device=device)
+    wanted = a @ b / 4
+    whole_scales = spread(scale), spread(scale)
+    for of_a, of_b, placement in ((1, 0, Partial()), (0, None, Shard(0)), (None, 1, Shard(1))):
+        operands = spread(a.to(torch.int8), of_a), spread(b.to(torch.int8), of_b)
+        same(tritile.scaled_matmul(*operands, *whole_scales, out_dtype=torch.float32), wanted, placement)
+    rows = spread(a.to(torch.int8), 0), spread(b.to(torch.int8))
+    scales = torch.arange(4.0, device=device).view(4, 1)
+    got = tritile.scaled_matmul(*rows, spread(scales), spread(scale), out_dtype=torch.float32)
+    same(got, a @ b * scales / 2, Shard(0))
+
+    experts, ends = whole(2, 6, 8, device=device), torch.tensor([1, 4], dtype=torch.int32, device=device)
+    wanted = torch.cat([a[:1] @ experts[0], a[1:] @ experts[1]])
+    for of_a, of_b, placement in ((None, 2, Shard(1)), (1, 1, Partial())):
+        got = tritile.grouped_matmul(spread(a, of_a), spread(experts, of_b), spread(ends))
+        same(got, wanted, placement)
+
+    layer = nn.Linear(6, 8, device=device, dtype=torch.float16)
+    whole_weights(layer).weight.data[:, 0] = 127  # so that its scales are 1
+    tritile.nn.convert(layer, "int8", group_size=32)
+    x = a.half()
+    with torch.no_grad():
+        wanted = layer(x)
+        same(distribute_module(layer, mesh)(spread(x, 0)), wanted, Shard(0))
 
 
 def two_dimensions(mesh, device):
