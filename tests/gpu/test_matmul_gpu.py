@@ -451,14 +451,13 @@ def test_a_config_that_does_not_run_gives_way(monkeypatch):
     assert len(set(refused)) == 2
 
 
-def test_gradients_are_refused_on_a_first_and_on_a_later_call():
+def test_gradients_into_out_are_refused_on_a_first_and_on_a_later_call():
     a, b = pair(33, 35, 37, torch.float32)
     out = torch.empty(33, 35, device="cuda")
     tritile.matmul(a, b)
     tritile.matmul(a, b, out=out)
     wanting = a.clone().requires_grad_()
     for args, kwargs in (
-        ((wanting, b), {}),
         ((wanting, b), {"out": out}),
         ((a, b), {"out": out.clone().requires_grad_()}),
     ):
@@ -466,6 +465,7 @@ def test_gradients_are_refused_on_a_first_and_on_a_later_call():
             tritile.matmul(*args, **kwargs)
     with torch.no_grad():
         assert_product(tritile.matmul(wanting, b), a, b)
+    assert tritile.matmul(wanting, b).requires_grad  # what was met without a gradient is not taken for it
 
 
 def test_wrong_arguments_on_a_gpu_raise_our_errors():

@@ -329,7 +329,7 @@ def test_wrong_arguments_raise_our_errors_on_a_first_and_a_later_call():
         with pytest.raises(TritileError):
             tritile.transpose(*args, **kwargs)
     with pytest.raises(GradientError):
-        tritile.transpose(x.clone().requires_grad_())
+        tritile.transpose(x.clone().requires_grad_(), out=out)
     with pytest.raises(GradientError):
         tritile.transpose(x, out=out.clone().requires_grad_())
 

@@ -184,7 +184,15 @@ def test_bad_arguments():
         tritile.linear(x, weight, bias.double())
     with pytest.raises(DeviceError, match="weight is on meta: wanted cpu"):
         tritile.linear(x, weight.to("meta"))
-    with pytest.raises(GradientError, match="x requires a gradient"):
-        tritile.linear(x.requires_grad_(), weight)
+    with pytest.raises(GradientError, match=r"weight\.scales requires a gradient"):
+        torch.ops.tritile.linear_quantized(
+            x,
+            weight.packed,
+            weight.scales.clone().requires_grad_(),
+            weight.zeros,
+            bits=weight.bits,
+            group_size=weight.group_size,
+            shape=weight.shape,
+        )
     with pytest.raises(UnsupportedError, match="activation, residual with a QuantizedWeight"):
         tritile.linear(x.detach(), weight, activation="relu", residual=x)

@@ -161,13 +161,18 @@ OVERLAPS = [
     ("transposed out expanded", transpose(A, out=overlapping(5, 3)), ("(5, 3)", "overlaps itself")),
 ]  # fmt: skip
 GRADIENTS = [
-    ("a", matmul(f32(3, 5).requires_grad_(), B), ("a requires", "no_grad", "detach")),
-    ("b", matmul(A, f32(5, 7).requires_grad_()), ("b requires", "no_grad", "detach")),
-    ("a not leaf", matmul(f32(3, 5).requires_grad_() * 2, B), ("a requires", "no_grad")),
+    ("a", matmul(f32(3, 5).requires_grad_(), B, out=f32(3, 7)), ("a requires", "no_grad", "detach")),
+    ("b", matmul(A, f32(5, 7).requires_grad_(), out=f32(3, 7)), ("b requires", "no_grad", "detach")),
+    ("a not leaf", matmul(f32(3, 5).requires_grad_() * 2, B, out=f32(3, 7)), ("a requires", "no_grad")),
+    (
+        "fp8",
+        matmul(typed(torch.float8_e5m2).requires_grad_(), typed(torch.float8_e5m2)),
+        ("a requires", "no_grad"),
+    ),
     ("out", matmul(A, B, out=f32(3, 7).requires_grad_()), ("out requires", "no_grad")),
-    ("x", transpose(f32(3, 5).requires_grad_()), ("x requires", "no_grad", "detach")),
+    ("x", transpose(f32(3, 5).requires_grad_(), out=f32(5, 3)), ("x requires", "no_grad", "detach")),
     ("transposed out", transpose(A, out=f32(5, 3).requires_grad_()), ("out requires", "no_grad")),
-    ("parameter", matmul(torch.nn.Parameter(f32(3, 5)), B), ("a requires", "no_grad")),
+    ("parameter", matmul(torch.nn.Parameter(f32(3, 5)), B, out=f32(3, 7)), ("a requires", "no_grad")),
 ]
 VALUES = [
     ("precision", matmul(A, B, precision="high"), ("'high'", "ieee", "tf32x3", "tf32")),

@@ -160,12 +160,16 @@ OVERLAPS = [
     ("out overlaps itself", linear(X, W, out=f32(1).expand(3, 7)), ("overlaps itself",)),
 ]  # fmt: skip
 GRADIENTS = [
-    ("x", linear(f32(3, 5).requires_grad_(), W), ("x requires", "no_grad", "detach")),
-    ("weight", linear(X, f32(7, 5).requires_grad_()), ("weight requires", "no_grad")),
-    ("bias", linear(X, W, f32(7).requires_grad_()), ("bias requires", "no_grad")),
-    ("residual", linear(X, W, residual=f32(3, 7).requires_grad_()), ("residual requires", "no_grad")),
+    ("x", linear(f32(3, 5).requires_grad_(), W, out=OUT), ("x requires", "no_grad", "detach")),
+    ("weight", linear(X, f32(7, 5).requires_grad_(), out=OUT), ("weight requires", "no_grad")),
+    ("bias", linear(X, W, f32(7).requires_grad_(), out=OUT), ("bias requires", "no_grad")),
+    (
+        "residual",
+        linear(X, W, residual=f32(3, 7).requires_grad_(), out=OUT),
+        ("residual requires", "no_grad"),
+    ),
     ("out", linear(X, W, out=f32(3, 7).requires_grad_()), ("out requires", "no_grad")),
-    ("input", addmm(f32(7).requires_grad_(), X, f32(5, 7)), ("input requires", "no_grad")),
+    ("input", addmm(f32(7).requires_grad_(), X, f32(5, 7), out=OUT), ("input requires", "no_grad")),
     ("scale", scaled(A8, B8, f32().requires_grad_(), ONE), ("scale_a requires", "no_grad")),
 ]
 VALUES = [

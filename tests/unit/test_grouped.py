@@ -83,7 +83,8 @@ BAD = [
     ("precision", call(A, B, OFFS, precision="exact"), InvalidValueError, "precision"),
     ("precision of halves", call(A.half(), B.half(), OFFS, precision="tf32"), InvalidValueError, "precision"),
     ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "tf32x3"),
-    ("gradient", call(A.clone().requires_grad_(), B, OFFS), GradientError, "requires a gradient"),
+    ("gradient", call(A.clone().requires_grad_(), B, OFFS, out=A[:, :5] + 0), GradientError, "a requires"),
+    ("gradient of fp8", call(FP8[0].clone().requires_grad_(), FP8[1], OFFS), GradientError, "a requires"),
 ]
 
 
