@@ -12,6 +12,7 @@ from tritile.errors import DtypeError, GradientError, InvalidValueError, ShapeEr
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 OPS = torch.ops.tritile
+ONE = torch.ones(())
 FP8 = torch.float8_e4m3fn
 CALLS = [
     (OPS.matmul.default, (A, B), {}),
@@ -24,7 +25,11 @@ CALLS = [
     (OPS.permute.default, (X, [2, 0, 1]), {}),
     (OPS.permute.out, (A, [1, 0]), {"out": drawn(4, 3)}),
     (OPS.grouped_matmul.default, (drawn(6, 4).float(), drawn(3, 4, 2).float(), OFFS), {}),
-    (OPS.scaled_matmul.default, (A.to(FP8), B.to(FP8), torch.ones(3, 1), torch.ones(1, 5)), {}),
+    (
+        OPS.scaled_matmul.default,
+        ((9 * A).to(torch.int8), (9 * B).to(torch.int8), drawn(3, 1).float(), ONE),
+        {},
+    ),
 ]
 
 

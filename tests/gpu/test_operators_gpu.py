@@ -1,0 +1,111 @@
+"""Operators on a GPU: training, compiling, graphs, autocast, and plans made as calls are traced."""
+
+import pytest
+import torch
+
+import tritile
+from tests.opdb import NAMES, check, samples
+from tests.reference import assert_product, name, values
+from tritile import plans
+from tritile.ops import run
+
+pytestmark = pytest.mark.gpu
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def gpu(shape, dtype=torch.float32, seed=0):
+    return values(shape, dtype, seed, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64, torch.complex64], ids=name)
+@pytest.mark.parametrize("op", NAMES)
+def test_samples_of_torchs_own_tests(op, dtype):
+    assert [check(op, sample, dtype) for sample in samples(op, "cuda", dtype)]
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=name)
+@pytest.mark.parametrize("shape", [(64, 96), (3, 33, 95)], ids=str)
+def test_gradients_of_linear_are_products_within_their_bounds(shape, dtype):
+    x, weight = gpu(shape, dtype).requires_grad_(), gpu((77, shape[-1]), dtype, 1).requires_grad_()
+    y = tritile.linear(x, weight)
+    g = torch.randn_like(y)
+    of_x, of_weight = torch.autograd.grad(y, (x, weight), g)
+    assert_product(of_x, g, weight.detach())
+    assert_product(of_weight, g.flatten(0, -2).mT, x.detach().flatten(0, -2))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_block_trains(backend, dynamic):
+    def block(x, gate, up, down):
+        return tritile.linear(tritile.gated_linear(x, gate, up), down)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=dynamic)
+    for rows in (40, 72):
+        shapes = ((rows, 64), (128, 64), (128, 64), (64, 128))
+        given = [(gpu(s, torch.bfloat16, i) / 8).requires_grad_() for i, s in enumerate(shapes)]
+        ours = torch.autograd.grad(compiled(*given).float().square().sum(), given)
+        theirs = torch.autograd.grad(block(*given).float().square().sum(), given)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.equal(mine, other)  # the same kernels by the same plans
+
+
+def test_what_runs_was_planned_as_it_was_traced(monkeypatch):
+    torch._dynamo.reset()
+    tritile.forget()
+    problems = []
+    original = plans.plan_for
+    monkeypatch.setattr(
+        plans, "plan_for", lambda problem, *rest: problems.append(problem) or original(problem, *rest)
+    )
+    a, b = gpu((129, 65), torch.bfloat16), gpu((65, 77), torch.bfloat16)
+    wanted = tritile.plan(tritile.matmul, a, b).problem
+    problems.clear()
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(problems)
+        return graph.forward
+
+    torch.compile(tritile.matmul, backend=backend, fullgraph=True)(a, b)
+    assert wanted in seen
+
+
+def test_captured_in_a_graph_with_gradients_recorded():
+    x, weight = gpu((65, 64), torch.bfloat16), gpu((77, 64), torch.bfloat16, 1).requires_grad_()
+
+    def step():
+        weight.grad = None
+        tritile.linear(x, weight).sum().backward()
+        return weight.grad
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        wanted = step().clone()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grad = step()
+    graph.replay()
+    assert torch.equal(grad, wanted)
+
+
+def test_autocast():
+    x, weight = gpu((33, 64)), gpu((77, 64), seed=1).requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        y = tritile.linear(x, weight)
+    assert y.dtype == torch.bfloat16
+    assert_product(y.detach(), x.bfloat16(), weight.detach().bfloat16().mT)
+    y.sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
+    a, b = gpu((33, 64)), gpu((64, 77), seed=1)
+    tritile.matmul(a, b)
+    monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("it was not remembered"))
+    monkeypatch.setattr(
+        torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
+    )
+    assert_product(tritile.matmul(a, b), a, b)
