@@ -26,5 +26,6 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server():
     """Starts ranks: processes that are fresh but for torch, which takes seconds to import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.unit.helpers_for_shards", "tests.unit.helpers_for_sync"])
+    helpers = ("helpers_for_shards", "helpers_for_sync", "helpers_for_parallel")
+    context.set_forkserver_preload([f"tests.unit.{name}" for name in helpers])
     return context

@@ -8,7 +8,7 @@
 and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 """
 
-from tritile import errors, operators
+from tritile import errors, nn, operators
 from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
@@ -60,6 +60,7 @@ __all__ = [
     "linear",
     "matmul",
     "mode",
+    "nn",
     "operators",
     "permute",
     "plan",

@@ -61,6 +61,10 @@ class CompiledWarning(UserWarning):
     """Mode `strict` met a call whose kernels were not in Triton's cache on disk, and had to be compiled."""
 
 
+class ConversionWarning(UserWarning):
+    """Layers of a model that `tritile.nn.convert` left as they were."""
+
+
 class InterpreterWarning(UserWarning):
     """Kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
 

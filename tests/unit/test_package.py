@@ -42,6 +42,7 @@ ROWS = (
     ("ops",),
     ("switch",),
     ("operators",),
+    ("nn",),
     ("rungs",),
     ("tune",),
     ("report",),

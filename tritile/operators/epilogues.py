@@ -47,14 +47,14 @@ def composed(
 
 
 def _linear(
-    x: Any, weight: Any, bias: Any = None, *, activation: Any = None, residual: Any = None,
+    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
     out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     return fused.eager_linear(x, weight, bias, activation, residual, out, out_dtype, precision)
 
 
 def _fake_linear(
-    x: Any, weight: Any, bias: Any = None, *, activation: Any = None, residual: Any = None,
+    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
     out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     of = fused.linear_of(x, weight, bias, residual, activation)
@@ -75,7 +75,7 @@ def _record_linear(
 
 LINEAR, _ = define(
     "linear",
-    f"Tensor x, Tensor weight, Tensor? bias=None, *, str? activation=None, Tensor? residual=None, {_WORDS}",
+    f"Tensor x, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, *, {_WORDS}",
     _linear,
     _fake_linear,
     into=True,
@@ -125,16 +125,16 @@ _define_weighted("baddbmm", batched_baddbmm)
 
 
 def _gated(
-    x: Any, weight_gate: Any, weight_up: Any, *, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, out_dtype: Any = None, precision: Any = None, out: Any = None,
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
     return eager_gated(tensors, activation, out, out_dtype, precision)
 
 
 def _fake_gated(
-    x: Any, weight_gate: Any, weight_up: Any, *, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, out_dtype: Any = None, precision: Any = None, out: Any = None,
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     of = gated_of((x, weight_gate, weight_up, bias_gate, bias_up), activation, precision)
     return fake_of(of, out, out_dtype, precision)
@@ -153,8 +153,8 @@ def _record_gated(
 
 GATED_LINEAR, _ = define(
     "gated_linear",
-    'Tensor x, Tensor weight_gate, Tensor weight_up, *, str? activation="silu", Tensor? bias_gate=None, '
-    f"Tensor? bias_up=None, {_WORDS}",
+    'Tensor x, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
+    f"Tensor? bias_up=None, *, {_WORDS}",
     _gated,
     _fake_gated,
     into=True,

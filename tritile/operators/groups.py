@@ -16,14 +16,14 @@ from tritile.problem import Tiled
 
 
 def _grouped(
-    a: Any, b: Any, offs: Any = None, *, scale_a: Any = None, scale_b: Any = None, out_dtype: Any = None,
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
     precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     return grouped.eager(Operands(a, b, offs, scale_a, scale_b), out, out_dtype, precision)
 
 
 def _fake(
-    a: Any, b: Any, offs: Any = None, *, scale_a: Any = None, scale_b: Any = None, out_dtype: Any = None,
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
     precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     of = Operands(a, b, offs, scale_a, scale_b)
@@ -84,7 +84,7 @@ def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *words: Any) 
 
 GROUPED_MATMUL, _ = define(
     OP,
-    "Tensor a, Tensor b, Tensor? offs=None, *, Tensor? scale_a=None, Tensor? scale_b=None, "
+    "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, *, "
     "ScalarType? out_dtype=None, str? precision=None",
     _grouped,
     _fake,

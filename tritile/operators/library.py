@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tritile.errors import GradientError
+from tritile.ops.dispatch import know_shardings
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # What is planned as a call is traced is planned for the strides that it has there.
@@ -36,6 +37,8 @@ def define(
     name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False
 ) -> tuple[OpOverload, OpOverload | None]:
     """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
+
+    Tensors come before the `*` of `arguments`: torch moves no sharded ones among keywords.
 
     `kernel` and `fake` take the arguments as the schema names them; with `into` also out. Returns both
     overloads.
@@ -129,6 +132,7 @@ def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        know_shardings()  # as a call is traced, or made of the operator itself, it comes here first
         values = values_of(op, args, kwargs)
         return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
 

@@ -21,18 +21,18 @@ _SCALED: Final = "scaled_matmul"
 
 
 def _scaled(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None, bias: Any = None,
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
     activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, out: Any = None,
+    zero_b: Any = None, *, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
     return eager(tensors, activation, use_fast_accum, out, out_dtype)
 
 
 def _fake_scaled(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any = None, bias: Any = None,
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
     activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, out: Any = None,
+    zero_b: Any = None, *, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
@@ -77,7 +77,7 @@ def _record_scaled(
 
 SCALED_MATMUL, _ = define(
     _SCALED,
-    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, *, ScalarType? out_dtype=None, Tensor? bias=None, "
+    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
     "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
     "Tensor? zero_b=None",
     _scaled,

@@ -5,6 +5,7 @@ tangents, transforms, subclasses, modes, autocast, tracing) go to the operator o
 `tritile.operators` registers, and whose kernels on CUDA and CPU are the plain call again.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -51,11 +52,21 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
     Raises DtypeError or InvalidValueError for words that are of no type an operator takes.
     """
     _check_words(op, words)
+    if not is_dynamo_compiling():
+        know_shardings()
     packet = getattr(torch.ops.tritile, op)
     if out is None:
         return packet.default(*args, **words)
     packet.out(*args, **words, out=out)
     return out
+
+
+def know_shardings() -> None:
+    """Register sharding rules once torch's module of sharded tensors is there, which takes long to import."""
+    if "torch.distributed.tensor" in sys.modules:
+        from tritile.ops import sharding
+
+        sharding.register()
 
 
 def _check_words(op: str, words: dict[str, Any]) -> None:

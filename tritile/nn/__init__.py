@@ -1,0 +1,21 @@
+"""Layers that multiply by tritile, and `convert`, which makes those of a model such layers.
+
+On many GPUs: `Linear` is a subclass of torch's, with the same parameters, so that `fully_shard`, DDP, and
+`parallelize_module` with `ColwiseParallel` and `RowwiseParallel` take it. Parameters that are DTensors go
+through tritile's operators, which have sharding rules (`tritile.ops.sharding`), forward and backward:
+
+    model = tritile.nn.convert(model, "linear")
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    tritile.sync()  # once, on every rank
+
+Each rank plans its own kernels. What ranks compute alike, of operands that all of them hold, has the same
+bits on all where they run the same configs, which `tritile.sync` sees to. The layers of few bits are not
+sharded: every rank holds their weights whole.
+"""
+
+from tritile.nn.convert import convert
+from tritile.nn.float8 import Float8Linear
+from tritile.nn.linear import Linear
+from tritile.nn.quantized import QuantizedLinear
+
+__all__ = ["Float8Linear", "Linear", "QuantizedLinear", "convert"]

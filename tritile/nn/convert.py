@@ -1,0 +1,162 @@
+"""`tritile.nn.convert`: a model's linear layers made layers of tritile, where they are."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from tritile.errors import ConversionWarning, InvalidValueError, TritileError, brief
+from tritile.nn.float8 import Float8Linear
+from tritile.nn.linear import Linear
+from tritile.nn.quantized import QuantizedLinear
+from tritile.ops.checks import name_of
+from tritile.problem import GROUP_SIZES
+
+Filter = Callable[[str, torch.nn.Linear], bool]
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+# What each kind makes of a layer, and of which dtypes.
+_DTYPES: Final[dict[str, tuple[torch.dtype, ...]]] = {
+    "linear": (*_HALF, torch.float32, torch.float64),
+    "fp8": (*_HALF, torch.float32),
+    "int8": _HALF,
+    "int4": _HALF,
+}
+_BITS: Final = {"int8": 8, "int4": 4}
+_DEVICES: Final = ("cuda", "cpu", "meta")
+
+
+def _become(layer: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Make a module what another is, all but its hooks and whether it is in training.
+
+    So whatever refers to the module, its parent or several, sees the new one.
+    """
+    layer.__class__ = type(new)
+    own = {name for name in vars(layer) if "hook" in name} | {"training"}
+    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
+
+
+def _changed(layer: torch.nn.Linear, kind: str, group_size: int, zero_points: bool) -> str | None:
+    """Change a layer; why that failed, if it did."""
+    if kind == "linear":
+        layer.__class__, layer.activation = Linear, None  # type: ignore[assignment]
+        return None
+    new: torch.nn.Module
+    try:
+        if kind == "fp8":
+            new = Float8Linear.from_linear(layer, activation=getattr(layer, "activation", None))
+        else:
+            how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
+            new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+    except TritileError as error:
+        return brief(error)
+    _become(layer, new)
+    return None
+
+
+def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
+    """Why a layer must keep its weight, by the layer's id: others read it too."""
+    owners: dict[int, dict[str, torch.nn.Module]] = {}
+    found: dict[int, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path
+            reason = "torch.nn.TransformerEncoderLayer reads its weight"
+            found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
+        for parameter in (given for given in module._parameters.values() if given is not None):
+            owners.setdefault(id(parameter), {})[name or "the model itself"] = module
+    for shared in (each for each in owners.values() if len(each) > 1 and not untie):
+        for name, module in shared.items():
+            others = ", ".join(other for other in shared if other != name)
+            found[id(module)] = f"it shares a parameter with {others}"
+    return found
+
+
+def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
+    """Why a layer cannot become one of this kind, by itself; None where it can."""
+    if type(layer) not in (torch.nn.Linear, Linear):
+        return f"a subclass, {type(layer).__name__}"
+    if "forward" in vars(layer):
+        return "its forward was replaced"
+    weight = layer.weight
+    if weight.dtype not in _DTYPES[kind]:
+        return f"{name_of(weight.dtype)}: wanted {', '.join(map(name_of, _DTYPES[kind]))}"
+    if weight.device.type not in _DEVICES:
+        return f"on {weight.device}: wanted cuda or cpu"
+    if kind == "linear":
+        return None
+    if type(layer._parameters.get("weight")) is not torch.nn.Parameter:
+        return f"its weight is computed, or a {type(weight).__name__}: wanted a plain parameter"
+    if kind in _BITS and getattr(layer, "activation", None) is not None:
+        return f"its activation {layer.activation!r} is not fused with packed weights"
+    return None
+
+
+def _check(model: Any, kind: Any, group_size: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidValueError(f"convert: model is a {type(model).__name__}: wanted a torch.nn.Module")
+    if kind not in _DTYPES:
+        raise InvalidValueError(f"convert: kind is {kind!r}: wanted one of {', '.join(_DTYPES)}")
+    if group_size not in GROUP_SIZES:
+        raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
+
+
+def _tell(left: dict[str, str], converted: int) -> None:
+    if left:
+        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in left.items())
+        total = converted + len(left)
+        message = f"convert: {len(left)} of {total} linear layers stay as they were: {each}"
+        warnings.warn(message, ConversionWarning, stacklevel=3)
+
+
+def convert(
+    model: torch.nn.Module,
+    kind: str,
+    *,
+    filter: Filter | None = None,
+    group_size: int = 128,
+    zero_points: bool = False,
+    untie: bool = False,
+) -> torch.nn.Module:
+    """Make a model's `torch.nn.Linear` layers multiply by tritile, in place; returns the model.
+
+    A layer stays the object that it was, with its hooks, its bias, its device, and whether it trains; its
+    class changes, to `Linear` with the very parameters that it had, or to `Float8Linear` or
+    `QuantizedLinear`, whose weight is a buffer that does not train. Under `torch.nn.MultiheadAttention`, and
+    in `TransformerEncoderLayer` where it takes its fused path, torch reads weights past their layers.
+
+    Args:
+        model: any module, itself a linear layer maybe.
+        kind: "linear" (weights as they are: float16, bfloat16, float32 or float64), "fp8" (a scale for each
+            row, of weights of float16, bfloat16 or float32), "int8" or "int4" (of float16 or bfloat16).
+        filter: called with a layer's name and the layer; where it gives False the layer is left alone.
+        group_size: columns that share a scale, of "int8" and "int4": 32, 64 or 128.
+        zero_points: whether each group has one, of "int8" and "int4".
+        untie: also quantise layers whose weight another module holds too, as a head may share that of an
+            embedding, which keeps its own. They are left alone otherwise. "linear" leaves weights shared.
+
+    Layers that are of the kind already are passed by, so that a second call changes nothing; subclasses of
+    `torch.nn.Linear` but ours, and what does not fit, are left. One ConversionWarning tells which were left
+    and why, but for those that `filter` left. Layers on the meta device get their buffers there, for a state
+    dict to fill once `to_empty` has made them.
+
+    Optimizers that hold quantised weights, and torch.compile's results, are to be made anew.
+
+    Raises InvalidValueError for arguments that do not fit, before anything is changed.
+    """
+    _check(model, kind, group_size)
+    bound = {} if kind == "linear" else _bound(model, untie)
+    left, converted = dict[str, str](), 0
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, torch.nn.Linear) or (kind == "linear" and type(layer) is Linear):
+            continue
+        if filter is not None and not filter(name, layer):
+            continue
+        why = _unfit(layer, kind) or bound.get(id(layer))
+        why = why or _changed(layer, kind, group_size, zero_points)
+        if why is None:
+            converted += 1
+        else:
+            left[name] = why
+    _tell(left, converted)
+    return model

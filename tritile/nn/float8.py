@@ -1,0 +1,145 @@
+"""`tritile.nn.Float8Linear`: a linear layer that multiplies in fp8, each row with a scale of its own."""
+
+from typing import Any, ClassVar, Final
+
+import torch
+
+from tritile import epilogue
+from tritile.errors import DtypeError, InvalidValueError, ShapeError
+from tritile.nn.packed import PackedLinear
+from tritile.ops.checks import describe, name_of
+from tritile.ops.fused import check_activation
+from tritile.ops.matmul import matmul
+from tritile.ops.scaled import scaled_matmul
+
+_FP8: Final = torch.float8_e4m3fn
+_LARGEST: Final = torch.finfo(_FP8).max
+_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _by_row(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in fp8, the largest element of each as large as fp8 goes, and scales (rows, 1) that undo it."""
+    wide = rows.float()
+    scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    return (wide / scales).to(_FP8), scales
+
+
+def _multiplied(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
+    activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    rows, of_rows = _by_row(x.reshape(-1, x.shape[-1]))
+    how: dict[str, Any] = {"bias": bias, "activation": activation, "out_dtype": x.dtype}
+    out = scaled_matmul(rows, weight.t(), of_rows, scale.t(), **how)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+class _Multiply(torch.autograd.Function):
+    """The product, with gradients of x and the bias as if x had not been rounded to fp8."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _multiplied(x, weight, scale, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, weight, scale, bias = inputs
+        ctx.save_for_backward(weight, scale)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        weight, scale = ctx.saved_tensors
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = matmul(grad, (weight.float() * scale).to(grad.dtype))
+        if ctx.needs_input_grad[3]:
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return of_x, None, None, of_bias
+
+
+class Float8Linear(PackedLinear):
+    """A linear layer that multiplies in fp8 (e4m3) by `tritile.scaled_matmul`.
+
+    The weight (N, K) is a buffer in fp8 beside `scale` (N, 1) in float32, one for each row, and each row
+    of the input is rounded to fp8 by its own largest element as it comes, with torch's operations. Sums,
+    scales and bias are in float32. `.to(dtype)` changes the bias alone.
+
+    The input and the bias have gradients, the weight none. That of the input is its product with the fp8
+    weight in the dtype of the input, as if the input had not been rounded.
+
+    Args:
+        in_features: K, the last dimension of the input.
+        out_features: N, that of the result.
+        bias: whether there is one, a parameter (N,), at first zeros.
+        device: of weight and bias. A GPU must have fp8: compute capability 8.9 and up.
+        dtype: of the bias. The input has bfloat16, float16 or float32, and the result the input's dtype.
+        activation: "relu", "gelu", "gelu_tanh", "silu", or None.
+
+    The weight is zeros at first; `from_linear` makes a layer of one that was trained. Raises ShapeError or
+    InvalidValueError for what does not fit. A call raises DtypeError, or as `scaled_matmul` does.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    _types: ClassVar = {"weight": (_FP8,), "scale": (torch.float32,)}
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        activation: str | None = None,
+    ) -> None:
+        check_activation("nn.Float8Linear", activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=_FP8, device=device))
+        self.register_buffer("scale", torch.ones(out_features, 1, dtype=torch.float32, device=device))
+
+    @classmethod
+    def from_linear(cls, layer: torch.nn.Linear, *, activation: str | None = None) -> "Float8Linear":
+        """A layer with the weight of another, rounded to fp8, and with its very bias.
+
+        Each element errs by 2^-4 of itself at the most, or by 2^-10 of the row's scale if that is more, but
+        for the rounding of its quotient by the scale to fp32.
+        Raises DtypeError for a weight of no dtype of the input, InvalidValueError for one that is not finite.
+        Of a layer on the meta device only the sizes are taken.
+        """
+        weight = layer.weight.detach()
+        if weight.dtype not in _DTYPES:
+            wanted = ", ".join(map(name_of, _DTYPES))
+            raise DtypeError(f"Float8Linear: weight is {name_of(weight.dtype)}: wanted {wanted}")
+        sizes = (layer.in_features, layer.out_features)
+        made = cls(*sizes, False, "meta", weight.dtype, activation=activation)
+        if not weight.is_meta:
+            if not bool(torch.isfinite(weight).all()):
+                raise InvalidValueError("Float8Linear: weight has infinities or NaN: wanted finite numbers")
+            made.weight, made.scale = _by_row(weight)
+        made.bias = layer.bias
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """activation(input @ weight^T + bias), (..., N) of an input (..., K)."""
+        if not isinstance(input, torch.Tensor) or input.dtype not in _DTYPES:
+            wanted = ", ".join(map(name_of, _DTYPES))
+            raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {wanted}")
+        if input.ndim == 0 or input.shape[-1] != self.in_features:
+            raise ShapeError(f"Float8Linear: input is {tuple(input.shape)}: wanted (..., {self.in_features})")
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        given = (input, self.weight, self.scale, self.bias)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+            return epilogue.activated(_Multiply.apply(*given), self.activation or "")
+        return _multiplied(*given, self.activation)
+
+    def extra_repr(self) -> str:
+        """Sizes, and the activation if there is one."""
+        activation = "" if self.activation is None else f", activation={self.activation!r}"
+        return super().extra_repr() + activation
