@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from torch._C import _get_obj_in_tls, _is_key_in_tls, _remove_obj_from_tls, _stash_obj_in_tls
+from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
 
 from tritile.errors import InvalidValueError
 from tritile.switch.report import Report
@@ -45,10 +45,8 @@ def kept() -> tuple[Entry, ...]:
 
 
 def _keep(stack: tuple[Entry, ...]) -> None:
-    if stack:
+    if stack or _is_key_in_tls(_KEY):  # torch 2.11 has nothing by which to take a key away again
         _stash_obj_in_tls(_KEY, stack)
-    elif _is_key_in_tls(_KEY):
-        _remove_obj_from_tls(_KEY)
 
 
 def active() -> Entry | None:
