@@ -40,6 +40,7 @@ def test_gradients_are_those_of_torch(sample):
         close(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", FEW, ids=lambda sample: sample.id)
 def test_derivatives_of_second_order(sample):
     assert gradgradcheck(sample.call, wanting(sample), check_fwd_over_rev=True, fast_mode=True)

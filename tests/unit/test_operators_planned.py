@@ -64,7 +64,7 @@ def test_a_quantized_weight(traced):
     got = traced(
         lambda x, p, s: op(x, p, s, **words), torch.randn(3, 32).half(), weight.packed, weight.scales
     )
-    assert (got.op, got.sizes[-3:]) == ("quantized", (3, 16, 32))
+    assert (got.op, got.sizes[-3:]) == ("linear_quantized", (3, 16, 32))
 
 
 def test_a_plan_that_cannot_be_made_disturbs_nothing(traced, monkeypatch):
