@@ -216,6 +216,10 @@ def test_words_of_other_types_are_refused_by_us_where_a_gradient_is_wanted():
             tritile.matmul(a, B, **words)
     with pytest.raises(InvalidValueError):
         tritile.addmm(B[0], a, B, alpha="1")
+    with pytest.raises(DtypeError, match="sparse"):
+        tritile.matmul(a, B.to_sparse())
+    with pytest.raises(DtypeError, match="str"):
+        tritile.matmul(a, "b")
 
 
 def test_inference_mode():
