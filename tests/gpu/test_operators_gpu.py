@@ -37,13 +37,13 @@ def test_gradients_of_linear_are_products_within_their_bounds(shape, dtype):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_block_trains(backend, dynamic):
-    def block(x, gate, up, down):
-        return tritile.linear(tritile.gated_linear(x, gate, up), down)
+    def block(x, wide, bias, narrow):  # with nothing between products that a compiler rounds otherwise
+        return tritile.linear(tritile.linear(x, wide, bias), narrow, residual=x)
 
     torch._dynamo.reset()
     compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=dynamic)
     for rows in (40, 72):
-        shapes = ((rows, 64), (128, 64), (128, 64), (64, 128))
+        shapes = ((rows, 64), (128, 64), (128,), (64, 128))
         given = [(gpu(s, torch.bfloat16, i) / 8).requires_grad_() for i, s in enumerate(shapes)]
         ours = torch.autograd.grad(compiled(*given).float().square().sum(), given)
         theirs = torch.autograd.grad(block(*given).float().square().sum(), given)
@@ -70,6 +70,23 @@ def test_what_runs_was_planned_as_it_was_traced(monkeypatch):
 
     torch.compile(tritile.matmul, backend=backend, fullgraph=True)(a, b)
     assert wanted in seen
+
+
+def test_in_mode_tune_a_compiled_call_is_measured_as_it_is_traced(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "5")
+    a, b = gpu((200, 72), torch.float16), gpu((72, 136), torch.float16)
+    sources = []
+
+    def backend(graph, inputs):
+        with tritile.mode("cached"), torch.utils._python_dispatch._disable_current_modes():
+            sources.append(tritile.plan(tritile.matmul, a, b).source)
+        return graph.forward
+
+    with tritile.mode("tune"):
+        got = torch.compile(tritile.matmul, backend=backend, fullgraph=True)(a, b)
+    assert sources == ["exact"]
+    assert_product(got, a, b)
 
 
 def test_captured_in_a_graph_with_gradients_recorded():
@@ -109,3 +126,19 @@ def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )
     assert_product(tritile.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_grouped_gradients_are_those_of_products_one_by_one(dtype):
+    offs = torch.tensor([17, 17, 65], dtype=torch.int32, device="cuda")
+    a, b = gpu((80, 64), dtype).requires_grad_(), gpu((3, 64, 40), dtype, 1).requires_grad_()
+    y = tritile.grouped_matmul(a, b, offs)
+    g = torch.randn_like(y)
+    of_a, of_b = torch.autograd.grad(y, (a, b), g)
+    for group, rows in enumerate((slice(0, 17), slice(17, 17), slice(17, 65))):
+        if rows.start == rows.stop:
+            assert not of_b[group].any()
+            continue
+        assert_product(of_a[rows], g[rows], b[group].detach().mT)
+        assert_product(of_b[group], a[rows].detach().mT, g[rows])
+    assert not of_a[65:].any()

@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch.autograd import forward_ad, gradgradcheck
+from torch.func import grad, jvp, vmap
 
-from tests.operators import DOUBLES, SAMPLES, Sample
+import tritile
+from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
+from tritile import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 
@@ -37,6 +40,7 @@ def test_gradients_are_those_of_torch(sample):
         close(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", FEW, ids=lambda sample: sample.id)
 def test_derivatives_of_second_order(sample):
     assert gradgradcheck(sample.call, wanting(sample), check_fwd_over_rev=True, fast_mode=True)
@@ -76,3 +80,43 @@ def check_vmap(sample, dims):
         for i in range(2)
     ]
     close(got, torch.stack(each))
+
+
+def loss(product, a):
+    return product(a, B).sin().sum()
+
+
+COMPOSED = {
+    "grad of grad": lambda f: grad(lambda a: grad(f)(a).cos().sum())(A),
+    "jvp": lambda f: jvp(f, (A,), (A,))[1],
+    "jvp of jvp": lambda f: jvp(lambda a: jvp(f, (a,), (A,))[1], (A,), (A,))[1],
+    "jvp of grad": lambda f: jvp(grad(f), (A,), (A,))[1],
+    "grad of jvp": lambda f: grad(lambda a: jvp(f, (a,), (A,))[1])(A),
+    "vmap of grad": lambda f: vmap(grad(f))(torch.stack([A, A + 1])),
+    "grad of vmap": lambda f: grad(lambda a: vmap(f)(torch.stack([a, 2 * a])).cos().sum())(A),
+    "vmap of vmap": lambda f: vmap(vmap(f, 1), 2)(torch.stack([A, A + 1]).expand(2, 2, 3, 4).movedim(0, 2)),
+    "vmap of jvp": lambda f: vmap(lambda a: jvp(f, (a,), (A,))[1])(torch.stack([A, A + 1])),
+}
+
+
+@pytest.mark.parametrize("composed", COMPOSED.values(), ids=COMPOSED)
+def test_transforms_of_transforms(composed):
+    close(composed(lambda a: loss(tritile.matmul, a)), composed(lambda a: loss(torch.matmul, a)))
+
+
+def test_a_batch_is_one_call(monkeypatch):
+    calls = []
+    monkeypatch.setattr(launch, "run_interpreted", lambda call, config: calls.append(call.problem))
+    torch.vmap(tritile.matmul, (None, 2))(A, drawn(4, 5, 6))
+    torch.vmap(tritile.linear)(drawn(6, 3, 4), drawn(6, 5, 4))
+    torch.vmap(tritile.matmul, (0, None))(drawn(6, 3, 4), B)
+    assert [(problem.batch, problem.m) for problem in calls] == [(6, 3), (6, 3), (1, 18)]
+
+
+def test_a_matrix_for_a_whole_batch_has_its_gradient_of_one_product(monkeypatch):
+    weight, x = W.clone().requires_grad_(), drawn(2, 3, 4)
+    y = tritile.linear(x, weight)
+    calls = []
+    monkeypatch.setattr(launch, "run_interpreted", lambda call, config: calls.append(call.problem))
+    torch.autograd.grad(y.sum(), weight)
+    assert [problem.sizes for problem in calls] == [(1, 5, 4, 6)]

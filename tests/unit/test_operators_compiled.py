@@ -85,6 +85,21 @@ def test_gradients_of_a_compiled_product():
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_compiled_with_a_size_that_only_the_data_tell(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    torch._dynamo.reset()
+
+    def chosen(x, mask, weight, b):
+        rows = x[mask.nonzero().flatten()]
+        return tritile.linear(rows, weight), tritile.grouped_matmul(rows, b, OFFS - 1)
+
+    x, b = drawn(6, 4).float(), drawn(3, 4, 2).float()
+    given = (x, torch.tensor([1, 0, 1, 1, 0, 1]), W.float(), b)
+    compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+    for got, wanted in zip(compiled(*given), chosen(*given), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_compiled_into_memory_that_is_given():
     torch._dynamo.reset()
     out = torch.zeros(3, 5, dtype=torch.float64)
@@ -216,6 +231,10 @@ def test_words_of_other_types_are_refused_by_us_where_a_gradient_is_wanted():
             tritile.matmul(a, B, **words)
     with pytest.raises(InvalidValueError):
         tritile.addmm(B[0], a, B, alpha="1")
+    with pytest.raises(DtypeError, match="sparse"):
+        tritile.matmul(a, B.to_sparse())
+    with pytest.raises(DtypeError, match="str"):
+        tritile.matmul(a, "b")
 
 
 def test_inference_mode():

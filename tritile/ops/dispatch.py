@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from tritile.errors import DtypeError, InvalidValueError
-from tritile.ops.checks import describe
+from tritile.ops.checks import check_tensor, describe
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that have nothing of their own to say about a call
 
@@ -49,9 +49,12 @@ def dispatched(*tensors: Any) -> bool:
 def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
     """The same call of the operator `tritile::op`; with out, of its overload that writes there.
 
-    Raises DtypeError or InvalidValueError for words that are of no type an operator takes.
+    Raises DtypeError or InvalidValueError for words, and plain tensors, of no kind that an operator takes.
     """
     _check_words(op, words)
+    for tensor in (*args, *words.values(), out):
+        if type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized):
+            check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
     if not is_dynamo_compiling():
         know_shardings()
     packet = getattr(torch.ops.tritile, op)

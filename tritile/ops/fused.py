@@ -181,6 +181,9 @@ def linear(
     bias and residual are float16, bfloat16 or float32 (float64 where x is). Sums, and all that follows
     them, are kept in float32 (float64 for float64), and rounded once, as they are stored.
 
+    Differentiable by all tensors, as `tritile.matmul` is; by x and bias alone where the weight is quantized.
+    Where a gradient is wanted, an activation is a step of torch's own after the product.
+
     Raises as `tritile.matmul` does, before any launch.
     """
     if isinstance(weight, QuantizedWeight):

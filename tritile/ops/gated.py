@@ -58,7 +58,8 @@ def gated_linear(
         out_dtype: as `tritile.matmul` takes it.
         precision: of float32: "ieee", "tf32x3" or "tf32", as `tritile.matmul` takes them.
 
-    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once.
+    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once. Where a
+    gradient is wanted, which takes both products, they are made one by one.
 
     Raises as `tritile.linear` does.
     """

@@ -84,6 +84,8 @@ def grouped_matmul(
     0 to total as the nearest of these: whatever the offsets, nothing else is read or written.
     Sums are kept in float32; of fp8, those of a block of K in the 14 bits that Hopper's tensor cores keep.
 
+    Differentiable by a and b, but for fp8 and scales: by products of the same groups.
+
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
     TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.

@@ -235,6 +235,10 @@ def matmul(
     (|re a| + |im a|) (|re b| + |im b|), and not beside itself, and may be NaN where sums overflow. Either
     way operands that are made over take a workspace, of up to four times the size of one of them.
 
+    Differentiable by a and b, backward and forward, any number of times, by products of the same precision;
+    not in fp8, nor into `out`. torch's compiler, transforms, autocast and subclasses meet it as
+    `torch.ops.tritile.matmul`.
+
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
     TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.

@@ -131,7 +131,7 @@ def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = 
         out: the result goes here: its shape and dtype exactly, any strides, no memory shared with x; or x
             itself, where two dimensions of one size are exchanged.
 
-    Tensors in host memory are copied in Triton's interpreter.
+    Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
     arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode

@@ -128,6 +128,8 @@ def scaled_matmul(
     int8 sums, and what zero points take from them, are exact in int32, and scaled in float32: a sum of
     (a - zero_a) (b - zero_b) beyond int32 is not defined.
 
+    Differentiable by bias and residual alone.
+
     Raises as `tritile.matmul` does, before any launch.
     """
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
