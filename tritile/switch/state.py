@@ -5,6 +5,8 @@ backward pass. What is kept is a tuple that is never changed, so that a thread w
 """
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -44,9 +46,30 @@ def kept() -> tuple[Entry, ...]:
     return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
 
 
+def _stash(kept_there: object, held: bool) -> None:
+    if not held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept_there))
+    _stash_obj_in_tls(_KEY, kept_there)
+
+
+def _holds() -> bool:
+    """Whether torch takes a reference to what it keeps: torch 2.11 lets go of one that it never took."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    _stash(probe, False)
+    held = sys.getrefcount(probe) > before + 1
+    if held:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(probe))
+    _stash((), held)
+    return held
+
+
+_HELD: Final = _holds()
+
+
 def _keep(stack: tuple[Entry, ...]) -> None:
     if stack or _is_key_in_tls(_KEY):  # torch 2.11 has nothing by which to take a key away again
-        _stash_obj_in_tls(_KEY, stack)
+        _stash(stack, _HELD)
 
 
 def active() -> Entry | None:
