@@ -193,7 +193,8 @@ def test_bad_arguments():
             weight.zeros,
             bits=weight.bits,
             group_size=weight.group_size,
-            shape=weight.shape,
+            n=40,
+            k=weight.shape[1],
         )
     with pytest.raises(UnsupportedError, match="activation, residual with a QuantizedWeight"):
         tritile.linear(x.detach(), weight, activation="relu", residual=x)

@@ -37,7 +37,7 @@ def quantized_call():
     """Its weight is packed, which takes torch some time."""
     weight = tritile.quantize(torch.randn(16, 32), bits=4, group_size=32)
     parts = (weight.packed, weight.scales, weight.zeros)
-    words = {"bits": 4, "group_size": 32, "shape": [16, 32]}
+    words = {"bits": 4, "group_size": 32, "n": 16, "k": 32}
     x = torch.randn(3, 32, dtype=torch.bfloat16)
     return weight, (OPS.linear_quantized.default, (x, *parts, torch.randn(16)), words)
 

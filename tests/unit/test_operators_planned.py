@@ -59,7 +59,7 @@ def test_gated_grouped_and_permuted(traced):
 
 def test_a_quantized_weight(traced):
     weight = tritile.quantize(torch.randn(16, 32), bits=4, group_size=32, dtype=torch.float16)
-    words = {"bits": 4, "group_size": 32, "shape": [16, 32]}
+    words = {"bits": 4, "group_size": 32, "n": 16, "k": 32}
     op = torch.ops.tritile.linear_quantized.default
     got = traced(
         lambda x, p, s: op(x, p, s, **words), torch.randn(3, 32).half(), weight.packed, weight.scales

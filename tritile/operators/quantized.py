@@ -1,6 +1,5 @@
 """`tritile::scaled_matmul` and `tritile::linear_quantized`: products of numbers of few bits."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -89,28 +88,30 @@ differentiate(SCALED_MATMUL, _record_scaled)
 
 def _quantized(
     x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, group_size: int,
-    shape: Sequence[int],
+    n: int, k: int,
 ) -> torch.Tensor:  # fmt: skip
-    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (shape[0], shape[1]))
+    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k))
     return weights.eager(x, weight, bias)
 
 
 def _fake_quantized(
     x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, group_size: int,
-    shape: Sequence[int],
+    n: int, k: int,
 ) -> torch.Tensor:  # fmt: skip
-    sizes = (shape[0], shape[1])
-    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, sizes)
+    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k))
     result = x.new_empty(weights.check(x, weight, bias))
 
     def problem(like: StandIn) -> Tiled:
         parts = (like(packed), like(scales), None if zeros is None else like(zeros))
-        weight = QuantizedWeight(*parts, bits, group_size, sizes)
-        rows = like(x).resolve_neg().reshape(-1, sizes[1])
+        weight = QuantizedWeight(*parts, bits, group_size, (n, k))
+        rows = like(x).resolve_neg().reshape(-1, k)
         return weights.described(rows, weight, bias if bias is None else like(bias), like(result)).problem
 
     foresee(x.device, problem)
     return result
+
+
+_WORDS: Final = ("bits", "group_size", "n", "k")
 
 
 class LinearQuantized(Formula):
@@ -128,19 +129,18 @@ class LinearQuantized(Formula):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Those of x and bias."""
         (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
-        bits, group_size, shape = ctx.words
+        bits, group_size, n, k = ctx.words
         grad_x = None
         if ctx.needs_input_grad[1]:
-            weight = meaning(packed, scales, zeros, tuple(shape), bits, group_size).to(scales.dtype)
+            weight = meaning(packed, scales, zeros, (n, k), bits, group_size).to(scales.dtype)
             grad_x = multiplied(g, weight, scales.dtype, None)
-        return None, grad_x, None, None, None, gradient_of_added(g, ctx.added), None, None, None
+        return None, grad_x, None, None, None, gradient_of_added(g, ctx.added), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """That of the result."""
         (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
-        bits, group_size, shape = ctx.words
-        words = {"bits": bits, "group_size": group_size, "shape": shape}
+        words = dict(zip(_WORDS, ctx.words, strict=True))
         terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **words)]
         return added([*terms, *(t for t in (of_bias,) if t is not None)], output)
 
@@ -157,7 +157,7 @@ def _batched_quantized(
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
         raise UnsupportedError("linear: a batch of quantized weights in vmap: wanted one weight")
-    names = dict(zip(("bits", "group_size", "shape"), words, strict=True))
+    names = dict(zip(_WORDS, words, strict=True))
     if of_bias is None:
         return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
     rank = x.ndim - (of_x is not None)
@@ -169,7 +169,7 @@ def _batched_quantized(
 LINEAR_QUANTIZED, _ = define(
     "linear_quantized",
     "Tensor x, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
-    "int group_size, int[] shape",
+    "int group_size, int n, int k",
     _quantized,
     _fake_quantized,
 )

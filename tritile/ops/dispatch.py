@@ -52,10 +52,10 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
     Raises DtypeError or InvalidValueError for words, and plain tensors, of no kind that an operator takes.
     """
     _check_words(op, words)
-    for tensor in (*args, *words.values(), out):
-        if type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized):
-            check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
     if not is_dynamo_compiling():
+        for tensor in (*args, *words.values(), out):
+            if type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized):
+                check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
         know_shardings()
     packet = getattr(torch.ops.tritile, op)
     if out is None:

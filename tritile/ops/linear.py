@@ -105,7 +105,8 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     """
     if dispatched(x, bias):
         parts = (weight.packed, weight.scales, weight.zeros)
-        words: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "shape": weight.shape}
+        n, k = weight.shape
+        words: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "n": n, "k": k}
         return diverted("linear_quantized", x, *parts, bias, **words)
     return eager(x, weight, bias)
 

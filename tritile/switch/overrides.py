@@ -70,12 +70,21 @@ def _registered(key: str) -> Library:
     return library
 
 
+def _forget_dispatches() -> None:
+    """Have torch's tracing look up kernels anew: what it found while others were there crashes torch 2.11."""
+    for name in ("clone", *PRODUCTS):
+        packet = getattr(torch.ops.aten, name)
+        for overload in (packet.default, *([packet.out] if name in PRODUCTS else [])):
+            getattr(overload, "_dispatch_cache", {}).clear()
+
+
 def install(keys: Iterable[str]) -> None:
     """Have kernels at these dispatch keys ("CUDA", "CPU") until `uninstall` was called as often."""
     with _lock:
         for key in keys:
             if not _wanted[key]:
                 _libraries[key] = _registered(key)
+                _forget_dispatches()
             _wanted[key] += 1
 
 
@@ -86,3 +95,4 @@ def uninstall(keys: Iterable[str]) -> None:
             _wanted[key] -= 1
             if _wanted[key] == 0:
                 _libraries.pop(key)._destroy()
+                _forget_dispatches()
