@@ -192,13 +192,22 @@ def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
     return found
 
 
+def keep(folder: Path, lines: list[dict]) -> None:
+    """Write lines to llama.json, in the place of older ones of the same model, way and task."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "llama.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    found = {(line["model"], line["how"], line["task"]): line for line in [*known, *lines]}
+    file.write_text("[\n" + ",\n".join(map(json.dumps, found.values())) + "\n]\n", encoding="utf-8")
+
+
 def main() -> None:
-    """Measure one model in one way, and print and keep a JSON line for each task."""
+    """Measure one model in one way, and print and keep a line for each task."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=SIZES)
     parser.add_argument("how", choices=("eager", "compiled", "graphs"))
     parser.add_argument("--tasks", nargs="+", default=["prefill", "decode1", "decode16", "train"])
-    parser.add_argument("--results", type=Path, help="a folder, where llama.jsonl is appended to")
+    parser.add_argument("--results", type=Path, help="a folder, where llama.json is kept")
     wanted = parser.parse_args()
     model = made(wanted.model)
     parameters = sum(p.numel() for p in model.parameters())
@@ -220,13 +229,8 @@ def main() -> None:
         print(json.dumps(lines[-1]), flush=True)
     facts = {"model": wanted.model, "how": wanted.how, "parameters": parameters}
     facts["env"] = environment.environment(gpu(0)) | {"transformers": transformers.__version__}
-    for line in lines:
-        text = json.dumps(facts | line)
-        print(text)
-        if wanted.results:
-            wanted.results.mkdir(parents=True, exist_ok=True)
-            with (wanted.results / "llama.jsonl").open("a", encoding="utf-8") as file:
-                file.write(text + "\n")
+    if wanted.results:
+        keep(wanted.results, [facts | line for line in lines])
 
 
 if __name__ == "__main__":
