@@ -29,8 +29,12 @@ def assert_packed(layer, x):
     assert got.dtype == x.dtype
     assert got.shape == (*x.shape[:-1], layer.out_features)
     flat = got.reshape(-1, layer.out_features)
-    if isinstance(layer, QuantizedLinear):  # unpacked to the activations' type first
-        return assert_fused(flat, rows, layer.weight.dequantize().t(), Sides(bias=layer.bias))
+    if isinstance(layer, QuantizedLinear):  # all of it by the exact weight, or by that rounded to x's type
+        sides = Sides(bias=layer.bias)
+        try:
+            return assert_fused(flat, rows, meant(layer).t(), sides)
+        except AssertionError:
+            return assert_fused(flat, rows, layer.weight.dequantize().t(), sides)
     (a, of_a), (b, of_b) = _by_row(rows), (layer.weight, layer.scale)
     sides = Sides(of_a, of_b.t(), layer.bias, activation=layer.activation or "")
     return assert_fused(flat, a, b.t(), sides)

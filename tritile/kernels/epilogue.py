@@ -63,8 +63,10 @@ def gelu(x):
         p = 0.5657621622085571 + t * p
         p = 1.436403751373291 + t * p
         p = -2.6839401721954346 + t * p
-        below = t * tl.exp2(p - 0.7213475204444817 * x * x)
-        x = x * tl.where(x > 0, 1.0 - below, below)
+        power = tl.exp2(p - 0.7213475204444817 * x * x)
+        # Fused as written, and not with what comes next, or the bits would differ from kernel to kernel.
+        share = tl.where(x > 0, tl.fma(-t, power, 1.0), t * power)
+        x = tl.fma(x, share, 0.0)
     return x
 
 

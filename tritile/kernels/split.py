@@ -12,7 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.kernels.tiles import batch_offset, multiple
 from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers
+STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers, but where
+LEAST_UNIT = tl.constexpr(4)  # fewer elements start together: asynchronous copies of 4 bytes are slow
 PEAKS = tl.constexpr(32)  # of a row that a program looks at together
 # Exponents of a row's scaled elements: see `tritile.work.lower.fp16x3`, which derives them.
 TOP = tl.constexpr(14)  # of the largest
@@ -84,7 +85,8 @@ def chunk_peaks(
     column = chunk * BLOCK_C + tl.arange(0, BLOCK_C)
     source += batch_offset(block // across, batch_shape, batch_strides, UNIT)
     largest = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
-    for start in tl.range(0, columns - chunk * BLOCK_C, chunks * BLOCK_C, num_stages=STAGES):
+    DEEP: tl.constexpr = STAGES if UNIT >= LEAST_UNIT else 1
+    for start in tl.range(0, columns - chunk * BLOCK_C, chunks * BLOCK_C, num_stages=DEEP):
         x = load_rows(source, row, start + column, rows, columns, stride_r, stride_c, TURNED, UNIT)
         largest = tl.maximum(largest, magnitude(x))
     of_all = tl.cast(blocks, tl.int64) * BLOCK_R

@@ -31,7 +31,7 @@ def _product(name: str, original: Kernel) -> Kernel:
     @untraced
     def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
         entry = active()
-        if entry is not None:
+        if entry is not None and not routes.brief_product(name, entry, tensors):
             result = routes.product(name, entry, tensors, words)
             if result is not None:
                 return result
@@ -46,7 +46,7 @@ def _copy(original: Kernel) -> Kernel:
         form = words.get("memory_format")
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
-            if entry is not None:
+            if entry is not None and not routes.brief_copy(entry, x):
                 result = routes.copy(entry, x, form)
                 if result is not None:
                     return result

@@ -30,6 +30,10 @@ _FORMATS: Final = (torch.contiguous_format, torch.channels_last, torch.channels_
 _MOST: Final = 1 << 16  # decisions remembered; a program with more kinds of calls decides them again
 _POLICY: Final = Judgement(True, "policy always")
 
+_FEW_ROWS: Final = 16  # of a product by a matrix of
+_SMALL: Final = 1 << 24  # elements at the most, whose 32 MiB of 16-bit weights take a GPU under 10 us to read
+_LITTLE: Final = 1 << 18  # bytes of a copy: half of what `expected.copy` asks to be moved
+
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
@@ -52,6 +56,7 @@ def _left(call: str, problem: str, why: str) -> Known:
     return Known(Verdict(call, problem, False, why))
 
 
+_BRIEF: Final = {call: _left(call, "", "so little that the host's time decides") for call in (*_OPS, "clone")}
 _BARE: Final = {call: _left(call, "", "a tensor without memory of its own") for call in (*_OPS, "clone")}
 _APART: Final = {call: _left(call, "", "out shares memory with an input") for call in _OPS}
 
@@ -68,6 +73,28 @@ def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.is_neg(),
         tensor.is_conj(),
     )
+
+
+def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a product is left at a glance: one of few rows by a small matrix, outside of a capture.
+
+    Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU.
+    """
+    a, b = tensors[-2:]
+    if entry.policy != "expected" or a.shape[-2] > _FEW_ROWS or b.numel() > _SMALL:
+        return False
+    if not a.is_cuda or _capturing():
+        return False
+    entry.report.add(_BRIEF[call].verdict)
+    return True
+
+
+def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
+    """Whether a copy is left at a glance: a small one, outside of a capture."""
+    if entry.policy != "expected" or x.nbytes > _LITTLE or not x.is_cuda or _capturing():
+        return False
+    entry.report.add(_BRIEF["clone"].verdict)
+    return True
 
 
 def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor | None:

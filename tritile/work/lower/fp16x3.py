@@ -60,10 +60,12 @@ from tritile.work.values import Buffer, Section, Step
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
 _WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
-_TILE: Final = {False: (2, 1024), True: (64, 32)}  # rows and columns of a block where they are not
+_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where they are not
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
-_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
+_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most;
+_ODD_REGISTERS: Final = 128  # and with their addresses, where rows do not start on 16 bytes
+_ALIGNED: Final = 4  # elements of 16 bytes
 _PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
 _CHUNKS: Final = 16  # of a row, at the most, but
 _LEAST: Final = 128  # programs, and so more chunks, where rows are few
@@ -151,7 +153,9 @@ def _parts(
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
     """The launches that split both operands: one of what has to be done before, and that which splits."""
-    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": _REGISTERS}
+    aligned = all(parts.blocks.unit >= _ALIGNED for parts in (a, b))
+    most = _REGISTERS if aligned else _ODD_REGISTERS
+    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
     if a.peaks + b.peaks:
         args = (*a.operand, *b.operand, verdict, words, k, *a.blocks, *b.blocks, early)
         begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
