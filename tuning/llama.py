@@ -1,6 +1,6 @@
 """A Llama model of some billion parameters with and without `tritile.use_in_torch`: tokens per second.
 
-    python tuning/llama.py ordinary eager --results tuning/results/nvidia-h200
+    python tuning/llama.py ordinary eager --results tuning/llama/nvidia-h200.json
     python tuning/llama.py odd compiled
 
 Random weights in bfloat16, by a config of transformers: "ordinary" has the sizes of Llama 3.2 1B, "odd" a
@@ -192,10 +192,9 @@ def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
     return found
 
 
-def keep(folder: Path, lines: list[dict]) -> None:
-    """Write lines to llama.json, in the place of older ones of the same model, way and task."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "llama.json"
+def keep(file: Path, lines: list[dict]) -> None:
+    """Write lines to a JSON list, in the place of older ones of the same model, way and task."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     found = {(line["model"], line["how"], line["task"]): line for line in [*known, *lines]}
     file.write_text("[\n" + ",\n".join(map(json.dumps, found.values())) + "\n]\n", encoding="utf-8")
@@ -207,7 +206,7 @@ def main() -> None:
     parser.add_argument("model", choices=SIZES)
     parser.add_argument("how", choices=("eager", "compiled", "graphs"))
     parser.add_argument("--tasks", nargs="+", default=["prefill", "decode1", "decode16", "train"])
-    parser.add_argument("--results", type=Path, help="a folder, where llama.json is kept")
+    parser.add_argument("--results", type=Path, help="the file that lines are kept in")
     wanted = parser.parse_args()
     model = made(wanted.model)
     parameters = sum(p.numel() for p in model.parameters())

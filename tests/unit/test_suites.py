@@ -12,6 +12,7 @@ SUITES = Path(__file__).parents[2] / "tuning" / "suites"
 COUNTS = {
     "square": 110,
     "ragged": 48,
+    "llama": 50,
     "llm": 128,
     "deep": 10,
     "batched": 10,
