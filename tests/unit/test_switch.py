@@ -588,3 +588,27 @@ def test_forgetting_decides_anew(launched):
         tritile.forget()
         A @ B
     assert len(launched[0]) == 2
+
+
+def test_little_is_left_at_a_glance_but_where_captured(monkeypatch):
+    def on_gpu(*shape):
+        count = torch.Size(shape).numel()
+        return types.SimpleNamespace(
+            shape=shape, ndim=len(shape), numel=lambda: count, nbytes=2 * count, is_cuda=True
+        )
+
+    entry, weight = state.Entry("expected"), on_gpu(4096, 4096)
+    monkeypatch.setattr(routes, "_capturing", lambda: False)
+    assert routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
+    assert routes.brief_product("addmm", entry, (on_gpu(4096), on_gpu(1, 4096), weight))
+    assert routes.brief_copy(entry, on_gpu(8, 512))
+    assert (entry.report.left, entry.report.taken) == (3, 0)
+    assert not routes.brief_product("mm", entry, (on_gpu(17, 4096), weight))
+    assert not routes.brief_product("mm", entry, (on_gpu(16, 4097), on_gpu(4097, 4096)))
+    assert not routes.brief_product("mm", entry, (on_gpu(4096), weight))  # which torch refuses itself
+    assert not routes.brief_copy(entry, on_gpu(1024, 1024))
+    assert not routes.brief_product("mm", state.Entry("always"), (on_gpu(16, 4096), weight))
+    monkeypatch.setattr(routes, "_capturing", lambda: True)
+    assert not routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
+    assert not routes.brief_copy(entry, on_gpu(8, 512))
+    assert entry.report.left == 3

@@ -81,8 +81,8 @@ def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> b
     Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU.
     """
     a, b = tensors[-2:]
-    if entry.policy != "expected" or a.shape[-2] > _FEW_ROWS or b.numel() > _SMALL:
-        return False
+    if entry.policy != "expected" or a.ndim < 2 or a.shape[-2] > _FEW_ROWS or b.numel() > _SMALL:
+        return False  # of one dimension too, which torch refuses itself
     if not a.is_cuda or _capturing():
         return False
     entry.report.add(_BRIEF[call].verdict)
