@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import tritile
+from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.switch import overrides, routes, state
@@ -233,30 +234,7 @@ def test_linear_and_its_backward_pass():
 
 
 def test_attention_and_its_backward_pass():
-    """In float64 beside torch's.
-
-    A product over K errs by 4 sqrt(K) eps of |a| |b| in norm, and what goes on from there multiplies that by
-    the norms of the other operands: the error of 24 products is within 24 times that of the product of all
-    norms, twice as much for torch's own errors. Softmax and its derivative stretch by 2 at the most.
-    """
-    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
-    x = f(2, 5, 8).double()
-
-    def run():
-        given = x.clone().requires_grad_()
-        layer.zero_grad()
-        out, _ = layer(given, given, given)
-        out.square().sum().backward()
-        return [out.detach(), given.grad, *[p.grad.clone() for p in layer.parameters()]]
-
-    like = run()
-    with switch() as report:
-        got = run()
-    assert report.taken >= 12
-    norms = [t.norm().clamp(min=1) for t in (x, x, x, like[0], *[p.detach() for p in layer.parameters()])]
-    bound = 2 * 4 * 24 * 4 * 8**0.5 * torch.finfo(torch.float64).eps * torch.stack(norms).prod()
-    assert bound < 1e-6  # a term left out is some 1e-2
-    assert max(float((a - b).abs().max()) for a, b in zip(got, like, strict=True)) <= bound
+    assert_attention(switch())
 
 
 def test_switches_nest_and_the_innermost_decides():
