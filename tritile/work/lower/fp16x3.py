@@ -64,7 +64,9 @@ _TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
 _REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most;
-_ODD_REGISTERS: Final = 128  # and with their addresses, where rows do not start on 16 bytes
+_MORE_REGISTERS: Final = (
+    128  # and where rows lie across K, or do not start on 16 bytes, with more beside them
+)
 _ALIGNED: Final = 4  # elements of 16 bytes
 _PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
 _CHUNKS: Final = 16  # of a row, at the most, but
@@ -153,8 +155,9 @@ def _parts(
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
     """The launches that split both operands: one of what has to be done before, and that which splits."""
-    aligned = all(parts.blocks.unit >= _ALIGNED for parts in (a, b))
-    most = _REGISTERS if aligned else _ODD_REGISTERS
+    cut = [parts.blocks for parts in (a, b)]
+    simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
+    most = _REGISTERS if simple else _MORE_REGISTERS
     options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
     if a.peaks + b.peaks:
         args = (*a.operand, *b.operand, verdict, words, k, *a.blocks, *b.blocks, early)
