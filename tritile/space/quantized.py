@@ -120,7 +120,9 @@ CONFIGS: Final[dict[str, tuple[Config, ...]]] = {QuantizedProblem.op: tuple(_con
 def interpreted(problem: QuantizedProblem) -> Config:
     """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
     m, n = (max(16, min(128, 1 << (size - 1).bit_length())) for size in (problem.m, problem.n))
-    return Config.of(4, 2, NAME, BLOCK_M=m, BLOCK_N=n, BLOCK_K=256, GROUP_M=8, SPLIT_K=1)
+    # More than a group, so that weights are scaled.
+    k = max(unit_columns(problem.bits), 2 * problem.group_size, min(256, 1 << (problem.k - 1).bit_length()))
+    return Config.of(4, 2, NAME, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, SPLIT_K=1)
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
