@@ -15,8 +15,6 @@ from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
 _NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
-_NEAR_SLOWER = 1.1  # and how much slower than the model's pick the model may think it: one row more than a
-# neighbour has may take as many tiles again
 
 
 @dataclass(frozen=True)
@@ -141,15 +139,6 @@ def predicted(problem: Tiled, device: Device) -> Plan:
     return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
 
 
-def _unmeasured(problem: Tiled, device: Device) -> Plan:
-    """A neighbour's config, or the model's pick where it predicts the neighbour's to be much slower."""
-    close, picked = near(problem, device), predicted(problem, device)
-    if close is None or picked.us is None:
-        return picked
-    expected = model.predict_us(close.config, problem, device)
-    return close if expected <= _NEAR_SLOWER * picked.us else picked
-
-
 def interpreted(problem: Tiled) -> Plan:
     """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
     why = "tensors in host memory are interpreted"
@@ -188,7 +177,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    return predicted(problem, device) if mode == "off" else _unmeasured(problem, device)
+    return (None if mode == "off" else near(problem, device)) or predicted(problem, device)
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:
