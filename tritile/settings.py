@@ -96,6 +96,17 @@ def rules() -> Rules:
 
 
 @contextlib.contextmanager
+def under(found: Rules) -> Iterator[None]:
+    """What was in force elsewhere, as in another thread, counts inside the `with`."""
+    tokens = _mode.set(found.mode), _invariant.set(found.invariant)
+    try:
+        yield
+    finally:
+        _mode.reset(tokens[0])
+        _invariant.reset(tokens[1])
+
+
+@contextlib.contextmanager
 def batch_invariant(on: bool = True) -> Iterator[None]:
     """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
 
@@ -107,8 +118,8 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     made in one way for every number of rows: see `tritile.space.numerics`. Some calls take longer so, those
     of few rows most. Permutations only move bits, and change nothing.
 
-    `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. As it applies to the
-    current thread or task, what autograd runs in threads of its own sees the process's setting.
+    `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. It applies to the current
+    thread or task, and to the backward passes of calls made in it.
 
     Inside, precisions "fp16x3" and "ozaki" are refused (UnsupportedError), as their data decide how they are
     multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.

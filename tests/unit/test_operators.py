@@ -1,5 +1,7 @@
 """Derivatives of every operator, of first and second order, and batches of vmap: beside torch's own."""
 
+import threading
+
 import pytest
 import torch
 from torch.autograd import forward_ad, gradgradcheck
@@ -8,6 +10,7 @@ from torch.func import grad, jvp, vmap
 import tritile
 from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
 from tritile import launch
+from tritile.settings import Rules, rules
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 
@@ -120,3 +123,21 @@ def test_a_matrix_for_a_whole_batch_has_its_gradient_of_one_product(monkeypatch)
     monkeypatch.setattr(launch, "run_interpreted", lambda call, config: calls.append(call.problem))
     torch.autograd.grad(y.sum(), weight)
     assert [problem.sizes for problem in calls] == [(1, 5, 4, 6)]
+
+
+def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch):
+    found, run = [], launch.run_interpreted
+
+    def recorded(call, config):
+        found.append((rules(), call.problem.invariant))
+        run(call, config)
+
+    monkeypatch.setattr(launch, "run_interpreted", recorded)
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    with tritile.batch_invariant(), tritile.mode("off"):
+        total = tritile.matmul(a, b).sum()
+    thread = threading.Thread(target=total.backward)
+    thread.start()
+    thread.join()
+    assert found == [(Rules("off", True), True)] * 3
+    assert rules() == Rules("cached", False)

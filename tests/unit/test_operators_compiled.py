@@ -85,8 +85,8 @@ def test_gradients_of_a_compiled_product():
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_compiled_with_a_size_that_only_the_data_tell(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiled_with_a_size_that_only_the_data_tell():
     torch._dynamo.reset()
 
     def chosen(x, mask, weight, b):

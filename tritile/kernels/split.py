@@ -12,8 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.kernels.tiles import batch_offset, multiple
 from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers, but where
-LEAST_UNIT = tl.constexpr(4)  # fewer elements start together: asynchronous copies of 4 bytes are slow
+STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers
+LEAST_UNIT = tl.constexpr(4)  # elements that are copied together for that: copies of 4 bytes are slow
 PEAKS = tl.constexpr(32)  # of a row that a program looks at together
 # Exponents of a row's scaled elements: see `tritile.work.lower.fp16x3`, which derives them.
 TOP = tl.constexpr(14)  # of the largest

@@ -23,6 +23,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from tritile.errors import GradientError
 from tritile.ops.dispatch import know_shardings
+from tritile.settings import rules, under
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # What is planned as a call is traced is planned for the strides that it has there.
@@ -104,12 +105,34 @@ def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs:
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
 
+def _keeping_rules(setup_context: Kernel) -> Kernel:
+    def kept(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.rules = rules()
+        setup_context(ctx, inputs, output)
+
+    return kept
+
+
+def _by_its_rules(backward: Kernel) -> Kernel:
+    def run(ctx: Any, *grads: torch.Tensor) -> Any:
+        with under(ctx.rules):
+            return backward(ctx, *grads)
+
+    return run
+
+
 class Formula(_SingleLevelFunction):
     """A derivative: a torch.autograd.Function whose forward is an operator itself, below autograd.
 
     Single-level, as torch's own derivatives are: under transforms of torch.func the dispatcher comes here
     once for each level. Called as `Formula.of(op, *values)`, with all arguments in the order of the schema.
+    Its backward runs by the mode of the call, and batch-invariant if that was, in whatever thread.
     """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.setup_context = staticmethod(_keeping_rules(cls.setup_context))  # type: ignore[method-assign]
+        cls.backward = staticmethod(_by_its_rules(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, op: OpOverload, *values: Any) -> Any:

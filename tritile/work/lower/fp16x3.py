@@ -63,9 +63,8 @@ _WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whe
 _TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where they are not
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
-_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most;
-# And where rows lie across K, or do not start on 16 bytes, which takes more addresses.
-_MORE_REGISTERS: Final = 128
+_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
+_MORE_REGISTERS: Final = 128  # where rows lie across K, or do not start on 16 bytes: more addresses
 _ALIGNED: Final = 4  # elements of 16 bytes
 _PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
 _CHUNKS: Final = 16  # of a row, at the most, but
