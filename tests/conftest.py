@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tritile.switch import crossing as crossings
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
@@ -18,8 +20,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITILE_CROSSING", "0")  # nothing is built behind a test
     for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def crossing(tmp_path_factory):
+    """The switch's library in C++, built once for all test processes."""
+    shared = tmp_path_factory.getbasetemp().parent / "crossing"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITILE_CACHE_DIR", str(shared))
+        return crossings.Crossing(crossings.build())
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,13 @@ def mode(name: str) -> Iterator[None]:
         _mode.reset(token)
 
 
+def _switched(name: str, default: str) -> bool:
+    value = os.environ.get(name) or default
+    if value not in _SWITCH:
+        raise InvalidValueError(f"{name} is {value!r}: wanted 1 or 0")
+    return _SWITCH[value]
+
+
 def is_batch_invariant() -> bool:
     """Whether calls are batch-invariant: by the innermost `batch_invariant(...)`, else by the environment.
 
@@ -79,10 +86,7 @@ def is_batch_invariant() -> bool:
         return chosen
     if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
         return False
-    value = os.environ.get("TRITILE_BATCH_INVARIANT") or "0"
-    if value not in _SWITCH:
-        raise InvalidValueError(f"TRITILE_BATCH_INVARIANT is {value!r}: wanted 1 or 0")
-    return _SWITCH[value]
+    return _switched("TRITILE_BATCH_INVARIANT", "0")
 
 
 def rules() -> Rules:
@@ -156,3 +160,11 @@ def cache_dir() -> Path:
     """Where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform."""
     given = os.environ.get("TRITILE_CACHE_DIR")
     return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("tritile"))
+
+
+def wants_crossing() -> bool:
+    """Whether `use_in_torch` may build and use its library in C++: `TRITILE_CROSSING`, by default 1.
+
+    Raises InvalidValueError where that is neither 0 nor 1.
+    """
+    return _switched("TRITILE_CROSSING", "1")

@@ -20,8 +20,11 @@ def f(*shape, dtype=HALF, seed=0):
     return torch.randn(shape, generator=generator, device="cuda").to(dtype)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays():
+@pytest.fixture(autouse=True, params=["python", "crossing"])
+def _nothing_stays(request, monkeypatch):
+    if request.param == "crossing":
+        built = request.getfixturevalue("crossing")
+        monkeypatch.setattr(overrides.crossings, "library", lambda: built)
     before = torch._C._dispatch_dump("aten::mm")
     yield
     tritile.use_in_torch.nowhere()

@@ -2,6 +2,8 @@
 
 Where no switch is on in a thread, or a call is left, they call the kernel that was there before, whose
 answer is torch's own. They lie below autograd, autocast, vmap and the rest, which are torch's as ever.
+Those in Python decide; above them stand those in C++, where there are any (`tritile.switch.crossing`), which
+let pass what needs no decision.
 """
 
 import functools
@@ -9,20 +11,22 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.library import Library, get_kernel
 
+from tritile.switch import crossing as crossings
 from tritile.switch import routes
-from tritile.switch.state import active
+from tritile.switch.crossing import Crossing
+from tritile.switch.state import active, tally_everywhere
 from tritile.switch.untraced import untraced
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 
 _lock = threading.RLock()  # a generator that is collected leaves its switch, wherever that may be
 _wanted: Counter[str] = Counter()  # how many switches that are on want kernels at a key
-_libraries: dict[str, Library] = {}
+_libraries: dict[str, "_Stood"] = {}
 
 Kernel = Callable[..., Any]
 
@@ -55,10 +59,25 @@ def _copy(original: Kernel) -> Kernel:
     return kernel
 
 
-def _registered(key: str) -> Library:
+class _Stood(NamedTuple):
+    """What stands at a dispatch key: kernels in Python, and those in C++ above them."""
+
+    library: Library
+    crossing: Crossing | None = None
+    before: int = 0
+
+    def remove(self) -> None:
+        if self.crossing is not None:
+            self.crossing.uncross(self.before)
+        self.library._destroy()
+
+
+def _registered(key: str) -> _Stood:
     library = Library("aten", "IMPL")
     if key == "CUDA" and not torch.backends.cuda.is_built():
-        return library  # nothing that could be called
+        return _Stood(library)  # nothing that could be called
+    crossing = crossings.library()
+    before = 0 if crossing is None else crossing.before(key)
     kernels: dict[str, Callable[[Kernel], Kernel]] = {"clone": _copy}
     for name in PRODUCTS:
         kernels[name] = kernels[f"{name}.out"] = functools.partial(_product, name)
@@ -67,7 +86,11 @@ def _registered(key: str) -> Library:
         for name, made in kernels.items():
             original = get_kernel(f"aten::{name}", key).call_boxed
             library.impl(name, made(original), key, with_keyset=True)
-    return library
+    if crossing is not None:
+        crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
+        crossing.everywhere(tally_everywhere())
+        crossing.cross(before)
+    return _Stood(library, crossing, before)
 
 
 def _forget_dispatches() -> None:
@@ -88,11 +111,19 @@ def install(keys: Iterable[str]) -> None:
             _wanted[key] += 1
 
 
+def tell_everywhere() -> None:
+    """Have the kernels know of the switch of all threads as it is now."""
+    with _lock:
+        for stood in _libraries.values():
+            if stood.crossing is not None:
+                stood.crossing.everywhere(tally_everywhere())
+
+
 def uninstall(keys: Iterable[str]) -> None:
     """Give the operators back what was there, once nothing else wants the kernels."""
     with _lock:
         for key in keys:
             _wanted[key] -= 1
             if _wanted[key] == 0:
-                _libraries.pop(key)._destroy()
+                _libraries.pop(key).remove()
                 _forget_dispatches()

@@ -3,9 +3,10 @@
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tritile.markup import table_html
+from tritile.switch import tally
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,11 @@ class Row(NamedTuple):
     calls: int
 
 
+BRIEF: Final = {
+    call: Verdict(call, "", False, "so little that the host's time decides") for call in tally.CALLS
+}
+
+
 class Report:
     """What a switch took and left; it grows as calls are made, from any thread.
 
@@ -36,16 +42,30 @@ class Report:
 
     def __init__(self) -> None:
         self._calls: dict[Verdict, int] = {}
+        self._tallies: list[bytearray] = []
         self._lock = threading.RLock()
 
-    def add(self, verdict: Verdict) -> None:
-        """Count a call."""
+    def add(self, verdict: Verdict, calls: int = 1) -> None:
+        """Count a call, or several."""
         with self._lock:
-            self._calls[verdict] = self._calls.get(verdict, 0) + 1
+            self._calls[verdict] = self._calls.get(verdict, 0) + calls
+
+    def follow(self, counts: bytearray) -> None:
+        """Count the calls of a tally too, as it grows."""
+        with self._lock:
+            self._tallies.append(counts)
+
+    def settle(self, counts: bytearray) -> None:
+        """Keep what a tally has counted, which is at its end."""
+        with self._lock:
+            self._tallies = [other for other in self._tallies if other is not counts]
+            for call, calls in tally.brief_calls(counts):
+                self.add(BRIEF[call], calls)
 
     def _counted(self) -> list[tuple[Verdict, int]]:
         with self._lock:
-            return list(self._calls.items())
+            brief = [pair for counts in self._tallies for pair in tally.brief_calls(counts)]
+            return [*self._calls.items(), *((BRIEF[call], calls) for call, calls in brief)]
 
     @property
     def taken(self) -> int:

@@ -20,7 +20,7 @@ from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import rules
 from tritile.switch import expected, peers
 from tritile.switch.expected import Judgement
-from tritile.switch.report import Verdict
+from tritile.switch.report import BRIEF, Verdict
 from tritile.switch.state import Entry, paused
 from tritile.views import Call, MatmulCall
 
@@ -30,9 +30,9 @@ _FORMATS: Final = (torch.contiguous_format, torch.channels_last, torch.channels_
 _MOST: Final = 1 << 16  # decisions remembered; a program with more kinds of calls decides them again
 _POLICY: Final = Judgement(True, "policy always")
 
-_FEW_ROWS: Final = 16  # of a product by a matrix of
-_SMALL: Final = 1 << 24  # elements at the most, whose 32 MiB of 16-bit weights take a GPU under 10 us to read
-_LITTLE: Final = 1 << 18  # bytes of a copy: half of what `expected.copy` asks to be moved
+FEW_ROWS: Final = 16  # of a product by a matrix of
+SMALL: Final = 1 << 24  # elements at the most, whose 32 MiB of 16-bit weights take a GPU under 10 us to read
+LITTLE: Final = 1 << 18  # bytes of a copy: half of what `expected.copy` asks to be moved
 
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
@@ -56,7 +56,6 @@ def _left(call: str, problem: str, why: str) -> Known:
     return Known(Verdict(call, problem, False, why))
 
 
-_BRIEF: Final = {call: _left(call, "", "so little that the host's time decides") for call in (*_OPS, "clone")}
 _BARE: Final = {call: _left(call, "", "a tensor without memory of its own") for call in (*_OPS, "clone")}
 _APART: Final = {call: _left(call, "", "out shares memory with an input") for call in _OPS}
 
@@ -81,19 +80,19 @@ def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> b
     Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU.
     """
     a, b = tensors[-2:]
-    if entry.policy != "expected" or a.ndim < 2 or a.shape[-2] > _FEW_ROWS or b.numel() > _SMALL:
+    if entry.policy != "expected" or a.ndim < 2 or a.shape[-2] > FEW_ROWS or b.numel() > SMALL:
         return False  # of one dimension too, which torch refuses itself
-    if not a.is_cuda or _capturing():
+    if a.is_cuda and _capturing():
         return False
-    entry.report.add(_BRIEF[call].verdict)
+    entry.report.add(BRIEF[call])
     return True
 
 
 def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
     """Whether a copy is left at a glance: a small one, outside of a capture."""
-    if entry.policy != "expected" or x.nbytes > _LITTLE or not x.is_cuda or _capturing():
+    if entry.policy != "expected" or x.nbytes > LITTLE or (x.is_cuda and _capturing()):
         return False
-    entry.report.add(_BRIEF["clone"].verdict)
+    entry.report.add(BRIEF["clone"])
     return True
 
 

@@ -15,9 +15,11 @@ from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
 
 from tritile.errors import InvalidValueError
 from tritile.switch.report import Report
+from tritile.switch.tally import ask_python, new_tally
 
 POLICIES: Final = ("expected", "always", "never")
 _KEY: Final = "tritile.switch"
+_TALLY_KEY: Final = "tritile.switch.tally"  # of what crossing.cpp asks
 
 
 def checked_policy(policy: str) -> str:
@@ -35,6 +37,17 @@ class Entry:
     keys: tuple[str, ...] = ()  # the dispatch keys that it wants kernels at
     report: Report = field(default_factory=Report)
     open: bool = True
+    tally: bytearray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = new_tally(self.policy)
+        self.report.follow(self.tally)
+
+    def close(self) -> None:
+        """Turn it off: whoever still keeps it learns of that in Python."""
+        self.open = False
+        ask_python(self.tally)
+        self.report.settle(self.tally)
 
 
 _PAUSE: Final = Entry("never")
@@ -46,21 +59,21 @@ def kept() -> tuple[Entry, ...]:
     return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
 
 
-def _stash(kept_there: object, held: bool) -> None:
+def _stash(key: str, kept_there: object, held: bool) -> None:
     if not held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept_there))
-    _stash_obj_in_tls(_KEY, kept_there)
+    _stash_obj_in_tls(key, kept_there)
 
 
 def _holds() -> bool:
     """Whether torch takes a reference to what it keeps: torch 2.11 lets go of one that it never took."""
     probe = object()
     before = sys.getrefcount(probe)
-    _stash(probe, False)
+    _stash(_KEY, probe, False)
     held = sys.getrefcount(probe) > before + 1
     if held:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(probe))
-    _stash((), held)
+    _stash(_KEY, (), held)
     return held
 
 
@@ -69,7 +82,8 @@ _HELD: Final = _holds()
 
 def _keep(stack: tuple[Entry, ...]) -> None:
     if stack or _is_key_in_tls(_KEY):  # torch 2.11 has nothing by which to take a key away again
-        _stash(stack, _HELD)
+        _stash(_KEY, stack, _HELD)
+        _stash(_TALLY_KEY, stack[-1].tally if stack else None, _HELD)
 
 
 def active() -> Entry | None:
@@ -91,7 +105,7 @@ def enter(entry: Entry) -> None:
 
 def leave(entry: Entry) -> None:
     """Turn a switch off, in whatever order and thread."""
-    entry.open = False
+    entry.close()
     _keep(kept())
 
 
@@ -107,7 +121,14 @@ def paused() -> Iterator[None]:
 
 
 def everywhere(entry: Entry | None) -> Entry | None:
-    """Make a switch that of all threads with none of their own, or None; what it was before."""
+    """Make a switch that of all threads with none of their own, or None; what it was before, which ends."""
     global _everywhere
     before, _everywhere = _everywhere, entry
+    if before is not None:
+        before.close()
     return before
+
+
+def tally_everywhere() -> bytearray | None:
+    """The tally of the switch of all threads."""
+    return None if _everywhere is None else _everywhere.tally

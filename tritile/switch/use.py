@@ -108,16 +108,18 @@ class use_in_torch:
         """
         entry = Entry(state.checked_policy(policy), _keys)
         overrides.install(_keys)
-        _ended(state.everywhere(entry))
+        _replaced(entry)
         return entry.report
 
     @staticmethod
     @untraced
     def nowhere() -> None:
         """Turn off what `everywhere` turned on; no error where that is off."""
-        _ended(state.everywhere(None))
+        _replaced(None)
 
 
-def _ended(before: Entry | None) -> None:
+def _replaced(entry: Entry | None) -> None:
+    before = state.everywhere(entry)
+    overrides.tell_everywhere()
     if before is not None:
         overrides.uninstall(before.keys)

@@ -1,0 +1,180 @@
+"""Calls that are left without asking Python: which, how they are counted, and how the library is built."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import tritile
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.switch import crossing as crossings
+from tritile.switch import overrides, routes, state
+
+KEYS = ("CPU",)
+A, WEIGHT, WIDE = torch.randn(16, 8), torch.randn(8, 4), torch.randn(17, 8)
+X = torch.randn(8, 512)
+
+
+@pytest.fixture
+def asked(crossing, monkeypatch):
+    """The calls of which Python was asked, with the library in use."""
+    calls = []
+
+    def heard(name):
+        def decide(*given):
+            calls.append(name)
+
+        return decide
+
+    monkeypatch.setattr(overrides.crossings, "library", lambda: crossing)
+    monkeypatch.setattr(routes, "product", heard("product"))
+    monkeypatch.setattr(routes, "copy", heard("copy"))
+    monkeypatch.setattr(routes, "brief_product", lambda *given: calls.append("asked") or False)
+    monkeypatch.setattr(routes, "brief_copy", lambda *given: calls.append("asked") or False)
+    return calls
+
+
+def switch(policy="expected"):
+    return tritile.use_in_torch(policy, _keys=KEYS)
+
+
+LITTLE = [
+    ("mm", lambda: A @ WEIGHT),
+    ("mm", lambda: torch.mm(A, WEIGHT, out=torch.empty(16, 4))),
+    ("bmm", lambda: torch.bmm(A[None], WEIGHT[None])),
+    ("addmm", lambda: torch.addmm(WEIGHT[:1], A, WEIGHT)),
+    ("baddbmm", lambda: torch.baddbmm(WEIGHT[:1], A[None], WEIGHT[None])),
+    ("clone", lambda: X.mT.contiguous()),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), LITTLE)
+def test_little_is_left_without_asking(asked, name, call):
+    wanted = call()
+    with switch() as report:
+        assert torch.equal(call(), wanted)
+        call()
+        rows = report.rows
+    assert not asked
+    assert rows == report.rows == [(name, False, "so little that the host's time decides", 2)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "call"),
+    [
+        ("FEW_ROWS", 15, lambda: A @ WEIGHT),
+        ("FEW_ROWS", 15, lambda: torch.addmm(WEIGHT[:1], A, WEIGHT)),
+        ("SMALL", 31, lambda: A @ WEIGHT),
+        ("SMALL", 31, lambda: torch.baddbmm(WEIGHT[:1], A[None], WEIGHT[None])),
+        ("LITTLE", 4 * 8 * 512 - 1, lambda: X.mT.contiguous()),
+    ],
+)
+def test_python_is_asked_of_more_than_that(asked, monkeypatch, limit, value, call):
+    wanted = call()
+    for most, heard in ((value + 1, False), (value, True)):
+        monkeypatch.setattr(routes, limit, most)
+        with switch() as report:
+            assert torch.equal(call(), wanted)
+        assert bool(asked) == heard
+        assert bool(report.rows) != heard
+
+
+def test_who_is_asked_goes_by_the_policy(asked):
+    with switch("always"):
+        A @ WEIGHT
+        X.mT.contiguous()
+        X.clone()  # keeps the order of its dimensions
+        assert asked == ["asked", "product", "asked", "copy"]
+        with switch("never"):
+            WIDE @ WEIGHT
+        with switch():
+            A @ WEIGHT
+    WIDE @ WEIGHT
+    assert len(asked) == 4
+
+
+def test_a_thread_without_a_switch_asks_nobody_but_of_the_one_everywhere(asked):
+    def elsewhere():
+        thread = threading.Thread(target=lambda: WIDE @ WEIGHT)
+        thread.start()
+        thread.join()
+        return len(asked)
+
+    with switch():
+        assert elsewhere() == 0
+        tritile.use_in_torch.everywhere(_keys=KEYS)
+        assert elsewhere() == 2
+        tritile.use_in_torch.everywhere("never", _keys=KEYS)
+        assert elsewhere() == 2
+        tritile.use_in_torch.nowhere()
+        assert elsewhere() == 2
+
+
+def test_a_switch_that_ended_elsewhere_counts_no_more(asked):
+    inner, done = switch(), threading.Event()
+    with switch("always"):
+        report = inner.__enter__()
+        A @ WEIGHT
+        thread = threading.Thread(target=lambda: (inner.__exit__(None, None, None), done.set()))
+        thread.start()
+        thread.join()
+        assert done.is_set()
+        assert not asked
+        A @ WEIGHT
+    assert asked == ["asked", "product"]
+    assert report.left == 1
+
+
+def test_the_tally_of_all_threads_outlives_its_switch(crossing):
+    tally = bytearray(state.Entry("always").tally)
+    crossing.everywhere(tally)
+    crossing.everywhere(None)
+    assert any(kept is tally for kept in crossing._told)
+
+
+def test_a_wrong_key_is_told_of(crossing):
+    with pytest.raises(RuntimeError, match="NoSuchKey"):
+        crossing.before("NoSuchKey")
+
+
+def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
+    started = []
+
+    def start(command, **words):
+        started.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setattr(crossings.subprocess, "Popen", start)
+    assert [crossings.library(), crossings.library()] == [None, None]
+    assert [command[0] for command in started] == [sys.executable]
+    with switch("always") as report, pytest.warns(tritile.errors.InterpreterWarning):
+        A @ WEIGHT
+    assert report.taken == 1
+
+
+def test_a_compiler_that_fails_is_asked_once(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(UnsupportedError, match=r"crossing\.cpp could not be compiled"):
+        crossings.build()
+    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
+    assert crossings.library() is None
+    assert "could not be compiled" in crossings._failed().read_text()
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(crossings.shutil, "which", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler here"):
+        crossings.build()
+
+
+def test_it_can_be_refused(monkeypatch):
+    monkeypatch.setattr(crossings, "path", lambda: pytest.fail("looked for"))
+    assert crossings.library() is None
+    monkeypatch.setenv("TRITILE_CROSSING", "no")
+    with pytest.raises(InvalidValueError, match="TRITILE_CROSSING is 'no': wanted 1 or 0"):
+        crossings.library()

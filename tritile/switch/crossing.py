@@ -1,0 +1,162 @@
+"""`crossing.cpp`: kernels at aten's operators by which a call that is left never comes to Python.
+
+From C++ to Python and back takes 3 to 4 us of a product, which is much of what torch takes for a small one.
+The library is built by a C++ compiler, for one version of torch and of Python, and kept in tritile's cache.
+A process that finds none starts another that builds it, and does with Python's kernels alone, as where there
+is no compiler.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.resources
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+from filelock import FileLock
+
+from tritile.errors import UnsupportedError, brief
+from tritile.settings import cache_dir, wants_crossing
+
+_SOURCE: Final = importlib.resources.files("tritile.switch") / "crossing.cpp"
+_TORCH: Final = Path(torch.__file__).parent
+_OPTIONS: Final = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+_SECONDS: Final = 300  # for a compiler, which takes 10 on a machine of today
+
+
+class Crossing:
+    """The library, loaded."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AttributeError for a file that is no such library."""
+        self._library = library = ctypes.PyDLL(str(path))
+        library.tritile_failure.restype = ctypes.c_char_p
+        library.tritile_limits.argtypes = (ctypes.c_int64,) * 3
+        library.tritile_everywhere.argtypes = (ctypes.py_object,)
+        library.tritile_before.argtypes = (ctypes.c_char_p,)
+        library.tritile_cross.argtypes = library.tritile_uncross.argtypes = (ctypes.c_void_p,)
+        library.tritile_before.restype = library.tritile_cross.restype = ctypes.c_void_p
+        library.tritile_limits.restype = library.tritile_everywhere.restype = None
+        library.tritile_uncross.restype = None
+        self._told: list[bytearray] = []
+
+    def _checked(self, pointer: int | None) -> int:
+        if pointer is None:
+            raise RuntimeError(self._library.tritile_failure().decode())
+        return pointer
+
+    def limit(self, rows: int, elements: int, bytes: int) -> None:
+        """What is brief: a product of so many rows by so many elements, a copy of so many bytes."""
+        self._library.tritile_limits(rows, elements, bytes)
+
+    def everywhere(self, tally: bytearray | None) -> None:
+        """The tally of the switch of all threads."""
+        if tally is not None:
+            self._told.append(tally)  # for good: another thread may be reading it
+        self._library.tritile_everywhere(tally)
+
+    def before(self, key: str) -> int:
+        """Note torch's kernels at a dispatch key: to be called before others are put there."""
+        return self._checked(self._library.tritile_before(key.encode()))
+
+    def cross(self, before: int) -> None:
+        """Put kernels there, above those that came since `before`."""
+        self._checked(self._library.tritile_cross(before))
+
+    def uncross(self, before: int) -> None:
+        """Take them away."""
+        self._library.tritile_uncross(before)
+
+
+def _command(out: str) -> list[str]:
+    """What a compiler is called with. Raises UnsupportedError where there is none."""
+    named = os.environ.get("CXX")
+    compiler = named or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
+    headers = _TORCH / "include"
+    folders = (headers, headers / "torch/csrc/api/include", sysconfig.get_paths()["include"])
+    defined = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
+    return [compiler, *_OPTIONS, defined, *(f"-I{f}" for f in folders), str(_SOURCE), *libraries, "-o", out]
+
+
+@functools.cache
+def _name() -> str:
+    by = (torch.__version__, torch.version.git_version, sys.implementation.cache_tag, platform.machine())
+    text = "\n".join((_SOURCE.read_text(), *_OPTIONS, *map(str, by)))
+    return f"crossing-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+
+
+def path() -> Path:
+    """Where the library lies, or is to lie: by its source, torch, Python and the processor."""
+    return cache_dir() / _name()
+
+
+def _failed() -> Path:
+    """Where it lies that the library could not be built, and why, so that nobody tries again."""
+    return path().with_suffix(".failed")
+
+
+def build(wait_s: float = _SECONDS) -> Path:
+    """Build the library, if it is not there; where it lies.
+
+    Raises UnsupportedError where there is no compiler, or it fails, and filelock.Timeout where another
+    process has been building for longer than `wait_s` seconds.
+    """
+    there = path()
+    there.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(there.with_suffix(".lock"), timeout=wait_s):
+        if not there.exists():
+            with tempfile.TemporaryDirectory(dir=there.parent, prefix="crossing-") as scratch:
+                made = Path(scratch, there.name)
+                _compile(made)
+                made.replace(there)
+    return there
+
+
+def _compile(made: Path) -> None:
+    try:
+        command = _command(str(made))
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if run.returncode:
+            raise UnsupportedError(f"{_SOURCE.name} could not be compiled: {run.stderr[-2000:]}")
+        Crossing(made)
+    except (UnsupportedError, OSError, AttributeError, subprocess.SubprocessError) as error:
+        _failed().write_text(brief(error))
+        raise UnsupportedError(f"no library for the switch: {brief(error)}") from error
+
+
+@functools.cache
+def _loaded(there: Path) -> Crossing:
+    return Crossing(there)
+
+
+@functools.cache
+def _building(there: Path) -> "subprocess.Popen[bytes]":
+    """The process that builds the library behind this one, and may outlast it."""
+    nothing = subprocess.DEVNULL
+    command = [sys.executable, "-c", f"from {__name__} import build; build(wait_s=0)"]
+    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
+def library() -> Crossing | None:
+    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then."""
+    if not wants_crossing():
+        return None
+    there = path()
+    if there.exists():
+        return _loaded(there)
+    if not _failed().exists():
+        with contextlib.suppress(OSError):
+            _building(there)
+    return None
