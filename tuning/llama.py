@@ -25,6 +25,8 @@ import transformers
 import tritile
 from tritile.device import gpu
 from tritile.report import environment
+from tritile.settings import wants_crossing
+from tritile.switch import crossing
 
 SIZES = {
     "ordinary": {
@@ -208,11 +210,20 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["prefill", "decode1", "decode16", "train"])
     parser.add_argument("--results", type=Path, help="the file that lines are kept in")
     wanted = parser.parse_args()
+    if wants_crossing():
+        crossing.build()
     model = made(wanted.model)
     parameters = sum(p.numel() for p in model.parameters())
-    lines = []
+    facts = {"model": wanted.model, "how": wanted.how, "parameters": parameters}
+    facts["env"] = environment.environment(gpu(0)) | {"transformers": transformers.__version__}
+
+    def note(line: dict) -> None:
+        print(json.dumps(line), flush=True)
+        if wanted.results:
+            keep(wanted.results, [facts | line])
+
     if wanted.how == "eager":
-        lines.append({"task": "errors"} | errors(model))
+        note({"task": "errors"} | errors(model))
     tasks = {
         "prefill": lambda: prefill(model, wanted.how),
         "decode1": lambda: decode(model, wanted.how, 1),
@@ -224,12 +235,7 @@ def main() -> None:
             continue  # torch captures whole training steps by other means
         torch._dynamo.reset()
         speeds = tasks[name]()
-        lines.append({"task": name, **speeds, "ratio": speeds["tritile"] / speeds["torch"]})
-        print(json.dumps(lines[-1]), flush=True)
-    facts = {"model": wanted.model, "how": wanted.how, "parameters": parameters}
-    facts["env"] = environment.environment(gpu(0)) | {"transformers": transformers.__version__}
-    if wanted.results:
-        keep(wanted.results, [facts | line for line in lines])
+        note({"task": name, **speeds, "ratio": speeds["tritile"] / speeds["torch"]})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What `tritile.use_in_torch` costs the host: microseconds a call, on the current GPU.
 
-    python tuning/switch_cost.py
+    python tuning/switch_cost.py                      # with its library in C++, which is built first
+    TRITILE_CROSSING=0 python tuning/switch_cost.py   # with kernels in Python alone
 
 Operands are so small that the GPU waits for the host. "torch": with no switch in the process; "off": with
-one on in another place, so that calls go through Python to torch's kernel; "left": inside one that leaves
-them; "taken": inside one that takes them. Medians of rounds in which all are measured in turn.
+one on in another place; "left": inside one that leaves them, of which products of 16 rows and small copies
+are left at a glance; "taken": inside one that takes them. Medians of rounds in which all are measured in
+turn.
 """
 
 import statistics
@@ -13,21 +15,26 @@ import time
 import torch
 
 import tritile
+from tritile.settings import wants_crossing
+from tritile.switch import crossing
 
 SIZE, CALLS, ROUNDS = 64, 400, 25
+POLICIES = {"off": "never", "left": "expected", "taken": "always"}
 
 
 def calls() -> dict:
     """What is timed, by name."""
     a, b, c = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    wide = a.float()
+    few, wide = a[:16], a.float()
     layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
     return {
         "mm": lambda: torch.mm(a, b),
+        "mm, 16 rows": lambda: torch.mm(few, b),
         "mm, out": lambda: torch.mm(a, b, out=c),
         "mm, fp32": lambda: torch.mm(wide, wide),
         "addmm": lambda: torch.addmm(c, a, b),
         "linear": lambda: layer(a),
+        "linear, 16 rows": lambda: layer(few),
         "bmm": lambda: torch.bmm(a[None], b[None]),
         "transposed, contiguous": lambda: a.mT.contiguous(),
         "clone": lambda: a.clone(),
@@ -50,7 +57,7 @@ def measured(call) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         times.setdefault("torch", []).append(host_us(call))
-        for name, policy in (("off", "never"), ("left", "expected"), ("taken", "always")):
+        for name, policy in POLICIES.items():
             with tritile.use_in_torch(policy):
                 call()
                 times.setdefault(name, []).append(host_us(call))
@@ -59,8 +66,11 @@ def measured(call) -> dict[str, float]:
 
 def main() -> None:
     """Print a table."""
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'':24}{'torch':>8}{'off':>8}{'left':>8}{'taken':>8}  us")
+    if wants_crossing():
+        crossing.build()
+    kernels = "C++" if crossing.library() else "Python"
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels in {kernels}")
+    print(f"{'':24}" + "".join(f"{name:>8}" for name in ("torch", *POLICIES)) + "  us")
     with torch.no_grad():
         for name, call in calls().items():
             found = measured(call)
