@@ -1,12 +1,17 @@
 """What every test gets: a store of its own, no mode from outside, and a skip where a GPU is missing."""
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
-import torch
 
-from tritile.switch import crossing as crossings
+for _library in ("OMP", "OPENBLAS"):  # small products, several test processes: one thread each
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+from tritile.switch import crossing as crossings  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
@@ -89,6 +90,23 @@ def _interpreted_library() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _patched_once() -> Iterator[None]:
+    """`triton.language` as the interpreter has it, for a kernel and for all functions that it calls.
+
+    Left to itself the interpreter looks through all of the language at every call of a function, which is
+    more than half of its time.
+    """
+    whole = interpreter._patch_lang
+    patched = whole(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: types.SimpleNamespace(restore=lambda: None)
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = whole
+        patched.restore()
+
+
+@contextlib.contextmanager
 def _summed_in_order() -> Iterator[None]:
     """Let `tl.dot` add products one after the other, as they come along K.
 
@@ -120,7 +138,7 @@ def interpret(
     """
     try:
         summed = _summed_in_order() if in_order else contextlib.nullcontext()
-        with library_lock, summed, _interpreted_library():
+        with library_lock, summed, _interpreted_library(), _patched_once():
             interpreted(kernel)[grid](*args, **kwargs)
     except InterpreterError as error:
         if "0-dimensional arrays" not in str(error):
