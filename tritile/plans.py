@@ -161,7 +161,7 @@ def nearest(problem: Tiled, device: Device, known: Iterable[Winner]) -> Plan | N
 def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
     """What the model would run in place of a neighbour's config: the likeliest of those that won somewhere.
 
-    They are a few hundred, looked through in 10 to 20 ms on one core, and the best of them is predicted to
+    They are a few hundred, looked through in some 20 ms on one core, and the best of them is predicted to
     take 1% longer than that of the whole space, whose thousands take ten times as long. Where fewer than
     `_MANY` are worth running here, it is the whole space's.
     """
