@@ -1,6 +1,8 @@
 """The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tritile import model, table
 from tritile.config import Config
@@ -10,11 +12,16 @@ from tritile.launch import KERNELS
 from tritile.markup import table_html
 from tritile.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
 from tritile.settings import current_mode
-from tritile.space import contenders, illegal, quantized, tile
+from tritile.space import contenders, illegal, quantized, tile, worthwhile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 
-_NEAR_DOUBLINGS = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
+_NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
+# How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
+# problems forgotten in turn, up to there a neighbour's config takes as long as the model's, and from 1.2 on
+# longer: `tuning/neighbours.py` counts, `tuning/NOTES.md` has its figures.
+OVERRULED: Final = 1.1
+_MANY: Final = 80  # configs that won somewhere, from which on the model need not look through the whole space
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,8 @@ class Plan:
     """What would run for a problem, and why.
 
     `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "near" (a
-    tuned neighbour's config), "model" (predicted), "interpreter" (host tensors).
+    tuned neighbour's config), "model" (predicted, as nothing near was measured, or what was is predicted to
+    be slow here: `why` tells), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
     source has none.
     """
@@ -109,18 +117,36 @@ def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     return kernel is not None and shipped.counts(problem.op, kernel.family, kernel.digest)
 
 
+Winner = tuple[Tiled, Config]
+
+
+def winners(problem: Tiled, device: Device) -> list[Winner]:
+    """Every tuned problem of the operation with its fastest config, where that is of a kernel that contends.
+
+    From what was measured here and from the shipped table, if that was measured.
+    """
+    kernels, families = KERNELS[problem.op].values(), contenders(problem)
+    known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
+    pairs = [(trial.problem, trial.config) for trial in known]
+    shipped = table.shipped(device)
+    if shipped is not None and shipped.measured:
+        pairs += [(entry.problem, entry.config) for entry in shipped.entries]
+    return [
+        (other, config)
+        for other, config in pairs
+        if not isinstance(other, KernelProblem) and other.op == problem.op and config.family in families
+    ]
+
+
 def near(problem: Tiled, device: Device) -> Plan | None:
     """The config of the nearest tuned problem of the same class, if near enough and legal here."""
-    kernels = KERNELS[problem.op].values()
-    known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
-    shipped = table.shipped(device)
-    known_pairs = [(trial.problem, trial.config) for trial in known]
-    if shipped is not None and shipped.measured:
-        known_pairs += [(entry.problem, entry.config) for entry in shipped.entries]
-    found, wanted, families = [], problem.kind, contenders(problem)
-    for other, config in known_pairs:
-        if isinstance(other, KernelProblem) or config.family not in families:
-            continue
+    return nearest(problem, device, winners(problem, device))
+
+
+def nearest(problem: Tiled, device: Device, known: Iterable[Winner]) -> Plan | None:
+    """As `near`, of what is known."""
+    found, wanted = [], problem.kind
+    for other, config in known:
         if other.kind == wanted:
             distance = doublings(problem, other)
             if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
@@ -132,11 +158,40 @@ def near(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, config, "near", device, None, why)
 
 
+def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
+    """What the model would run in place of a neighbour's config: the likeliest of those that won somewhere.
+
+    They are a few hundred, looked through in some 20 ms on one core, and the best of them is predicted to
+    take 1% longer than that of the whole space, whose thousands take ten times as long. Where fewer than
+    `_MANY` are worth running here, it is the whole space's.
+    """
+    configs = dict.fromkeys(config for _, config in known)
+    few = worthwhile(configs, problem, device)
+    return model.likeliest(few, problem, device) if len(few) >= _MANY else model.pick(problem, device)
+
+
 def predicted(problem: Tiled, device: Device) -> Plan:
     """What the model picks."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
     return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
+
+
+def _unmeasured(problem: Tiled, device: Device) -> Plan:
+    """The nearest tuned problem's config, but for where the model predicts another to be faster by far.
+
+    One row more than the neighbour has may take as many tiles again.
+    """
+    known = winners(problem, device)
+    close = nearest(problem, device, known)
+    if close is None:
+        return predicted(problem, device)
+    other = rival(problem, device, known)
+    us, slower = (model.predict_us(config, problem, device) for config in (other, close.config))
+    if slower <= OVERRULED * us:
+        return close
+    why = f"the model's prediction; {slower / us:.2f} times that for the config {close.why}"
+    return Plan(problem, other, "model", device, us, why)
 
 
 def interpreted(problem: Tiled) -> Plan:
@@ -177,7 +232,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    return (None if mode == "off" else near(problem, device)) or predicted(problem, device)
+    return predicted(problem, device) if mode == "off" else _unmeasured(problem, device)
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:

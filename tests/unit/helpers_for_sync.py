@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import distributed
 
 import tritile
-from tritile import plans
+from tritile import model, plans
 from tritile.config import Config
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import DeviceError, TritileError
@@ -24,11 +24,13 @@ from tritile.trial import Trial
 DEVICE = target_device("nvidia-h200")
 MATMUL = MatmulProblem(1, 1000, 600, 500, "bfloat16", "bfloat16")
 ELSEWHERE = replace(MATMUL, batch=7)
+SLOW = replace(MATMUL, batch=49)
 PERMUTE = PermuteProblem.turned(1, 3000, 500, 2)
 PROBLEMS = {
     "on all": MATMUL, "near it": replace(MATMUL, m=1200), "on 1": ELSEWHERE,
     "near that": replace(ELSEWHERE, n=700), "unseen": replace(MATMUL, dtype="float16", out_dtype="float16"),
-    "permute": PERMUTE, "near permute": PermuteProblem.turned(1, 3500, 500, 2),
+    "permute": PERMUTE, "near permute": PermuteProblem.turned(1, 4000, 500, 2),
+    "slow": SLOW, "near slow": replace(SLOW, m=1200),
 }  # fmt: skip
 
 
@@ -84,13 +86,14 @@ class Kernel:
 
 
 def fill(rank):
-    """Every rank remembers something else."""
-    first = {problem: legal_configs(problem, DEVICE) for problem in (MATMUL, ELSEWHERE, PERMUTE)}
-    measured(MATMUL, first[MATMUL][3 + rank])
-    measured(MATMUL, first[MATMUL][20 + rank], us=2.0)
-    measured(PERMUTE, first[PERMUTE][rank])
+    """Every rank remembers something else: configs that are fast for the neighbours too, and a slow one."""
+    fast = {name: model.ranked(problem, DEVICE) for name, problem in PROBLEMS.items() if "near" in name}
+    measured(MATMUL, fast["near it"][rank])
+    measured(MATMUL, fast["near it"][20 + rank], us=2.0)
+    measured(PERMUTE, fast["near permute"][rank])
+    measured(SLOW, fast["near slow"][-1 - rank])
     if rank == 1:
-        measured(ELSEWHERE, first[ELSEWHERE][5])
+        measured(ELSEWHERE, fast["near that"][0])
 
 
 def equal_plans(rank):

@@ -23,7 +23,7 @@ from tritile.problem import (
     problem_to_dict,
 )
 from tritile.settings import Rules, is_batch_invariant, rules
-from tritile.space import legal_configs
+from tritile.space import illegal, legal_configs
 from tritile.space.numerics import Numerics, canonical, numerics
 from tritile.store import Trial, store_of
 from tritile.table import Entry, Table
@@ -225,7 +225,7 @@ FREE = replace(HALF, invariant=False)
 
 
 def remember(problem, config, us):
-    digest = KERNELS[problem.op]["tile"].digest
+    digest = KERNELS[problem.op][config.family].digest
     when = "2026-01-01T00:00:00+00:00"
     store_of(HOPPER).add(digest, Trial(problem, config, us, measured_utc=when))
     tritile.forget()
@@ -248,11 +248,14 @@ def test_plans_take_what_was_measured_if_it_sums_so():
     assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
 
 
-@pytest.mark.parametrize(("config", "source"), [(OTHER, "model"), (GOOD, "near")])
-def test_neighbours_count_if_they_sum_so(config, source):
+@pytest.mark.parametrize(("so", "source"), [(False, "model"), (True, "near")])
+def test_neighbours_count_if_they_sum_so(so, source):
+    likely = model.ranked(FREE, HOPPER)
+    config = next(config for config in likely if (illegal(config, HALF, HOPPER) is None) == so)
     remember(replace(FREE, m=300), config, 1.0)
+    assert plans.near(FREE, HOPPER).config == config
+    assert (plans.near(HALF, HOPPER) is not None) == so
     assert planned(HALF)[0] == source
-    assert planned(FREE)[0] == "near"
 
 
 def test_shipped_configs_count_if_they_sum_so(monkeypatch):

@@ -197,12 +197,14 @@ def test_the_model_knows_the_obvious():
     assert model.predict_us(tile(), big, HOPPER) > model.predict_us(tile(), SQUARE, HOPPER)
 
 
-BEST, SECOND, NEAR, TABLED = tile(group=1), tile(n=128), tile(m=128), tile(k=64)
+BEST, SECOND, TABLED = tile(group=1), tile(n=128), tile(k=64)
+LIKELY = model.ranked(SQUARE, HOPPER)
+NEAR, SLOW = LIKELY[1], LIKELY[-1]  # one that the model lets a neighbour bring, and one that it does not
 NEIGHBOUR = replace(SQUARE, m=1536)
 
 
 def remember(problem, config, us, device=HOPPER, **rest):
-    digest = KERNELS[problem.op]["tile"].digest
+    digest = KERNELS[problem.op][config.family if config.family in KERNELS[problem.op] else "tile"].digest
     store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 
@@ -235,6 +237,41 @@ def test_each_rung_beats_the_next(monkeypatch):
     assert plans.plan_for(SQUARE, HOPPER).us == 20.0
 
 
+@pytest.mark.parametrize("config", [NEAR, SLOW], ids=["fast", "slow"])
+def test_a_neighbours_config_that_the_model_thinks_slow_here_is_passed_over(config):
+    us, pick_us = (model.predict_us(c, SQUARE, HOPPER) for c in (config, LIKELY[0]))
+    assert (us > plans.OVERRULED * pick_us) == (config is SLOW)
+    remember(NEIGHBOUR, config, 12.0)
+    found = plans.plan_for(SQUARE, HOPPER)
+    if config is SLOW:
+        assert (found.source, found.config, found.us) == ("model", LIKELY[0], pick_us)
+        assert f"{us / pick_us:.2f} times" in found.why
+        assert NEIGHBOUR.label in found.why
+    else:
+        assert (found.source, found.config, found.us) == ("near", NEAR, None)
+
+
+def test_one_row_more_than_a_neighbour_has_is_no_reason_for_a_row_of_tiles_more():
+    rows = replace(SQUARE, m=64, n=4096, k=4096, b_layout="column")
+    more = replace(rows, m=65)
+    best = next(config for config in model.ranked(rows, HOPPER) if config["BLOCK_M"] == 64)
+    remember(rows, best, 12.0)
+    found = plans.plan_for(more, HOPPER)
+    assert found.us < model.predict_us(best, more, HOPPER) / plans.OVERRULED
+    assert planned(replace(rows, m=63)) == ("near", best)
+
+
+def test_where_many_configs_won_somewhere_the_likeliest_of_those_takes_a_slow_neighbours_place(monkeypatch):
+    known = LIKELY[3 : 2 + plans._MANY]  # with the slow one as many as are enough
+    elsewhere = [(replace(FP32, m=i), config) for i, config in enumerate(known, 1)]
+    ship(monkeypatch, (NEIGHBOUR, SLOW), *elsewhere[1:])
+    assert planned() == ("model", LIKELY[0])  # one too few
+    tritile.forget()
+    ship(monkeypatch, (NEIGHBOUR, SLOW), *elsewhere)
+    assert planned() == ("model", LIKELY[3])
+    assert planned(replace(SQUARE, dtype="bfloat16"))[1] == LIKELY[0]  # has no neighbour to pass over
+
+
 def test_a_plan_is_remembered_until_forgotten():
     first = plans.plan_for(SQUARE, HOPPER)
     remember(SQUARE, BEST, 20.0)
@@ -261,15 +298,15 @@ def test_a_neighbour_differs_in_sizes_alone_and_not_by_much(change):
 
 
 def test_the_nearest_neighbour_counts():
-    remember(replace(SQUARE, m=2048), SECOND, 1.0)
+    remember(replace(SQUARE, m=2048), LIKELY[0], 1.0)
     remember(replace(SQUARE, m=1100), NEAR, 99.0)
     assert planned() == ("near", NEAR)
 
 
 def test_a_tables_neighbours_count_if_measured(monkeypatch):
-    ship(monkeypatch, (NEIGHBOUR, TABLED))
-    assert planned() == ("near", TABLED)
-    ship(monkeypatch, (NEIGHBOUR, TABLED), measured=False)
+    ship(monkeypatch, (NEIGHBOUR, NEAR))
+    assert planned() == ("near", NEAR)
+    ship(monkeypatch, (NEIGHBOUR, NEAR), measured=False)
     tritile.forget()
     assert planned()[0] == "model"
 

@@ -4,6 +4,7 @@ Each family of kernels has a module of its own here: its configs, what makes one
 one pointless.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from tritile.config import Config
@@ -75,14 +76,26 @@ def invariant(problem: Tiled) -> bool:
     return not isinstance(problem, PermuteProblem) and problem.invariant
 
 
+def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
+    """Those of some configs that are legal, and of which no other does the same or strictly less work."""
+    modules, roomy = {module.NAME: module for module in _MODULES[problem.op]}, _roomy(problem, device)
+    legal = (config for config in configs if illegal(config, problem, device) is None)
+    return [config for config in legal if not modules[config.family].pointless(config, roomy, device)]
+
+
+def _roomy(problem: Tiled, device: Device) -> Tiled:
+    """What tells which configs are pointless for a problem."""
+    core = _core(problem)
+    return numerics.roomy(core, device) if invariant(problem) else core
+
+
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """Every config of the space, or of one family, worth running for this problem on this device.
 
     A family that is named need be no contender.
     Raises UnsupportedError, with the reason, where none is legal.
     """
-    core = _core(problem)
-    roomy = numerics.roomy(core, device) if invariant(problem) else core
+    roomy = _roomy(problem, device)
     names = contenders(problem) if family is None else (family,)
     families = [module for module in _MODULES[problem.op] if module.NAME in names]
     found: list[Config] = []

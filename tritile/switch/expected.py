@@ -52,7 +52,7 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
 
     - fp32 and fp64 in full precision: left (0.2 to 0.9 from 512 up, `square`, `ragged`, `fp64`).
     - a problem that was measured, by its measurement, where the config is a measured one, or is
-      the model's pick now as it was then.
+      chosen by the model now as it was then.
     - 16-bit operands of which one has rows that do not start on 8 bytes, on Hopper: taken (1.2 to 5.3,
       `ragged`; 1.97 and more with an epilogue).
     - one that differs from a measured problem by less than a doubling of sizes in all: by that one's ratio.
