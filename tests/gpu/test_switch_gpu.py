@@ -242,3 +242,20 @@ def test_products_of_few_rows_are_left_at_a_glance_but_where_captured():
     with tritile.use_in_torch("always") as report:
         a @ b
     assert report.taken == 1
+
+
+def test_little_on_a_side_stream_is_left_and_in_a_capture_judged():
+    a, b = torch.randn(16, 1500, device="cuda").half(), torch.randn(1500, 4001, device="cuda").half()
+    wanted, brief = a @ b, "so little that the host's time decides"
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with tritile.use_in_torch() as report, torch.cuda.stream(side):
+        got = a @ b
+    side.synchronize()
+    assert torch.equal(got, wanted)
+    assert [(row.why, row.calls) for row in report.rows] == [(brief, 1)]
+    with tritile.use_in_torch() as report, torch.cuda.graph(graph):
+        got = a @ b
+    graph.replay()
+    assert_product(got, a, b)
+    assert brief not in {row.why for row in report.rows}

@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 from tritile import cli, errors, launch, table
 from tritile.config import Config
+from tritile.deploy import fill as deployment
 from tritile.device import target_device
 from tritile.measure.log import logged
 from tritile.problem import MatmulProblem
 from tritile.store import Store, store_of
 from tritile.subject.space import ProblemSpace
 from tritile.trial import Trial
+from tritile.tune import tuner
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
@@ -24,8 +26,8 @@ CONFIG = Config.of(family="tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 
-def run(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+def run(*arguments, **words):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **words)
 
 
 def remember(store, problem=PROBLEM, us=7.5, config=CONFIG, **rest):
@@ -76,6 +78,51 @@ def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
     assert made.device["name"] == "NVIDIA H200"
     (entry,) = made.entries
     assert (entry.problem.m, entry.problem.n, entry.problem.k, entry.us) == (512, 256, 128, None)
+
+
+MIXED = """
+[[cases]]
+op = "matmul"
+dtypes = ["float32"]
+layouts = ["NN"]
+precisions = ["fp16x3", "tf32"]
+squares = [512]
+
+[[cases]]
+op = "permute"
+dtypes = ["float16"]
+shapes = [[64, 32]]
+dims = [[1, 0]]
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch, by):
+    monkeypatch.setattr(tuner, "predict", lambda problem, device, pool: (CONFIG, []))
+    output, option = tmp_path / "predicted.json", ["--batch-invariant"]
+    if by == "environment":
+        monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
+        option = []
+    (tmp_path / "mixed.toml").write_text(MIXED)
+    given = ("--target", "nvidia-h200", "--suites", tmp_path, "--suite", "mixed", "--output", output)
+    result = run("tune", *given, *option)
+    assert result.exit_code == 0, result.output
+    assert "fp16x3: left out" in " ".join(result.output.split())
+    assert [getattr(e.problem, "invariant", None) for e in table.read(output).entries] == [True, None]
+
+
+def test_compile_for_batch_invariant_calls(tmp_path, monkeypatch):
+    asked = []
+
+    def check(entries, device, folder, at):
+        asked.extend(entries)
+        return deployment.Found()
+
+    monkeypatch.setattr(deployment, "check", check)
+    run("compile", "64x48x32", "--batch-invariant", "--target", "nvidia-h200", "--check", tmp_path)
+    assert [problem.invariant for problem, _ in asked] == [True]
+    with pytest.raises(errors.InvalidValueError, match="--batch-invariant is for shapes or suites"):
+        run("compile", "--batch-invariant", "--target", "h", "--check", tmp_path, catch_exceptions=False)
 
 
 def test_show_lists_the_best_of_each_problem():

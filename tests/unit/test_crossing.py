@@ -1,14 +1,14 @@
 """Calls that are left without asking Python: which, how they are counted, and how the library is built."""
 
-import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
 
 import tritile
-from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.switch import crossing as crossings
 from tritile.switch import overrides, routes, state
 
@@ -144,7 +144,7 @@ def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
 
     def start(command, **words):
         started.append(command)
-        return subprocess.CompletedProcess(command, 0)
+        return types.SimpleNamespace(wait=lambda: 0)
 
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(crossings.subprocess, "Popen", start)
@@ -168,8 +168,20 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
 def test_no_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(crossings.shutil, "which", lambda name: None)
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
     with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler here"):
         crossings.build()
+    assert not crossings._failed().exists()  # one may come
+    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    assert crossings.library() is None
+
+
+def test_a_damaged_library_is_removed_with_a_warning(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    crossings.path().write_bytes(b"damaged")
+    with pytest.warns(StoreWarning, match=r"crossing-.*\.so is removed, as it is damaged"):
+        assert crossings.library() is None
+    assert not crossings.path().exists()
 
 
 def test_it_can_be_refused(monkeypatch):

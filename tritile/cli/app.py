@@ -1,7 +1,7 @@
 """What the commands share: the app, options, the console, progress and stopping."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,9 @@ from rich.progress import (
 from tritile import device as devices
 from tritile.device import Device
 from tritile.errors import InvalidValueError
+from tritile.problem import Tiled
+from tritile.settings import is_batch_invariant
+from tritile.space import numerics
 from tritile.tune import suites
 
 TUNING = Path(__file__).parents[2] / "tuning"
@@ -50,6 +53,14 @@ Target = Annotated[
     typer.Option(help=f"A GPU that need not be here: {', '.join(devices.TARGETS)}. Predicts and compiles."),
 ]
 
+BatchInvariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-invariant/--any-batch",
+        help="For calls inside tritile.batch_invariant(). Default: as TRITILE_BATCH_INVARIANT says.",
+    ),
+]
+
 
 def cases_of(
     shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str
@@ -62,6 +73,20 @@ def cases_of(
             f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
         )
     return given + suites.find(wanted, folder)
+
+
+def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:
+    """The problems of cases, each once: those of batch-invariant calls, if so asked or set for the process.
+
+    Told, and left out, are products that no batch-invariant call can ask for.
+    """
+    problems = dict.fromkeys(case.problem for case in cases)
+    if not (is_batch_invariant() if invariant is None else invariant):
+        return list(problems)
+    refused = [problem for problem in problems if numerics.by_data(problem)]
+    for problem in refused:
+        console.print(f"{problem.label}: left out, as no batch-invariant call has its precision")
+    return [numerics.in_one_way(problem) for problem in problems if problem not in refused]
 
 
 def progress() -> Progress:

@@ -9,6 +9,7 @@ from tritile import device as devices
 from tritile import plans, table
 from tritile.cli.app import (
     SUITES,
+    BatchInvariant,
     Directory,
     Dtype,
     Layout,
@@ -18,6 +19,7 @@ from tritile.cli.app import (
     app,
     cases_of,
     console,
+    problems_of,
     progress,
 )
 from tritile.deploy import fill as deployment
@@ -99,6 +101,7 @@ def compile_(
     whole: Annotated[
         bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
     ] = False,
+    batch_invariant: BatchInvariant = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
 ) -> None:
     """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
@@ -106,17 +109,20 @@ def compile_(
         raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
+    named = bool(shapes or suite)
+    if batch_invariant and not named:
+        raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
     given = table.read(from_table) if from_table else None
     device = _device(target, given)
-    named = bool(shapes or suite)
     if given is None and not named:
         given = _shipped(device)
     entries: list[deployment.Entry] = []
     for entry in given.entries if given else ():
         if isinstance(entry.problem, Tiled):
             entries.append((entry.problem, entry.config))
-    for case in cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else ():
-        plan = plans.plan_for(case.problem, device, "cached")
+    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else []
+    for problem in problems_of(cases, batch_invariant):
+        plan = plans.plan_for(problem, device, "cached")
         assert plan is not None
         entries.append((plan.problem, plan.config))
     entries = list(dict.fromkeys(entries))

@@ -17,6 +17,7 @@ from tritile import device as devices
 from tritile import launch, table
 from tritile.cli.app import (
     SUITES,
+    BatchInvariant,
     Directory,
     Dtype,
     Layout,
@@ -28,6 +29,7 @@ from tritile.cli.app import (
     cases_of,
     console,
     interruptible,
+    problems_of,
     progress,
 )
 from tritile.device import Device
@@ -102,8 +104,7 @@ class _Wish:
     nursery: Nursery
 
 
-def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[Tiled]:
-    problems = list(dict.fromkeys(case.problem for case in cases))
+def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
         f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
@@ -111,9 +112,9 @@ def _todo(cases: list[suites.Case], device: Device, force: bool) -> list[Tiled]:
     return todo
 
 
-def _tune_here(cases: list[suites.Case], device: Device, wish: _Wish) -> int:
+def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     """Tune on the current GPU; how many problems are left."""
-    todo, failed = _todo(cases, device, wish.force), 0
+    todo, failed = _todo(problems, device, wish.force), 0
     watch = _Watch(keeper(store_of(device), wish.log))
     with (
         interruptible() as keep_on,
@@ -150,9 +151,9 @@ def _largest_first(problems: list[Tiled], ranks: int) -> list[Tiled]:
     return [p for one in parts for p in sorted((problems[i] for i in one), key=_seconds, reverse=True)]
 
 
-def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: Place) -> int:
+def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Place) -> int:
     """This rank's part in tuning on many GPUs, started by torchrun; how many problems nobody could tune."""
-    todo = _largest_first(_todo(cases, device, wish.force), place.size)
+    todo = _largest_first(_todo(problems, device, wish.force), place.size)
     store, failed = store_of(device), 0
     deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
     jobs = wish.jobs or max(1, min(16, (os.cpu_count() or 1) // place.local_size))
@@ -177,8 +178,7 @@ def _tune_shared(cases: list[suites.Case], device: Device, wish: _Wish, place: P
     return failed + left
 
 
-def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: int, nursery: Nursery) -> int:
-    problems = list(dict.fromkeys(case.problem for case in cases))
+def _tune_target(problems: list[Tiled], device: Device, output: Path, jobs: int, nursery: Nursery) -> int:
     console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
     entries, failed = [], 0
     with CompilePool(jobs or None, nursery) as pool, progress() as bar:
@@ -199,8 +199,7 @@ def _tune_target(cases: list[suites.Case], device: Device, output: Path, jobs: i
     return failed
 
 
-def _study(cases: list[suites.Case], device: Device, wish: _Wish, output: Path, folder: Path) -> None:
-    problems = list(dict.fromkeys(case.problem for case in cases))
+def _study(problems: list[Tiled], device: Device, wish: _Wish, output: Path, folder: Path) -> None:
     timed = [case.problem for case in suites.find([TIMED_SUITE], folder) if case.layout == "NT"]
 
     def say(text: str) -> None:
@@ -247,6 +246,7 @@ def tune(
     output: Annotated[
         Path | None, typer.Option(help="With --target: the table to write; with --study: the figures.")
     ] = None,
+    batch_invariant: BatchInvariant = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
@@ -266,11 +266,14 @@ def tune(
     cases = [c for c in cases_of(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
     if not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
+    problems = problems_of(cases, batch_invariant)
     if target is not None:
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(cases, device, output or Path(f"{device.slug}-predicted.json"), jobs, nursery)
+        failed = _tune_target(
+            problems, device, output or Path(f"{device.slug}-predicted.json"), jobs, nursery
+        )
     else:
         place = Place.from_environment()
         if study and place is not None:
@@ -287,7 +290,9 @@ def tune(
             rules = whole(replace(rules, problem_s=math.inf))
         wish = _Wish(budget, force, jobs or None, rules, log, nursery)
         if study:
-            return _study(cases, here, wish, output or Path("study.json"), suites_dir)
-        failed = _tune_here(cases, here, wish) if place is None else _tune_shared(cases, here, wish, place)
+            return _study(problems, here, wish, output or Path("study.json"), suites_dir)
+        failed = (
+            _tune_here(problems, here, wish) if place is None else _tune_shared(problems, here, wish, place)
+        )
     if failed:
         raise typer.Exit(1)

@@ -81,6 +81,12 @@ def by_data(problem: Tiled) -> bool:
     return isinstance(problem, MatmulProblem) and problem.precision.removesuffix(THREE) in BY_DATA
 
 
+def in_one_way(problem: Tiled) -> Tiled:
+    """The problem of a batch-invariant call; a permutation's is the same."""
+    found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
+    return found
+
+
 def _has_warpgroups(device: Device) -> bool:
     return 90 <= device.nvidia < 120
 

@@ -13,18 +13,21 @@ import hashlib
 import importlib.resources
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import warnings
 from pathlib import Path
 from typing import Final
 
 import torch
 from filelock import FileLock
 
-from tritile.errors import UnsupportedError, brief
+from tritile.errors import StoreWarning, UnsupportedError, brief
 from tritile.settings import cache_dir, wants_crossing
 
 _SOURCE: Final = importlib.resources.files("tritile.switch") / "crossing.cpp"
@@ -77,17 +80,17 @@ class Crossing:
         self._library.tritile_uncross(before)
 
 
-def _command(out: str) -> list[str]:
-    """What a compiler is called with. Raises UnsupportedError where there is none."""
-    named = os.environ.get("CXX")
-    compiler = named or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-    if compiler is None:
-        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+
+
+def _command(compiler: str, out: Path) -> list[str]:
     headers = _TORCH / "include"
     folders = (headers, headers / "torch/csrc/api/include", sysconfig.get_paths()["include"])
     defined = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
-    return [compiler, *_OPTIONS, defined, *(f"-I{f}" for f in folders), str(_SOURCE), *libraries, "-o", out]
+    included = [f"-I{folder}" for folder in folders]
+    return [compiler, *_OPTIONS, defined, *included, str(_SOURCE), *libraries, "-o", str(out)]
 
 
 @functools.cache
@@ -103,7 +106,7 @@ def path() -> Path:
 
 
 def _failed() -> Path:
-    """Where it lies that the library could not be built, and why, so that nobody tries again."""
+    """Where it lies that the library could not be built, how and why, so that nobody tries again."""
     return path().with_suffix(".failed")
 
 
@@ -125,14 +128,17 @@ def build(wait_s: float = _SECONDS) -> Path:
 
 
 def _compile(made: Path) -> None:
+    compiler = _compiler()
+    if compiler is None:
+        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
     try:
-        command = _command(str(made))
+        command = _command(compiler, made)
         run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         if run.returncode:
             raise UnsupportedError(f"{_SOURCE.name} could not be compiled: {run.stderr[-2000:]}")
         Crossing(made)
     except (UnsupportedError, OSError, AttributeError, subprocess.SubprocessError) as error:
-        _failed().write_text(brief(error))
+        _failed().write_text(f"{shlex.join(command)}\n{brief(error)}\n")
         raise UnsupportedError(f"no library for the switch: {brief(error)}") from error
 
 
@@ -142,21 +148,31 @@ def _loaded(there: Path) -> Crossing:
 
 
 @functools.cache
-def _building(there: Path) -> "subprocess.Popen[bytes]":
-    """The process that builds the library behind this one, and may outlast it."""
+def _building(there: Path) -> None:
+    """Start a process that builds the library behind this one, and may outlast it."""
     nothing = subprocess.DEVNULL
     command = [sys.executable, "-c", f"from {__name__} import build; build(wait_s=0)"]
-    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    with contextlib.suppress(OSError):
+        process = subprocess.Popen(
+            command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
 
 
 def library() -> Crossing | None:
-    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then."""
+    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
+
+    A damaged one is removed, with a StoreWarning.
+    """
     if not wants_crossing():
         return None
     there = path()
     if there.exists():
-        return _loaded(there)
-    if not _failed().exists():
-        with contextlib.suppress(OSError):
-            _building(there)
+        try:
+            return _loaded(there)
+        except (OSError, AttributeError) as error:
+            there.unlink(missing_ok=True)
+            warnings.warn(f"{there} is removed, as it is damaged: {brief(error)}", StoreWarning, stacklevel=2)
+    elif _compiler() is not None and not _failed().exists():
+        _building(there)
     return None
