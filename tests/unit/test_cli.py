@@ -266,6 +266,7 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
     result = run("doctor")
     assert result.exit_code == 0, result.output
     assert "runs on" in result.output
+    assert "not wanted" in result.output  # a library for use_in_torch, by tests
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(blocked / "cache"))

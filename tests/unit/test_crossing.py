@@ -164,6 +164,7 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
     monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
     assert crossings.library() is None
     assert "could not be compiled" in crossings._failed().read_text()
+    assert str(crossings._failed()) in crossings.state()[1]
 
 
 def test_no_compiler(monkeypatch):
@@ -175,11 +176,14 @@ def test_no_compiler(monkeypatch):
     assert not crossings._failed().exists()  # one may come
     monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
     assert crossings.library() is None
+    assert crossings.state()[0] == "no C++ compiler"
 
 
 def test_a_damaged_library_is_removed_with_a_warning(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
+    assert crossings.state()[0] == "not built"
     crossings.path().write_bytes(b"damaged")
+    assert crossings.state() == ("built", "")
     with pytest.warns(StoreWarning, match=r"crossing-.*\.so is removed, as it is damaged"):
         assert crossings.library() is None
     assert not crossings.path().exists()
@@ -188,6 +192,7 @@ def test_a_damaged_library_is_removed_with_a_warning(monkeypatch):
 def test_it_can_be_refused(monkeypatch):
     monkeypatch.setattr(crossings, "path", lambda: pytest.fail("looked for"))
     assert crossings.library() is None
+    assert crossings.state()[0] == "not wanted"
     monkeypatch.setenv("TRITILE_CROSSING", "no")
     with pytest.raises(InvalidValueError, match="TRITILE_CROSSING is 'no': wanted 1 or 0"):
         crossings.library()

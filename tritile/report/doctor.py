@@ -15,6 +15,7 @@ from tritile import table
 from tritile.errors import brief
 from tritile.report.environment import environment
 from tritile.store import store_of
+from tritile.switch import crossing
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ def _kernel() -> Finding:
     return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
 
 
+def _switch() -> Finding:
+    found, advice = crossing.state()
+    return Finding("use_in_torch in C++", found, True, advice)
+
+
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache folder, and a kernel that is really run."""
-    return [*_versions(), *_gpu(), _cache(cache), _kernel()]
+    """Look at versions, GPU, cache folder, the switch's library, and a kernel that is really run."""
+    return [*_versions(), *_gpu(), _cache(cache), _switch(), _kernel()]

@@ -159,6 +159,22 @@ def _building(there: Path) -> None:
         threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
 
 
+def state() -> tuple[str, str]:
+    """What there is of the library, and what to do about that, "" where there is nothing to do."""
+    if not wants_crossing():
+        return "not wanted", "TRITILE_CROSSING is 0"
+    if path().exists():
+        return "built", ""
+    if _failed().exists():
+        return "could not be built", f"{_failed()} tells why; remove it to try again"
+    if _compiler() is None:
+        return (
+            "no C++ compiler",
+            "use_in_torch does with Python; g++ or clang++ makes calls that are left faster",
+        )
+    return "not built", "the first use_in_torch starts that"
+
+
 def library() -> Crossing | None:
     """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
 
