@@ -28,6 +28,7 @@ def _nothing_stays(request, monkeypatch):
     before = torch._C._dispatch_dump("aten::mm")
     yield
     tritile.use_in_torch.nowhere()
+    overrides.remove_unwanted()
     assert torch._C._dispatch_dump("aten::mm") == before
     assert state.active() is None
     assert not overrides._libraries

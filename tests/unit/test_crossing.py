@@ -1,8 +1,10 @@
 """Calls that are left without asking Python: which, how they are counted, and how the library is built."""
 
+import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def asked(crossing, monkeypatch):
     monkeypatch.setattr(routes, "copy", heard("copy"))
     monkeypatch.setattr(routes, "brief_product", lambda *given: calls.append("asked") or False)
     monkeypatch.setattr(routes, "brief_copy", lambda *given: calls.append("asked") or False)
-    return calls
+    yield calls
+    overrides.remove_unwanted()
+    assert not overrides._libraries
 
 
 def switch(policy="expected"):
@@ -76,6 +80,7 @@ def test_python_is_asked_of_more_than_that(asked, monkeypatch, limit, value, cal
     wanted = call()
     for most, heard in ((value + 1, False), (value, True)):
         monkeypatch.setattr(routes, limit, most)
+        overrides.remove_unwanted()
         with switch() as report:
             assert torch.equal(call(), wanted)
         assert bool(asked) == heard
@@ -128,11 +133,29 @@ def test_a_switch_that_ended_elsewhere_counts_no_more(asked):
     assert report.left == 1
 
 
-def test_the_tally_of_all_threads_outlives_its_switch(crossing):
-    tally = bytearray(state.Entry("always").tally)
-    crossing.everywhere(tally)
-    crossing.everywhere(None)
-    assert any(kept is tally for kept in crossing._told)
+def test_kernels_in_cpp_stay_and_ask_nobody_without_a_switch(asked):
+    for _ in range(2):
+        with switch("always"):
+            A @ WEIGHT
+        WIDE @ WEIGHT
+    assert asked == ["asked", "product"] * 2
+    assert list(overrides._libraries) == ["CPU"]
+    assert state.active() is None
+
+
+def test_a_program_may_multiply_to_its_end(crossing, monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(Path(crossing._library._name).parent))
+    code = (
+        "import atexit\n"
+        "atexit.register(lambda: print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()))\n"
+        "import torch, tritile\n"
+        "tritile.use_in_torch.everywhere(_keys=('CPU',))\n"
+        "from tritile.switch import overrides\n"
+        "print(overrides._libraries['CPU'].crossing is not None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True", "8.0"], "")
 
 
 def test_a_wrong_key_is_told_of(crossing):
@@ -141,16 +164,18 @@ def test_a_wrong_key_is_told_of(crossing):
 
 
 def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
-    started = []
+    started, environments = [], []
 
-    def start(command, **words):
+    def start(command, env, **words):
         started.append(command)
+        environments.append(env)
         return types.SimpleNamespace(wait=lambda: 0)
 
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(crossings.subprocess, "Popen", start)
     assert [crossings.library(), crossings.library()] == [None, None]
-    assert [command[0] for command in started] == [sys.executable]
+    assert [command[:3] for command in started] == [[sys.executable, "-P", "-c"]]  # not of where it runs
+    assert [given["TRITILE_CROSSING"] for given in environments] == ["0"]
     with switch("always") as report:
         A @ WEIGHT
     assert report.taken == 1
@@ -163,7 +188,7 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
         crossings.build()
     monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
     assert crossings.library() is None
-    assert "could not be compiled" in crossings._failed().read_text()
+    assert "false -O2" in crossings._failed().read_text()
     assert str(crossings._failed()) in crossings.state()[1]
 
 
@@ -179,14 +204,45 @@ def test_no_compiler(monkeypatch):
     assert crossings.state()[0] == "no C++ compiler"
 
 
-def test_a_damaged_library_is_removed_with_a_warning(monkeypatch):
+def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
+    killed = tmp_path / "compiler"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{killed} --fast")
+    with pytest.raises(UnsupportedError, match="could not be compiled"):
+        crossings.build()
+    assert not crossings._failed().exists()
+    assert crossings._command("ccache g++", tmp_path)[:2] == ["ccache", "g++"]
+
+
+def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     assert crossings.state()[0] == "not built"
     crossings.path().write_bytes(b"damaged")
     assert crossings.state() == ("built", "")
-    with pytest.warns(StoreWarning, match=r"crossing-.*\.so is removed, as it is damaged"):
-        assert crossings.library() is None
-    assert not crossings.path().exists()
+    with pytest.warns(StoreWarning, match=r"crossing-.*\.so cannot be loaded") as told:
+        assert [crossings.library(), crossings.library()] == [None, None]
+    assert len(told) == 1
+    assert crossings.path().exists()  # another machine that shares the folder may be able to
+
+
+def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
+    def refuse(path):
+        raise PermissionError(path)
+
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setattr(crossings, "FileLock", lambda file, timeout: refuse(file))
+    monkeypatch.setattr(crossings.Path, "exists", refuse)
+    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    assert crossings.library() is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", None)])
+def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, name, value):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setattr(sys, name, value, raising=False)
+    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
+    assert crossings.library() is None
 
 
 def test_it_can_be_refused(monkeypatch):

@@ -51,6 +51,7 @@ def _nothing_stays(request, monkeypatch):
     before = [torch._C._dispatch_dump(f"aten::{name}") for name in ("mm", "addmm.out", "clone")]
     yield
     tritile.use_in_torch.nowhere()
+    overrides.remove_unwanted()
     assert before == [torch._C._dispatch_dump(f"aten::{name}") for name in ("mm", "addmm.out", "clone")]
     assert state.active() is None
     assert not overrides._libraries

@@ -166,9 +166,13 @@ EXPORTED void tritile_limits(int64_t rows, int64_t elements, int64_t bytes) {
   limits = {rows, elements, bytes};
 }
 
-// The switch of all threads: a bytearray that stays alive, or null.
+// The switch of all threads: a bytearray, or None. It lives for good, as another thread may be reading it.
 EXPORTED void tritile_everywhere(PyObject* tally) {
-  Tally* found = tally == Py_None ? nullptr : reinterpret_cast<Tally*>(PyByteArray_AS_STRING(tally));
+  Tally* found = nullptr;
+  if (tally != Py_None) {
+    Py_INCREF(tally);
+    found = reinterpret_cast<Tally*>(PyByteArray_AS_STRING(tally));
+  }
   everywhere.store(found, std::memory_order_release);
 }
 

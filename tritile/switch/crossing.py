@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from tritile.errors import StoreWarning, UnsupportedError, brief
 from tritile.settings import cache_dir, wants_crossing
@@ -41,7 +41,7 @@ class Crossing:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or AttributeError for a file that is no such library."""
-        self._library = library = ctypes.PyDLL(str(path))
+        self._library = library = ctypes.PyDLL(str(path.absolute()))
         library.tritile_failure.restype = ctypes.c_char_p
         library.tritile_limits.argtypes = (ctypes.c_int64,) * 3
         library.tritile_everywhere.argtypes = (ctypes.py_object,)
@@ -50,7 +50,6 @@ class Crossing:
         library.tritile_before.restype = library.tritile_cross.restype = ctypes.c_void_p
         library.tritile_limits.restype = library.tritile_everywhere.restype = None
         library.tritile_uncross.restype = None
-        self._told: list[bytearray] = []
 
     def _checked(self, pointer: int | None) -> int:
         if pointer is None:
@@ -62,9 +61,7 @@ class Crossing:
         self._library.tritile_limits(rows, elements, bytes)
 
     def everywhere(self, tally: bytearray | None) -> None:
-        """The tally of the switch of all threads."""
-        if tally is not None:
-            self._told.append(tally)  # for good: another thread may be reading it
+        """The tally of the switch of all threads, which lives for good: another thread may be reading it."""
         self._library.tritile_everywhere(tally)
 
     def before(self, key: str) -> int:
@@ -90,13 +87,15 @@ def _command(compiler: str, out: Path) -> list[str]:
     defined = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
     included = [f"-I{folder}" for folder in folders]
-    return [compiler, *_OPTIONS, defined, *included, str(_SOURCE), *libraries, "-o", str(out)]
+    named = shlex.split(compiler)  # "ccache g++" too
+    return [*named, *_OPTIONS, defined, *included, str(_SOURCE), *libraries, "-o", str(out)]
 
 
 @functools.cache
 def _name() -> str:
-    by = (torch.__version__, torch.version.git_version, sys.implementation.cache_tag, platform.machine())
-    text = "\n".join((_SOURCE.read_text(), *_OPTIONS, *map(str, by)))
+    of_torch = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
+    made_for = (*of_torch, sysconfig.get_config_var("SOABI"), platform.machine())
+    text = "\n".join((_SOURCE.read_text(), *_OPTIONS, *map(str, made_for)))
     return f"crossing-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
 
 
@@ -106,15 +105,23 @@ def path() -> Path:
 
 
 def _failed() -> Path:
-    """Where it lies that the library could not be built, how and why, so that nobody tries again."""
-    return path().with_suffix(".failed")
+    """Where it lies that this compiler could not build it, how and why, so that nobody tries again."""
+    compiler = hashlib.sha256((_compiler() or "").encode()).hexdigest()[:8]
+    return path().with_suffix(f".{compiler}.failed")
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # in a folder that may not be looked into
+        return False
 
 
 def build(wait_s: float = _SECONDS) -> Path:
     """Build the library, if it is not there; where it lies.
 
-    Raises UnsupportedError where there is no compiler, or it fails, and filelock.Timeout where another
-    process has been building for longer than `wait_s` seconds.
+    Raises UnsupportedError where there is no compiler, or it fails, OSError where the cache cannot be
+    written, and filelock.Timeout where another process has been building for longer than `wait_s` seconds.
     """
     there = path()
     there.parent.mkdir(parents=True, exist_ok=True)
@@ -131,30 +138,46 @@ def _compile(made: Path) -> None:
     compiler = _compiler()
     if compiler is None:
         raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
+    command = _command(compiler, made)
     try:
-        command = _command(compiler, made)
         run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        if run.returncode:
-            raise UnsupportedError(f"{_SOURCE.name} could not be compiled: {run.stderr[-2000:]}")
-        Crossing(made)
-    except (UnsupportedError, OSError, AttributeError, subprocess.SubprocessError) as error:
-        _failed().write_text(f"{shlex.join(command)}\n{brief(error)}\n")
-        raise UnsupportedError(f"no library for the switch: {brief(error)}") from error
+    except (OSError, subprocess.SubprocessError) as error:  # as time ran out: another day it may do
+        raise UnsupportedError(f"{compiler} could not be run: {brief(error)}") from error
+    why = f"exit status {run.returncode} {run.stderr[-2000:]}"
+    if run.returncode == 0:
+        try:
+            Crossing(made)
+            return
+        except (OSError, AttributeError) as error:
+            why = brief(error)
+    if run.returncode >= 0:  # below, it was killed
+        _failed().write_text(f"{shlex.join(command)}\n{why}\n")
+    raise UnsupportedError(f"{_SOURCE.name} could not be compiled: {why}")
 
 
 @functools.cache
-def _loaded(there: Path) -> Crossing:
-    return Crossing(there)
+def _loaded(there: Path) -> Crossing | None:
+    try:
+        return Crossing(there)
+    except (OSError, AttributeError) as error:
+        text = f"{there} cannot be loaded, and use_in_torch does without: {brief(error)}"
+        warnings.warn(text, StoreWarning, stacklevel=3)
+        return None
 
 
 @functools.cache
 def _building(there: Path) -> None:
     """Start a process that builds the library behind this one, and may outlast it."""
-    nothing = subprocess.DEVNULL
-    command = [sys.executable, "-c", f"from {__name__} import build; build(wait_s=0)"]
-    with contextlib.suppress(OSError):
+    if not sys.executable or getattr(sys, "frozen", False):  # no Python that could be started
+        return
+    command = [sys.executable, "-P", "-c", f"from {__name__} import build; build(wait_s=0)"]
+    nothing, environment = subprocess.DEVNULL, {**os.environ, "TRITILE_CROSSING": "0"}
+    with contextlib.suppress(OSError, Timeout):
+        there.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(there.with_suffix(".lock"), timeout=0):  # nobody is building, and the folder is ours
+            pass
         process = subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+            command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True
         )
         threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
 
@@ -163,32 +186,25 @@ def state() -> tuple[str, str]:
     """What there is of the library, and what to do about that, "" where there is nothing to do."""
     if not wants_crossing():
         return "not wanted", "TRITILE_CROSSING is 0"
-    if path().exists():
+    if _is_there(path()):
         return "built", ""
-    if _failed().exists():
+    if _is_there(_failed()):
         return "could not be built", f"{_failed()} tells why; remove it to try again"
     if _compiler() is None:
-        return (
-            "no C++ compiler",
-            "use_in_torch does with Python; g++ or clang++ makes calls that are left faster",
-        )
+        return "no C++ compiler", "with g++ or clang++ calls that use_in_torch leaves take less time"
     return "not built", "the first use_in_torch starts that"
 
 
 def library() -> Crossing | None:
     """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
 
-    A damaged one is removed, with a StoreWarning.
+    None too, with a StoreWarning, where it cannot be loaded.
     """
     if not wants_crossing():
         return None
     there = path()
-    if there.exists():
-        try:
-            return _loaded(there)
-        except (OSError, AttributeError) as error:
-            there.unlink(missing_ok=True)
-            warnings.warn(f"{there} is removed, as it is damaged: {brief(error)}", StoreWarning, stacklevel=2)
-    elif _compiler() is not None and not _failed().exists():
+    if _is_there(there):
+        return _loaded(there)
+    if _compiler() is not None and not _is_there(_failed()):
         _building(there)
     return None

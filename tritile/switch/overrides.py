@@ -9,6 +9,7 @@ let pass what needs no decision.
 import functools
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
@@ -60,15 +61,14 @@ def _copy(original: Kernel) -> Kernel:
 
 
 class _Stood(NamedTuple):
-    """What stands at a dispatch key: kernels in Python, and those in C++ above them."""
+    """What stands at a dispatch key: kernels in Python, and those in C++ above them, if there are any."""
 
     library: Library
     crossing: Crossing | None = None
-    before: int = 0
+    uncross: Callable[[], object] = lambda: None
 
     def remove(self) -> None:
-        if self.crossing is not None:
-            self.crossing.uncross(self.before)
+        self.uncross()
         self.library._destroy()
 
 
@@ -86,11 +86,14 @@ def _registered(key: str) -> _Stood:
         for name, made in kernels.items():
             original = get_kernel(f"aten::{name}", key).call_boxed
             library.impl(name, made(original), key, with_keyset=True)
-    if crossing is not None:
-        crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
-        crossing.everywhere(tally_everywhere())
-        crossing.cross(before)
-    return _Stood(library, crossing, before)
+    if crossing is None:
+        return _Stood(library)
+    crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
+    crossing.everywhere(tally_everywhere())
+    # At exit torch takes the library's kernels away: those above them go before, as what is newer does.
+    uncross = weakref.finalize(library, crossing.uncross, before)
+    crossing.cross(before)
+    return _Stood(library, crossing, uncross)
 
 
 def _forget_dispatches() -> None:
@@ -105,7 +108,7 @@ def install(keys: Iterable[str]) -> None:
     """Have kernels at these dispatch keys ("CUDA", "CPU") until `uninstall` was called as often."""
     with _lock:
         for key in keys:
-            if not _wanted[key]:
+            if key not in _libraries:
                 _libraries[key] = _registered(key)
                 _forget_dispatches()
             _wanted[key] += 1
@@ -120,10 +123,24 @@ def tell_everywhere() -> None:
 
 
 def uninstall(keys: Iterable[str]) -> None:
-    """Give the operators back what was there, once nothing else wants the kernels."""
+    """Give the operators back what was there, once nothing else wants the kernels.
+
+    Those in C++ stay, with Python's below them: they cost next to nothing, and another thread may be in them.
+    """
     with _lock:
         for key in keys:
             _wanted[key] -= 1
-            if _wanted[key] == 0:
-                _libraries.pop(key).remove()
-                _forget_dispatches()
+            if _wanted[key] == 0 and _libraries[key].crossing is None:
+                _remove(key)
+
+
+def _remove(key: str) -> None:
+    _libraries.pop(key).remove()
+    _forget_dispatches()
+
+
+def remove_unwanted() -> None:
+    """Take away all kernels that stayed. No other thread may be multiplying."""
+    with _lock:
+        for key in [key for key in _libraries if not _wanted[key]]:
+            _remove(key)

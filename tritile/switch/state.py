@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
 from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
 
 from tritile.errors import InvalidValueError
 from tritile.switch.report import Report
 from tritile.switch.tally import ask_python, new_tally
 
+_remove: Final = getattr(torch._C, "_remove_obj_from_tls", None)  # torch 2.11 has none
 POLICIES: Final = ("expected", "always", "never")
 _KEY: Final = "tritile.switch"
 _TALLY_KEY: Final = "tritile.switch.tally"  # of what crossing.cpp asks
@@ -81,7 +83,11 @@ _HELD: Final = _holds()
 
 
 def _keep(stack: tuple[Entry, ...]) -> None:
-    if stack or _is_key_in_tls(_KEY):  # torch 2.11 has nothing by which to take a key away again
+    if not stack and _remove is not None:  # nothing is left to be let go of as the thread ends, maybe at exit
+        for key in (_KEY, _TALLY_KEY):
+            if _is_key_in_tls(key):
+                _remove(key)
+    elif stack or _is_key_in_tls(_KEY):
         _stash(_KEY, stack, _HELD)
         _stash(_TALLY_KEY, stack[-1].tally if stack else None, _HELD)
 
