@@ -46,10 +46,11 @@ class Entry:
         self.report.follow(self.tally)
 
     def close(self) -> None:
-        """Turn it off: whoever still keeps it learns of that in Python."""
-        self.open = False
-        ask_python(self.tally)
-        self.report.settle(self.tally)
+        """Turn it off, once: whoever still keeps it learns of that in Python."""
+        if self.open:
+            self.open = False
+            ask_python(self.tally)
+            self.report.settle(self.tally)
 
 
 _PAUSE: Final = Entry("never")
