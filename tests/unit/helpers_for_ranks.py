@@ -20,4 +20,4 @@ if __name__ == "__main__":
     subjects.ProblemSubject = Formula
     tune.Shards = functools.partial(Shards, lost_s=LOST_S)
     wish = tune._Wish(None, True, 1, DEFAULT, None, Nursery())
-    sys.exit(tune._tune_shared(CASES, H200, wish, Place.from_environment()))
+    sys.exit(tune._tune_shared([case.problem for case in CASES], H200, wish, Place.from_environment()))
