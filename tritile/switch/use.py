@@ -41,11 +41,11 @@ class use_in_torch:
     calls inside it. It nests, and the innermost decides. The first switch that is turned on in a process
     puts kernels at torch's operators. Those in C++ (`tritile.switch.crossing`, built behind the first process
     that wants them) let pass calls of threads that have no switch, and on the default stream products of up
-    to 16 rows by at most 2^24 elements and copies of up to 256 KiB, for some 0.2 us each; once there they
-    stay. Any other call that is left, and without those kernels every one, costs the host a few microseconds
-    more. Kernels in Python alone go with the last switch. A program whose threads come and go should keep one
-    on everywhere, with policy "never" if it is to change nothing: torch lets kernels be exchanged while
-    others run, but does not vow that to be safe.
+    to 16 rows by at most 2^24 elements and copies of up to 256 KiB, under 1 us each; once there they stay.
+    Any other call that is left, and without those kernels every one, costs the host a few microseconds more.
+    Kernels in Python alone go with the last switch. A program whose threads come and go should keep one on
+    everywhere, with policy "never" if it is to change nothing: torch lets kernels be exchanged while others
+    run, but does not vow that to be safe.
 
     A size that is met for the first time is planned, and compiled where it is taken, before it runs: warm up
     with the sizes that count. Under `torch.compile`, products that the compiled code leaves to aten run
