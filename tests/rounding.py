@@ -41,7 +41,8 @@ class Rounded(TorchDispatchMode):
         facts = torch.finfo(self._dtype)
         step = facts.eps * tensor.abs().nan_to_num(posinf=0) + facts.smallest_normal
         most = step * (tensor != 0) + error
-        return tensor + most * (2 * torch.randint(0, 2, tensor.shape, generator=self._tosses) - 1)
+        tosses = torch.randint(0, 2, tensor.shape, generator=self._tosses).to(tensor.device)
+        return tensor + most * (2 * tosses - 1)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
