@@ -11,7 +11,8 @@ for _library in ("OMP", "OPENBLAS"):  # small products, several test processes: 
 
 import torch  # noqa: E402
 
-from tritile.switch import crossing as crossings  # noqa: E402
+from tritile.switch import building  # noqa: E402
+from tritile.switch.crossing import Crossing  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,12 +34,12 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def crossing(tmp_path_factory):
     """The switch's library in C++, built once for all test processes."""
-    if crossings._compiler() is None:
+    if building._compiler() is None:
         pytest.skip("no C++ compiler here")
     shared = tmp_path_factory.getbasetemp().parent / "crossing"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITILE_CACHE_DIR", str(shared))
-        return crossings.Crossing(crossings.build())
+        return Crossing(building.build())
 
 
 @pytest.fixture(scope="session")

@@ -215,6 +215,28 @@ class Launch:
         except ValueError:
             self._steps = list(self._triton)
 
+    def words(self) -> list[int] | None:
+        """What code without Python launches it by, on the default stream: see `tritile/switch/launch.h`.
+
+        Where in one piece of memory each workspace begins, how large that is, the addresses of buffers that
+        are always the same, and the steps. The addresses are good for as long as this lives. None where
+        Triton's own launcher does it.
+        """
+        steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
+        if len(steps) < len(self._steps):
+            return None
+        fixed = []
+        if self._counted:
+            fixed.append(counters_of(self.device).take(self._counted, 0).data_ptr())
+        parts = (
+            [self._bytes],
+            [len(self._offsets), *self._offsets],
+            [len(fixed), *fixed],
+            [len(steps)],
+            *steps,
+        )
+        return [word for part in parts for word in part]
+
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on the current stream of the GPU that the kernels were compiled for."""
         device = self.device

@@ -20,6 +20,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
 # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
+_VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
 TFLOAT32: Final = 11  # and that of fp32 which is rounded to TF32 as it is copied
 _NUMBERS: Final = {
@@ -58,6 +59,16 @@ def _driver() -> ctypes.CDLL | None:
         return library if hasattr(library, "cuTensorMapEncodeTiled") else None
     except (OSError, AttributeError):
         return None
+
+
+def entry_points() -> tuple[int, int] | None:
+    """Where the driver's cuLaunchKernelEx and cuTensorMapReplaceAddress lie; None where there is none."""
+    library = _driver()
+    if library is None:
+        return None
+    functions = (library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress)
+    launch, replace = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    return (launch, replace) if launch and replace else None
 
 
 def _checked(code: int, doing: str) -> None:
@@ -136,6 +147,8 @@ class NativeLaunch:
         self._enter(self._context)  # a thread that has not used the GPU yet has none
         self._kernel, self._lock = kernel, threading.Lock()
         function = loaded(kernel, metadata.shared).function
+        self._function = function
+        self._described: list[tuple[int, int, int]] = []  # each parameter, as `words` has them
         self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers)
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
@@ -147,6 +160,7 @@ class NativeLaunch:
             self._values.append(value)
             addresses.append(ctypes.addressof(value))
             sizes.append(ctypes.sizeof(value))
+            self._described.append((_VALUE, 0, addresses[-1]))
 
         for kind, value in _flat(kernel.src.signature.values(), args):
             if isinstance(value, Descriptor):
@@ -154,6 +168,7 @@ class NativeLaunch:
                 self._maps.append((tensor_map, value.buffer))
                 addresses.append(tensor_map.address)
                 sizes.append(128)
+                self._described.append((_MAP, value.buffer, tensor_map.address))
                 for size in value.shape:
                     put(ctypes.c_int32(size))
                 for stride in value.strides:
@@ -161,6 +176,7 @@ class NativeLaunch:
             elif isinstance(value, Buffer):
                 addresses.append(ctypes.addressof(self._buffers) + 8 * value.buffer)
                 sizes.append(8)
+                self._described.append((_BUFFER, value.buffer, 0))
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
             elif kind in _NUMBERS:
@@ -198,6 +214,15 @@ class NativeLaunch:
         for index, wanted in enumerate(sizes):
             if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
                 raise ValueError(f"parameter {index} is not of {wanted} bytes")
+
+    def words(self) -> list[int]:
+        """What code without Python launches it by; the addresses in it are good for as long as this lives.
+
+        The function, where its `CUlaunchConfig` lies, how many parameters it has, and of each the kind, the
+        buffer and where its value, or its tensor map, lies: see `tritile/switch/launch.h`.
+        """
+        parameters = [word for parameter in self._described for word in parameter]
+        return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]
 
     def __call__(self, pointers: list[Any], stream: int) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""

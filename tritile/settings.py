@@ -1,8 +1,10 @@
 """How a call chooses its config and sums, how long it may measure, and where results are remembered."""
 
 import contextlib
+import ctypes
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,8 +31,23 @@ _DEFAULT: Final = _RULES["cached", False]
 
 # What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
+# How many contexts that change the rules are open in the process, where code without Python can read it.
+CONTEXTS: Final = ctypes.c_int64(0)
+_contexts_lock: Final = threading.Lock()
 _mode: ContextVar[str | None] = ContextVar("tritile_mode", default=None)
 _invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Count as a context that is open."""
+    with _contexts_lock:
+        CONTEXTS.value += 1
+    try:
+        yield
+    finally:
+        with _contexts_lock:
+            CONTEXTS.value -= 1
 
 
 def _checked_mode(value: str, origin: str) -> str:
@@ -62,11 +79,13 @@ def mode(name: str) -> Iterator[None]:
 
     Raises InvalidValueError for any other name. Applies to the current thread or task.
     """
-    token = _mode.set(_checked_mode(name, "mode"))
-    try:
-        yield
-    finally:
-        _mode.reset(token)
+    _checked_mode(name, "mode")
+    with _counted():
+        token = _mode.set(name)
+        try:
+            yield
+        finally:
+            _mode.reset(token)
 
 
 def _switched(name: str, default: str) -> bool:
@@ -89,12 +108,16 @@ def is_batch_invariant() -> bool:
     return _switched("TRITILE_BATCH_INVARIANT", "0")
 
 
-def rules() -> Rules:
-    """What is in force for a call made now: a key of what is remembered of calls has it."""
-    silent = _ENVIRON is not None and not (
+def environment_is_silent() -> bool:
+    """Whether the environment certainly says nothing of the rules."""
+    return _ENVIRON is not None and not (
         b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
     )
-    if silent and _mode.get() is None and _invariant.get() is None:
+
+
+def rules() -> Rules:
+    """What is in force for a call made now: a key of what is remembered of calls has it."""
+    if environment_is_silent() and _mode.get() is None and _invariant.get() is None:
         return _DEFAULT
     return _RULES[current_mode(), is_batch_invariant()]
 
@@ -102,12 +125,13 @@ def rules() -> Rules:
 @contextlib.contextmanager
 def under(found: Rules) -> Iterator[None]:
     """What was in force elsewhere, as in another thread, counts inside the `with`."""
-    tokens = _mode.set(found.mode), _invariant.set(found.invariant)
-    try:
-        yield
-    finally:
-        _mode.reset(tokens[0])
-        _invariant.reset(tokens[1])
+    with _counted():
+        tokens = _mode.set(found.mode), _invariant.set(found.invariant)
+        try:
+            yield
+        finally:
+            _mode.reset(tokens[0])
+            _invariant.reset(tokens[1])
 
 
 @contextlib.contextmanager
@@ -131,11 +155,12 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     """
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
-    token = _invariant.set(on)
-    try:
-        yield
-    finally:
-        _invariant.reset(token)
+    with _counted():
+        token = _invariant.set(on)
+        try:
+            yield
+        finally:
+            _invariant.reset(token)
 
 
 def tune_budget_s() -> float:

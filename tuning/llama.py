@@ -26,7 +26,7 @@ import tritile
 from tritile.device import gpu
 from tritile.report import environment
 from tritile.settings import wants_crossing
-from tritile.switch import crossing
+from tritile.switch import building
 
 SIZES = {
     "ordinary": {
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="the file that lines are kept in")
     wanted = parser.parse_args()
     if wants_crossing():
-        crossing.build()
+        building.build()
     model = made(wanted.model)
     parameters = sum(p.numel() for p in model.parameters())
     facts = {"model": wanted.model, "how": wanted.how, "parameters": parameters}

@@ -16,7 +16,7 @@ import torch
 
 import tritile
 from tritile.settings import wants_crossing
-from tritile.switch import crossing
+from tritile.switch import building
 
 SIZE, CALLS, ROUNDS = 64, 400, 25
 POLICIES = {"off": "never", "left": "expected", "taken": "always"}
@@ -67,8 +67,8 @@ def measured(call) -> dict[str, float]:
 def main() -> None:
     """Print a table."""
     if wants_crossing():
-        crossing.build()
-    kernels = "C++" if crossing.library() else "Python"
+        building.build()
+    kernels = "C++" if building.library() else "Python"
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, kernels in {kernels}")
     print(f"{'':24}" + "".join(f"{name:>8}" for name in ("torch", *POLICIES)) + "  us")
     with torch.no_grad():

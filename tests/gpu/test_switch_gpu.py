@@ -24,7 +24,7 @@ def f(*shape, dtype=HALF, seed=0):
 def _nothing_stays(request, monkeypatch):
     if request.param == "crossing":
         built = request.getfixturevalue("crossing")
-        monkeypatch.setattr(overrides.crossings, "library", lambda: built)
+        monkeypatch.setattr(overrides.building, "library", lambda: built)
     before = torch._C._dispatch_dump("aten::mm")
     yield
     tritile.use_in_torch.nowhere()

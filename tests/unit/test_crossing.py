@@ -11,8 +11,7 @@ import torch
 
 import tritile
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
-from tritile.switch import crossing as crossings
-from tritile.switch import overrides, routes, state
+from tritile.switch import building, overrides, routes, state
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)
@@ -31,7 +30,7 @@ def asked(crossing, monkeypatch):
 
         return decide
 
-    monkeypatch.setattr(overrides.crossings, "library", lambda: crossing)
+    monkeypatch.setattr(overrides.building, "library", lambda: crossing)
     monkeypatch.setattr(routes, "product", heard("product"))
     monkeypatch.setattr(routes, "copy", heard("copy"))
     monkeypatch.setattr(routes, "brief_product", lambda *given: calls.append("asked") or False)
@@ -172,8 +171,8 @@ def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
         return types.SimpleNamespace(wait=lambda: 0)
 
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(crossings.subprocess, "Popen", start)
-    assert [crossings.library(), crossings.library()] == [None, None]
+    monkeypatch.setattr(building.subprocess, "Popen", start)
+    assert [building.library(), building.library()] == [None, None]
     assert [command[:3] for command in started] == [[sys.executable, "-P", "-c"]]  # not of where it runs
     assert [given["TRITILE_CROSSING"] for given in environments] == ["0"]
     with switch("always") as report:
@@ -185,23 +184,23 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UnsupportedError, match=r"crossing\.cpp could not be compiled"):
-        crossings.build()
-    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
-    assert crossings.library() is None
-    assert "false -O2" in crossings._failed().read_text()
-    assert str(crossings._failed()) in crossings.state()[1]
+        building.build()
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
+    assert building.library() is None
+    assert "false -O2" in building._failed().read_text()
+    assert str(building._failed()) in building.state()[1]
 
 
 def test_no_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(crossings.shutil, "which", lambda name: None)
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler here"):
-        crossings.build()
-    assert not crossings._failed().exists()  # one may come
-    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
-    assert crossings.library() is None
-    assert crossings.state()[0] == "no C++ compiler"
+        building.build()
+    assert not building._failed().exists()  # one may come
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    assert building.library() is None
+    assert building.state()[0] == "no C++ compiler"
 
 
 def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
@@ -210,20 +209,20 @@ def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
     killed.chmod(0o755)
     monkeypatch.setenv("CXX", f"{killed} --fast")
     with pytest.raises(UnsupportedError, match="could not be compiled"):
-        crossings.build()
-    assert not crossings._failed().exists()
-    assert crossings._command("ccache g++", tmp_path)[:2] == ["ccache", "g++"]
+        building.build()
+    assert not building._failed().exists()
+    assert building._command("ccache g++", tmp_path)[:2] == ["ccache", "g++"]
 
 
 def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    assert crossings.state()[0] == "not built"
-    crossings.path().write_bytes(b"damaged")
-    assert crossings.state() == ("built", "")
+    assert building.state()[0] == "not built"
+    building.path().write_bytes(b"damaged")
+    assert building.state() == ("built", "")
     with pytest.warns(StoreWarning, match=r"crossing-.*\.so cannot be loaded") as told:
-        assert [crossings.library(), crossings.library()] == [None, None]
+        assert [building.library(), building.library()] == [None, None]
     assert len(told) == 1
-    assert crossings.path().exists()  # another machine that shares the folder may be able to
+    assert building.path().exists()  # another machine that shares the folder may be able to
 
 
 def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
@@ -231,24 +230,24 @@ def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
         raise PermissionError(path)
 
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(crossings, "FileLock", lambda file, timeout: refuse(file))
-    monkeypatch.setattr(crossings.Path, "exists", refuse)
-    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
-    assert crossings.library() is None
+    monkeypatch.setattr(building, "FileLock", lambda file, timeout: refuse(file))
+    monkeypatch.setattr(building.Path, "exists", refuse)
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    assert building.library() is None
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", None)])
 def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, name, value):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(sys, name, value, raising=False)
-    monkeypatch.setattr(crossings.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
-    assert crossings.library() is None
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
+    assert building.library() is None
 
 
 def test_it_can_be_refused(monkeypatch):
-    monkeypatch.setattr(crossings, "path", lambda: pytest.fail("looked for"))
-    assert crossings.library() is None
-    assert crossings.state()[0] == "not wanted"
+    monkeypatch.setattr(building, "path", lambda: pytest.fail("looked for"))
+    assert building.library() is None
+    assert building.state()[0] == "not wanted"
     monkeypatch.setenv("TRITILE_CROSSING", "no")
     with pytest.raises(InvalidValueError, match="TRITILE_CROSSING is 'no': wanted 1 or 0"):
-        crossings.library()
+        building.library()

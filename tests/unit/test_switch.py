@@ -47,7 +47,7 @@ def _nothing_stays(request, monkeypatch):
     """A test leaves aten's operators as they were: with kernels in Python alone, and with those in C++."""
     if request.param == "crossing":
         built = request.getfixturevalue("crossing")
-        monkeypatch.setattr(overrides.crossings, "library", lambda: built)
+        monkeypatch.setattr(overrides.building, "library", lambda: built)
     before = [torch._C._dispatch_dump(f"aten::{name}") for name in ("mm", "addmm.out", "clone")]
     yield
     tritile.use_in_torch.nowhere()
@@ -175,16 +175,27 @@ def test_lazy_negation_and_strides_that_are_repeated():
     assert_product(second, repeated, B)
 
 
-def test_a_subclass_is_left():
+def test_a_subclass_is_as_its_memory_unless_it_says_what_operations_do():
     class Own(torch.Tensor):
         pass
 
-    own = A.as_subclass(Own)
+    class Teller(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("not asked where dispatch is off")
+
+    own, told = A.as_subclass(Own), A.as_subclass(Teller)
     with switch() as report:
         got = own @ B
+        with torch._C._DisableTorchDispatch():
+            left = told @ B
     assert type(got) is Own
-    assert torch.equal(got.as_subclass(torch.Tensor), A @ B)
-    assert [row.why for row in report.rows] == ["a subclass of torch.Tensor"]
+    assert_product(got.as_subclass(torch.Tensor), A, B)
+    assert torch.equal(left.as_subclass(torch.Tensor), A @ B)
+    assert [row.why for row in report.rows] == [
+        "policy always",
+        "a subclass of torch.Tensor that says itself what operations do",
+    ]
 
 
 def test_a_clone_that_keeps_its_order_is_not_looked_at():
@@ -414,8 +425,8 @@ def test_reports_tell_calls_reasons_and_problems():
     assert repr(report).splitlines() == [
         "tritile in torch: 4 calls taken, 1 left",
         "  mm     taken  3  policy always",
-        "  mm     left   1  no elements",
         "  addmm  taken  1  policy always",
+        "  mm     left   1  no elements",
     ]
     assert [tuple(row) for row in report.problems["5x3x7 NN float32 ieee"]] == [
         ("mm", True, "policy always", 3)

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ _FALLBACKS = 8  # predictions to try where the planned config does not run
 
 _warned: set[str] = set()
 _memos: list[dict[Any, Any]] = []
+_forgetful: list[Callable[[], None]] = []
 
 
 def new_memo() -> dict[Any, Any]:
@@ -33,12 +35,20 @@ def new_memo() -> dict[Any, Any]:
     return _memos[-1]
 
 
+def also_forgets(forget: Callable[[], None]) -> None:
+    """Have this called too as plans are dropped, after all memos are empty."""
+    if forget not in _forgetful:
+        _forgetful.append(forget)
+
+
 def drop_plans() -> None:
     """Drop every plan and prepared launch of this process."""
     plans.forget()
     autotuner.forget()
     for memo in _memos:
         memo.clear()
+    for forget_too in _forgetful:
+        forget_too()
 
 
 def forget() -> None:

@@ -15,7 +15,7 @@ from tritile import table
 from tritile.errors import brief
 from tritile.report.environment import environment
 from tritile.store import store_of
-from tritile.switch import crossing
+from tritile.switch import building
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _kernel() -> Finding:
 
 
 def _switch() -> Finding:
-    found, advice = crossing.state()
+    found, advice = building.state()
     return Finding("use_in_torch in C++", found, True, advice)
 
 

@@ -1,39 +1,27 @@
-"""`crossing.cpp`: kernels at aten's operators by which a call that is left never comes to Python.
+"""`crossing.cpp`: kernels at aten's operators that leave, or launch, calls met before without Python.
 
-From C++ to Python and back takes 3 to 4 us of a product, which is much of what torch takes for a small one.
-The library is built by a C++ compiler, for one version of torch and of Python, and kept in tritile's cache.
-A process that finds none starts another that builds it, and does with Python's kernels alone, as where there
-is no compiler.
+From C++ to Python and back takes 3 to 4 us of a product, which is much of what torch takes for a small one;
+to look it up and launch it there takes as much again.
 """
 
-import contextlib
 import ctypes
-import functools
-import hashlib
-import importlib.resources
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
-import sysconfig
-import tempfile
-import threading
-import warnings
 from pathlib import Path
-from typing import Final
 
-import torch
-from filelock import FileLock, Timeout
+import triton
 
-from tritile.errors import StoreWarning, UnsupportedError, brief
-from tritile.settings import cache_dir, wants_crossing
+from tritile.launch import Launch
+from tritile.native import entry_points
+from tritile.ops.recall import Ready
+from tritile.settings import CONTEXTS
+from tritile.switch.tally import Verdict, slot_of
 
-_SOURCE: Final = importlib.resources.files("tritile.switch") / "crossing.cpp"
-_TORCH: Final = Path(torch.__file__).parent
-_OPTIONS: Final = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
-_SECONDS: Final = 300  # for a compiler, which takes 10 on a machine of today
+
+def _hooks() -> tuple[list[object], list[object]]:
+    """Who is told of launches by Triton's own launcher: lists, which are empty where nobody is."""
+    runtime, nobody_knows = triton.knobs.runtime, [None]
+    chains = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    before, after = (getattr(chain, "calls", nobody_knows) for chain in chains)
+    return before, after
 
 
 class Crossing:
@@ -48,8 +36,22 @@ class Crossing:
         library.tritile_before.argtypes = (ctypes.c_char_p,)
         library.tritile_cross.argtypes = library.tritile_uncross.argtypes = (ctypes.c_void_p,)
         library.tritile_before.restype = library.tritile_cross.restype = ctypes.c_void_p
-        library.tritile_limits.restype = library.tritile_everywhere.restype = None
-        library.tritile_uncross.restype = None
+        library.tritile_driver.argtypes = (ctypes.c_void_p,) * 2
+        library.tritile_contexts.argtypes = (ctypes.c_void_p,)
+        library.tritile_hooks.argtypes = (ctypes.py_object,) * 2
+        library.tritile_launch.argtypes = (ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+        library.tritile_launch.restype = ctypes.c_void_p
+        library.tritile_learn.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        library.tritile_waits.restype = ctypes.c_bool
+        library.tritile_known.restype = ctypes.c_int64
+        for name in ("limits", "everywhere", "uncross", "driver", "contexts", "hooks", "learn", "forget"):
+            getattr(library, f"tritile_{name}").restype = None
+        self._hooks = _hooks()
+        library.tritile_hooks(*self._hooks)
+        library.tritile_contexts(ctypes.addressof(CONTEXTS))
+        library.tritile_driver(*(entry_points() or (None, None)))
+        # What kernels are launched by, for good: another thread may be launching what was forgotten.
+        self._launches: dict[int, tuple[Ready, int]] = {}
 
     def _checked(self, pointer: int | None) -> int:
         if pointer is None:
@@ -59,6 +61,43 @@ class Crossing:
     def limit(self, rows: int, elements: int, bytes: int) -> None:
         """What is brief: a product of so many rows by so many elements, a copy of so many bytes."""
         self._library.tritile_limits(rows, elements, bytes)
+
+    def learn(self, verdict: Verdict, ready: Ready | None) -> None:
+        """Have calls like the one that is being decided in this thread come to this without Python.
+
+        `ready` is how they are launched, None for those that are left. Nothing happens where the call is of
+        a kind that C++ does not know, all slots are taken, or Triton's own launcher is wanted.
+        """
+        if not self._library.tritile_waits():
+            return
+        launch = None if ready is None else self._launch(ready)
+        slot = slot_of(verdict)
+        if slot is not None and (ready is None or launch is not None):
+            self._library.tritile_learn(slot, launch)
+
+    def _launch(self, ready: Ready) -> int | None:
+        kept = self._launches.get(id(ready))
+        if kept is None:
+            words = ready.launch.words() if type(ready.launch) is Launch else None
+            same = all(now is then for now, then in zip(_hooks(), self._hooks, strict=True))
+            if words is None or not same:
+                return None
+            sizes = [len(ready.shape), *ready.shape, len(ready.strides), *ready.strides]
+            words = [len(ready.order), *ready.order, *sizes, *words]
+            launch = self._library.tritile_launch((ctypes.c_int64 * len(words))(*words), len(words))
+            if launch is None:
+                return None
+            kept = self._launches[id(ready)] = ready, launch
+        return kept[1]
+
+    def forget(self) -> None:
+        """Ask Python again of every call."""
+        self._library.tritile_forget()
+
+    @property
+    def known(self) -> int:
+        """How many kinds of calls are known."""
+        return int(self._library.tritile_known())
 
     def everywhere(self, tally: bytearray | None) -> None:
         """The tally of the switch of all threads, which lives for good: another thread may be reading it."""
@@ -75,136 +114,3 @@ class Crossing:
     def uncross(self, before: int) -> None:
         """Take them away."""
         self._library.tritile_uncross(before)
-
-
-def _compiler() -> str | None:
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-
-
-def _command(compiler: str, out: Path) -> list[str]:
-    headers = _TORCH / "include"
-    folders = (headers, headers / "torch/csrc/api/include", sysconfig.get_paths()["include"])
-    defined = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
-    included = [f"-I{folder}" for folder in folders]
-    named = shlex.split(compiler)  # "ccache g++" too
-    return [*named, *_OPTIONS, defined, *included, str(_SOURCE), *libraries, "-o", str(out)]
-
-
-@functools.cache
-def _name() -> str:
-    of_torch = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
-    made_for = (*of_torch, sysconfig.get_config_var("SOABI"), platform.machine())
-    text = "\n".join((_SOURCE.read_text(), *_OPTIONS, *map(str, made_for)))
-    return f"crossing-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-
-
-def path() -> Path:
-    """Where the library lies, or is to lie: by its source, torch, Python and the processor."""
-    return cache_dir() / _name()
-
-
-def _failed() -> Path:
-    """Where it lies that this compiler could not build it, how and why, so that nobody tries again."""
-    compiler = hashlib.sha256((_compiler() or "").encode()).hexdigest()[:8]
-    return path().with_suffix(f".{compiler}.failed")
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:  # in a folder that may not be looked into
-        return False
-
-
-def build(wait_s: float = _SECONDS) -> Path:
-    """Build the library, if it is not there; where it lies.
-
-    Raises UnsupportedError where there is no compiler, or it fails, OSError where the cache cannot be
-    written, and filelock.Timeout where another process has been building for longer than `wait_s` seconds.
-    """
-    there = path()
-    there.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(there.with_suffix(".lock"), timeout=wait_s):
-        if not there.exists():
-            with tempfile.TemporaryDirectory(dir=there.parent, prefix="crossing-") as scratch:
-                made = Path(scratch, there.name)
-                _compile(made)
-                made.replace(there)
-    return there
-
-
-def _compile(made: Path) -> None:
-    compiler = _compiler()
-    if compiler is None:
-        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
-    command = _command(compiler, made)
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.SubprocessError) as error:  # as time ran out: another day it may do
-        raise UnsupportedError(f"{compiler} could not be run: {brief(error)}") from error
-    why = f"exit status {run.returncode} {run.stderr[-2000:]}"
-    if run.returncode == 0:
-        try:
-            Crossing(made)
-            return
-        except (OSError, AttributeError) as error:
-            why = brief(error)
-    if run.returncode >= 0:  # below, it was killed
-        _failed().write_text(f"{shlex.join(command)}\n{why}\n")
-    raise UnsupportedError(f"{_SOURCE.name} could not be compiled: {why}")
-
-
-@functools.cache
-def _loaded(there: Path) -> Crossing | None:
-    try:
-        return Crossing(there)
-    except (OSError, AttributeError) as error:
-        text = f"{there} cannot be loaded, and use_in_torch does without: {brief(error)}"
-        warnings.warn(text, StoreWarning, stacklevel=3)
-        return None
-
-
-@functools.cache
-def _building(there: Path) -> None:
-    """Start a process that builds the library behind this one, and may outlast it."""
-    if not sys.executable or getattr(sys, "frozen", False):  # no Python that could be started
-        return
-    command = [sys.executable, "-P", "-c", f"from {__name__} import build; build(wait_s=0)"]
-    nothing, environment = subprocess.DEVNULL, {**os.environ, "TRITILE_CROSSING": "0"}
-    with contextlib.suppress(OSError, Timeout):
-        there.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(there.with_suffix(".lock"), timeout=0):  # nobody is building, and the folder is ours
-            pass
-        process = subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True
-        )
-        threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
-
-
-def state() -> tuple[str, str]:
-    """What there is of the library, and what to do about that, "" where there is nothing to do."""
-    if not wants_crossing():
-        return "not wanted", "TRITILE_CROSSING is 0"
-    if _is_there(path()):
-        return "built", ""
-    if _is_there(_failed()):
-        return "could not be built", f"{_failed()} tells why; remove it to try again"
-    if _compiler() is None:
-        return "no C++ compiler", "with g++ or clang++ calls that use_in_torch leaves take less time"
-    return "not built", "the first use_in_torch starts that"
-
-
-def library() -> Crossing | None:
-    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
-
-    None too, with a StoreWarning, where it cannot be loaded.
-    """
-    if not wants_crossing():
-        return None
-    there = path()
-    if _is_there(there):
-        return _loaded(there)
-    if _compiler() is not None and not _is_there(_failed()):
-        _building(there)
-    return None

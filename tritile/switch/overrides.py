@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.library import Library, get_kernel
 
-from tritile.switch import crossing as crossings
-from tritile.switch import routes
+from tritile.ops.run import also_forgets
+from tritile.switch import building, routes
 from tritile.switch.crossing import Crossing
 from tritile.switch.state import active, tally_everywhere
 from tritile.switch.untraced import untraced
@@ -30,14 +30,15 @@ _wanted: Counter[str] = Counter()  # how many switches that are on want kernels 
 _libraries: dict[str, "_Stood"] = {}
 
 Kernel = Callable[..., Any]
+Learn = routes.Learn
 
 
-def _product(name: str, original: Kernel) -> Kernel:
+def _product(name: str, original: Kernel, learn: Learn) -> Kernel:
     @untraced
     def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
         entry = active()
         if entry is not None and not routes.brief_product(name, entry, tensors):
-            result = routes.product(name, entry, tensors, words)
+            result = routes.product(name, entry, tensors, words, learn)
             if result is not None:
                 return result
         return original(keys, *tensors, **words)
@@ -45,14 +46,14 @@ def _product(name: str, original: Kernel) -> Kernel:
     return kernel
 
 
-def _copy(original: Kernel) -> Kernel:
+def _copy(original: Kernel, learn: Learn) -> Kernel:
     @untraced
     def kernel(keys: Any, x: torch.Tensor, **words: Any) -> Any:
         form = words.get("memory_format")
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
             if entry is not None and not routes.brief_copy(entry, x):
-                result = routes.copy(entry, x, form)
+                result = routes.copy(entry, x, form, learn)
                 if result is not None:
                     return result
         return original(keys, x, **words)
@@ -76,20 +77,22 @@ def _registered(key: str) -> _Stood:
     library = Library("aten", "IMPL")
     if key == "CUDA" and not torch.backends.cuda.is_built():
         return _Stood(library)  # nothing that could be called
-    crossing = crossings.library()
+    crossing = building.library()
     before = 0 if crossing is None else crossing.before(key)
-    kernels: dict[str, Callable[[Kernel], Kernel]] = {"clone": _copy}
+    learn = routes.unlearnt if crossing is None else crossing.learn
+    kernels: dict[str, Callable[[Kernel, Learn], Kernel]] = {"clone": _copy}
     for name in PRODUCTS:
         kernels[name] = kernels[f"{name}.out"] = functools.partial(_product, name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         for name, made in kernels.items():
             original = get_kernel(f"aten::{name}", key).call_boxed
-            library.impl(name, made(original), key, with_keyset=True)
+            library.impl(name, made(original, learn), key, with_keyset=True)
     if crossing is None:
         return _Stood(library)
     crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
     crossing.everywhere(tally_everywhere())
+    also_forgets(crossing.forget)
     # At exit torch takes the library's kernels away: those above them go before, as what is newer does.
     uncross = weakref.finalize(library, crossing.uncross, before)
     crossing.cross(before)

@@ -2,21 +2,11 @@
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tritile.markup import table_html
 from tritile.switch import tally
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """What becomes of one kind of call: a call of torch, a problem, whether tritile takes it, and why."""
-
-    call: str
-    problem: str
-    taken: bool
-    why: str
+from tritile.switch.tally import Verdict
 
 
 class Row(NamedTuple):
@@ -28,9 +18,10 @@ class Row(NamedTuple):
     calls: int
 
 
-BRIEF: Final = {
-    call: Verdict(call, "", False, "so little that the host's time decides") for call in tally.CALLS
-}
+def _ordered(found: Counter[tuple[str, bool, str]]) -> list[Row]:
+    """The most frequent first, and of as many by name, what was taken before what was left."""
+    kinds = sorted(found, key=lambda kind: (-found[kind], kind[0], not kind[1], kind[2]))
+    return [Row(*kind, found[kind]) for kind in kinds]
 
 
 class Report:
@@ -59,13 +50,13 @@ class Report:
         """Keep what a tally has counted, which is at its end."""
         with self._lock:
             self._tallies = [other for other in self._tallies if other is not counts]
-            for call, calls in tally.brief_calls(counts):
-                self.add(BRIEF[call], calls)
+            for verdict, calls in tally.counted(counts):
+                self.add(verdict, calls)
 
     def _counted(self) -> list[tuple[Verdict, int]]:
         with self._lock:
-            brief = [pair for counts in self._tallies for pair in tally.brief_calls(counts)]
-            return [*self._calls.items(), *((BRIEF[call], calls) for call, calls in brief)]
+            unasked = [pair for counts in self._tallies for pair in tally.counted(counts)]
+            return [*self._calls.items(), *unasked]
 
     @property
     def taken(self) -> int:
@@ -83,7 +74,7 @@ class Report:
         found: Counter[tuple[str, bool, str]] = Counter()
         for verdict, calls in self._counted():
             found[verdict.call, verdict.taken, verdict.why] += calls
-        return [Row(*kind, calls) for kind, calls in found.most_common()]
+        return _ordered(found)
 
     @property
     def problems(self) -> dict[str, list[Row]]:
@@ -92,7 +83,7 @@ class Report:
         for verdict, calls in self._counted():
             kind = (verdict.call, verdict.taken, verdict.why)
             found.setdefault(verdict.problem, Counter())[kind] += calls
-        return {problem: [Row(*kind, n) for kind, n in rows.most_common()] for problem, rows in found.items()}
+        return {problem: _ordered(rows) for problem, rows in found.items()}
 
     @property
     def _title(self) -> str:

@@ -20,14 +20,15 @@ from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import rules
 from tritile.switch import expected, peers
 from tritile.switch.expected import Judgement
-from tritile.switch.report import BRIEF, Verdict
 from tritile.switch.state import Entry, paused
+from tritile.switch.tally import BRIEF, Verdict
 from tritile.views import Call, MatmulCall
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OPS: Final = {"mm": "matmul", "bmm": "matmul", "addmm": "addmm", "baddbmm": "baddbmm"}
 _FORMATS: Final = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _MOST: Final = 1 << 16  # decisions remembered; a program with more kinds of calls decides them again
+_OWN: Final = "a subclass of torch.Tensor that says itself what operations do"
 _POLICY: Final = Judgement(True, "policy always")
 
 FEW_ROWS: Final = 16  # of a product by a matrix of
@@ -96,10 +97,20 @@ def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
     return True
 
 
-def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any) -> torch.Tensor | None:
+Learn = Callable[[Verdict, Ready | None], None]
+
+
+def unlearnt(verdict: Verdict, ready: Ready | None) -> None:
+    """Nobody learns what was decided."""
+
+
+def product(
+    call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any, learn: Learn = unlearnt
+) -> torch.Tensor | None:
     """The result of a call of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is left to torch.
 
-    `tensors` are its positional arguments, `words` the others that it was given: beta, alpha, out.
+    `tensors` are its positional arguments, `words` the others that it was given: beta, alpha, out. `learn` is
+    told what becomes of calls alike, and how those that are taken are launched.
     """
     out, beta, alpha = words.get("out"), words.get("beta", 1), words.get("alpha", 1)
     try:
@@ -113,6 +124,8 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
         return None
     if known is None:
         known = _kept(key, _product(call, entry.policy, tensors, (beta, alpha), out, setting))
+    if known.ready is not None or not known.verdict.taken:
+        learn(known.verdict, known.ready)
     if out is not None and known.verdict.taken and _clashes(tensors, out, known.reaches):
         known = _APART[call]
     entry.report.add(known.verdict)
@@ -123,7 +136,9 @@ def product(call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any
     return _launched(known.ready, tensors, out)
 
 
-def copy(entry: Entry, x: torch.Tensor, form: torch.memory_format) -> torch.Tensor | None:
+def copy(
+    entry: Entry, x: torch.Tensor, form: torch.memory_format, learn: Learn = unlearnt
+) -> torch.Tensor | None:
     """x in memory of this format, as torch's `clone` makes it; None where it is left to torch."""
     try:
         modes = ("clone", entry.policy, rules(), x.is_cuda and _capturing())
@@ -134,6 +149,8 @@ def copy(entry: Entry, x: torch.Tensor, form: torch.memory_format) -> torch.Tens
         return None
     if known is None:
         known = _kept(key, _copy(entry.policy, x, form))
+    if known.ready is not None or not known.verdict.taken:
+        learn(known.verdict, known.ready)
     entry.report.add(known.verdict)
     if not known.verdict.taken:
         return None
@@ -205,8 +222,8 @@ def _unfit(
     """Why a product is none of tritile's, whatever its sizes; "" for one that is."""
     *added, a, b = tensors
     every = tensors if out is None else (*tensors, out)
-    if any(type(tensor) not in PLAIN for tensor in every):
-        return "a subclass of torch.Tensor"
+    if any(_dispatches(tensor) for tensor in every):
+        return _OWN
     if a.dtype not in DTYPES:
         return f"{str(a.dtype).removeprefix('torch.')} is torch's"
     if any((t.dtype, t.device, t.layout) != (a.dtype, a.device, torch.strided) for t in every):
@@ -224,6 +241,11 @@ def _unfit(
     if out is not None and (tuple(out.shape) != _result_shape(tensors) or overlaps_itself(out)):
         return "out is to be resized, or overlaps itself"
     return ""
+
+
+def _dispatches(tensor: torch.Tensor) -> bool:
+    """Whether its class has a `__torch_dispatch__`, by which an operation is what that says."""
+    return type(tensor) not in PLAIN and torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
 
 def _broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
@@ -292,8 +314,10 @@ def _outermost_first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _copy(policy: str, x: torch.Tensor, form: torch.memory_format) -> Known:
     """Decide of copies alike, and compile what is taken."""
-    if type(x) not in PLAIN or x.layout != torch.strided or x.is_quantized:
-        return _left("clone", str(tuple(x.shape)), "a subclass of torch.Tensor, or no dense one")
+    if _dispatches(x):
+        return _left("clone", str(tuple(x.shape)), _OWN)
+    if x.layout != torch.strided or x.is_quantized:
+        return _left("clone", str(tuple(x.shape)), "no dense tensor")
     if form not in _FORMATS or x.is_neg() or x.is_conj():
         return _left("clone", str(tuple(x.shape)), "lazily negated or conjugated, or of a format of its own")
     if not x.numel() or x.is_contiguous(memory_format=form):

@@ -15,8 +15,9 @@ import torch
 from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
 
 from tritile.errors import InvalidValueError
+from tritile.settings import environment_is_silent
 from tritile.switch.report import Report
-from tritile.switch.tally import ask_python, new_tally
+from tritile.switch.tally import ASKED, NOBODY, PYTHON, ask_python, new_tally
 
 _remove: Final = getattr(torch._C, "_remove_obj_from_tls", None)  # torch 2.11 has none
 POLICIES: Final = ("expected", "always", "never")
@@ -42,7 +43,10 @@ class Entry:
     tally: bytearray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = new_tally(self.policy)
+        asked = ASKED[self.policy]
+        if asked != NOBODY and not environment_is_silent():
+            asked = PYTHON
+        self.tally = new_tally(asked)
         self.report.follow(self.tally)
 
     def close(self) -> None:

@@ -1,25 +1,57 @@
-"""What a switch asks of calls, and counts of those left at a glance, where code without Python can read it.
+"""What a switch asks of calls, and counts of what became of them, where code without Python reads and writes.
 
-A tally is a bytearray: no object is made, and no lock taken, to read it or to count in it.
+A tally is a bytearray, laid out as `tally.h` says: no object is made, and no lock taken, to read it or to
+count in it.
 """
 
+import threading
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Final
 
 CALLS: Final = ("mm", "bmm", "addmm", "baddbmm", "clone")
 
-# Who is asked of a call: nobody, as it is torch's; Python; Python, but of a brief one.
-NOBODY, PYTHON, PYTHON_UNLESS_BRIEF = range(3)
-ASKED: Final = {"never": NOBODY, "always": PYTHON, "expected": PYTHON_UNLESS_BRIEF}
+# What is asked of a call: nothing, as it is torch's; Python; or what became of calls like it, by the policy,
+# and Python where there were none.
+NOBODY, PYTHON, EXPECTED, ALWAYS = range(4)
+ASKED: Final = {"never": NOBODY, "expected": EXPECTED, "always": ALWAYS}
 
-_WORDS: Final = 1 + len(CALLS)
+_SLOTS: Final = 4096  # kinds of calls that are counted here; others go to Python
 _BYTES: Final = 8
 
 
-def new_tally(policy: str) -> bytearray:
-    """Of a switch of this policy: who is asked, and no calls yet."""
-    tally = bytearray(_BYTES * _WORDS)
-    memoryview(tally).cast("q")[0] = ASKED[policy]
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What becomes of one kind of call: a call of torch, a problem, whether tritile takes it, and why."""
+
+    call: str
+    problem: str
+    taken: bool
+    why: str
+
+
+BRIEF: Final = {call: Verdict(call, "", False, "so little that the host's time decides") for call in CALLS}
+
+_verdicts: Final = list(BRIEF.values())  # by slot; it only grows
+_slots: Final[dict[tuple[object, ...], int]] = {astuple(v): slot for slot, v in enumerate(_verdicts)}
+_lock: Final = threading.Lock()
+
+
+def slot_of(verdict: Verdict) -> int | None:
+    """Where calls of this verdict are counted, None where all slots are taken."""
+    with _lock:
+        told = astuple(verdict)
+        slot = _slots.get(told)
+        if slot is None and len(_verdicts) < _SLOTS:
+            slot = _slots[told] = len(_verdicts)
+            _verdicts.append(verdict)
+        return slot
+
+
+def new_tally(asked: int) -> bytearray:
+    """Of a switch that asks so of calls, and has seen none yet."""
+    tally = bytearray(_BYTES * (1 + _SLOTS))
+    memoryview(tally).cast("q")[0] = asked
     return tally
 
 
@@ -28,7 +60,7 @@ def ask_python(tally: bytearray) -> None:
     memoryview(tally).cast("q")[0] = PYTHON
 
 
-def brief_calls(tally: bytearray) -> Iterator[tuple[str, int]]:
-    """Which calls were left at a glance, and how many, where there were any."""
-    counts = memoryview(tally).cast("q")[1:]
-    return ((call, count) for call, count in zip(CALLS, counts, strict=True) if count)
+def counted(tally: bytearray) -> Iterator[tuple[Verdict, int]]:
+    """What became of calls without Python, and of how many, where there were any."""
+    counts = memoryview(tally).cast("q")[1 : 1 + len(_verdicts)].tolist()
+    return ((_verdicts[slot], count) for slot, count in enumerate(counts) if count)
