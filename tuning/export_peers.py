@@ -2,15 +2,17 @@
 
     python tuning/export_peers.py nvidia-h200
 
-reads tuning/results/<gpu>/*.jsonl and writes tritile/tables/<gpu>.peers.json. Taken are products of 16-bit
-types and of fp32 in TF32, bare or with a bias: what is beside torch's own call of the same product. Of a
-problem that was measured twice, the later line counts.
+reads tuning/results/<gpu>/*.jsonl, and alignments.json there (`tuning/alignments.py`), and writes
+tritile/tables/<gpu>.peers.json. Taken are products of 16-bit types and of fp32 in TF32, bare or with a bias:
+what is beside torch's own call of the same product. Of a problem that was measured twice, the later line
+counts.
 """
 
 import argparse
+import json
 from pathlib import Path
 
-from tritile.problem import MatmulProblem, epilogue_of
+from tritile.problem import MatmulProblem, Problem, epilogue_of, problem_from_dict
 from tritile.report.results import case_of, read
 from tritile.switch.peers import Peer, to_text
 
@@ -25,11 +27,26 @@ def wanted(problem: MatmulProblem) -> bool:
     return not any(rest) and (half or (problem.dtype == "float32" and problem.precision == "tf32"))
 
 
+def lines_of(slug: str) -> list[dict]:
+    """All lines of results of one GPU model."""
+    folder = ROOT / "tuning" / "results" / slug
+    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in read(file)]
+    mixed = folder / "alignments.json"
+    return lines + (json.loads(mixed.read_text(encoding="utf-8")) if mixed.exists() else [])
+
+
+def problem_of(line: dict) -> Problem | None:
+    """The problem that a line is of: as the line has it, or of its case; None where it is of no product."""
+    if "problem" in line:
+        return problem_from_dict(line["problem"])
+    return case_of(line).problem if line["op"] == "matmul" else None
+
+
 def peers_of(lines: list[dict]) -> list[Peer]:
     """The peers in lines of results, of which later ones count."""
     found = {}
     for line in sorted(lines, key=lambda line: line["env"]["time"]):
-        problem = case_of(line).problem if line["op"] == "matmul" else None
+        problem = problem_of(line)
         if isinstance(problem, MatmulProblem) and wanted(problem):
             found[problem] = Peer(problem, line["tritile_us"], line["torch_us"], line["plan_source"])
     return list(found.values())
@@ -40,8 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("slug", help="the GPU model as file names have it: nvidia-h200")
     slug = parser.parse_args().slug
-    files = sorted((ROOT / "tuning" / "results" / slug).glob("*.jsonl"))
-    lines = [line for file in files for line in read(file)]
+    lines = lines_of(slug)
     names = {line["env"]["gpu"] for line in lines}
     if len(names) != 1:
         raise SystemExit(f"lines of {len(names)} GPU models in {slug}: wanted those of one")

@@ -12,6 +12,7 @@ _STORES: Final = (".sqlite3", ".sqlite3.gz")
 _WANTED: Final = (
     "a folder, or a file of results (.jsonl), of trials (.sqlite3, .sqlite3.gz) or of study (.json)"
 )
+_APART: Final = "alignments"  # the op of what `tuning/alignments.py` measures, and no page shows
 
 
 @dataclass
@@ -33,11 +34,12 @@ def _read_json(path: Path) -> Any:
 
 def _add_json(found: Sources, path: Path) -> None:
     data = _read_json(path)
+    rows = data if isinstance(data, list) and all(isinstance(row, dict) for row in data) else None
     if isinstance(data, dict) and isinstance(data.get("problems"), list):
         found.studies.append(data)
-    elif isinstance(data, list) and all(isinstance(row, dict) and "measures" in row for row in data):
-        found.autotunes.append(data)
-    else:
+    elif rows is not None and all("measures" in row for row in rows):
+        found.autotunes.append(rows)
+    elif rows is None or any(row.get("op") != _APART for row in rows):
         raise InvalidValueError(
             f"{path}: wanted what `tritile tune --study` or tuning/compare_autotune.py writes"
         )

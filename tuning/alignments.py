@@ -1,0 +1,221 @@
+"""tritile beside torch where rows of a, b and the result start on 2, 4, 8 and 16 bytes, mixed.
+
+    python tuning/alignments.py              # prints a table, keeps lines in results/<gpu>/alignments.json
+    python tuning/alignments.py --only TN    # what has that in its name: "2048x2048x2048 TN bfloat16 16/8/4"
+    python tuning/export_peers.py <gpu>      # then has `tritile.use_in_torch` decide by them
+
+Sizes of a model give each operand one alignment. torch.compile gives others: it pads what it makes itself,
+whose rows then start on 16 bytes with gaps between, and leaves weights and their gradients as they are.
+Measured is what it poses of a model with rows of 1500 and 4001 (`COMPILED`), and other mixtures spread over
+sizes and layouts (`spread`). What sizes do not give is had by gaps. Both sides run by turns in CUDA graphs
+on cold operands, as `tritile bench` has it, with the config that a call would use now. Kernels are compiled
+first, in parallel; with that it takes about two minutes on an H200.
+
+A line has `op` ("alignments"), `problem` as `tritile.problem.problem_to_dict` writes it, `tritile_us` and
+`torch_us` (medians), `spread` of tritile's times, `config`, `plan_source`, `error` and `torch_error`, and
+`env` as in other results. Each is kept as it comes, in the place of an older one of the same problem and GPU.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tritile import device, plans
+from tritile.device import Device
+from tritile.errors import brief
+from tritile.measure.pool import CompilePool
+from tritile.problem import MatmulProblem, problem_from_dict, problem_to_dict
+from tritile.report import bench
+from tritile.report.environment import environment
+from tritile.report.results import Measurement
+from tritile.subject.problem import ProblemSubject
+from tritile.tune.suites import Case
+
+HERE = Path(__file__).parent
+OP = "alignments"
+BYTES = (2, 4, 8, 16)
+LAYOUTS = ("NT", "NN", "TN")  # forward; the gradient of what is multiplied; that of a weight
+SIZES = (
+    (4096, 1500, 1500), (4096, 4001, 1500), (4096, 1500, 4001), (4096, 500, 1500), (1500, 4001, 4096),
+    (512, 1500, 1500), (128, 4096, 4096), (64, 4001, 1500), (16, 4001, 1500), (16, 1500, 1500),
+    (2048, 2048, 2048), (8192, 63, 1025),
+)  # fmt: skip
+# m, n, k, layout, and on how many bytes rows of a, b and the result start.
+COMPILED = (
+    (4096, 1500, 1500, "NT", (16, 8, 16)), (4096, 500, 1500, "NT", (16, 8, 8)),
+    (4096, 4001, 1500, "NT", (16, 8, 16)), (4096, 1500, 4001, "NT", (16, 2, 16)),
+    (4096, 1500, 1500, "NN", (16, 8, 16)), (4096, 1500, 500, "NN", (8, 8, 16)),
+    (4096, 1500, 4001, "NN", (16, 8, 16)), (4096, 4001, 1500, "NN", (16, 2, 16)),
+    (1500, 1500, 4096, "TN", (16, 16, 8)), (500, 1500, 4096, "TN", (8, 16, 8)),
+    (4001, 1500, 4096, "TN", (16, 16, 8)), (1500, 4001, 4096, "TN", (16, 16, 2)),
+)  # fmt: skip
+IN_HALF = 4  # of these, measured in float16 too
+EACH = 3  # of each least alignment of operands, for each size: one in each layout
+Row = dict[str, Any]
+Alignments = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Mixed(Case):
+    """A product whose rows (columns of what lies by columns) start on just these bytes, in a, b and out."""
+
+    aligns: Alignments = (16, 16, 16)
+
+    @property
+    def problem(self) -> MatmulProblem:
+        """The problem that such tensors pose: gaps follow where sizes give another alignment."""
+        dense = super().problem
+        assert isinstance(dense, MatmulProblem)
+        a, b, out = self.aligns
+        return replace(dense, a_align=a, b_align=b, out_align=out)
+
+    @property
+    def name(self) -> str:
+        """As --only has it."""
+        return f"{self.problem.label} {'/'.join(map(str, self.aligns))}"
+
+
+def mixtures(least: int) -> list[Alignments]:
+    """All in which the least aligned of a and b is on so many bytes, but for that without anything odd.
+
+    Operands and result change together, so that a few in a row are of several of both; as the numbers of
+    them have no common divisor, each mixture comes once.
+    """
+    pairs = [pair for pair in itertools.product(BYTES, repeat=2) if min(pair) == least]
+    outs = [out for out in BYTES if min(least, out) < 16]
+    numbers = range(len(pairs) * len(outs))
+    return [(*pairs[number % len(pairs)], outs[number % len(outs)]) for number in numbers]
+
+
+def mixed(m: int, n: int, k: int, layout: str, aligns: Alignments, dtype: str = "bfloat16") -> Mixed:
+    """The case of these."""
+    return Mixed(OP, "matmul", dtype, layout, 1, m, n, k, aligns=aligns)
+
+
+def spread() -> Iterator[Mixed]:
+    """For each size and layout a mixture of each least alignment, going on from size to size."""
+    for turn, size in enumerate(SIZES):
+        for least in BYTES:
+            known = mixtures(least)
+            rounds = turn * EACH // len(known)  # another layout each time that mixtures come again
+            for place in range(EACH):
+                aligns = known[(turn * EACH + place) % len(known)]
+                yield mixed(*size, LAYOUTS[(place + rounds) % len(LAYOUTS)], aligns)
+
+
+def grid() -> list[Mixed]:
+    """All that is measured, each once."""
+    posed = [mixed(*case) for case in COMPILED]
+    half = [mixed(*case, "float16") for case in COMPILED[:IN_HALF]]
+    return list(dict.fromkeys([*posed, *half, *spread()]))
+
+
+def compile_all(cases: list[Mixed], gpu: Device) -> None:
+    """Fill Triton's cache with what will be timed. What does not compile here fails where it is called.
+
+    Planning takes a tenth of a second for each, and goes on beside the compiles.
+    """
+    with CompilePool() as pool:
+        futures = []
+        for case in cases:
+            chosen = plans.plan_for(case.problem, gpu, "cached")
+            assert chosen is not None
+            futures.append(pool.submit(ProblemSubject(case.problem, gpu).compile, chosen.config))
+        for future in futures:
+            future.exception()
+
+
+def line_of(case: Mixed, measured: Measurement, env: dict[str, str]) -> Row:
+    """What is kept of a measurement."""
+    names = ("tritile_us", "torch_us", "spread", "error", "torch_error")
+    numbers = {name: float(f"{getattr(measured, name):.6g}") for name in names}
+    line = {"op": OP, "problem": problem_to_dict(case.problem), **numbers}
+    return line | {"config": measured.config.to_dict(), "plan_source": measured.plan_source, "env": env}
+
+
+def keep(path: Path, line: Row) -> None:
+    """Write a line to the list in a file, in the place of an older one of the same problem and GPU."""
+
+    def subject(row: Row) -> tuple[str, str]:
+        return json.dumps(row["problem"], sort_keys=True), row["env"]["gpu"]
+
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    found = {subject(row): row for row in [*known, line]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = ",\n".join(json.dumps(row, allow_nan=False) for row in found.values())
+    path.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def ratio(line: Row) -> float:
+    """torch's time by tritile's."""
+    return line["torch_us"] / line["tritile_us"]
+
+
+def groups_of(lines: list[Row]) -> dict[tuple[int, int], list[Row]]:
+    """Lines by least alignment of a and b, and by that of the result: 0 for any; the slowest ones first."""
+    groups: dict[tuple[int, int], list[Row]] = {}
+    for line in sorted(lines, key=ratio):
+        problem = line["problem"]
+        least = min(problem["a_align"], problem["b_align"])
+        for out in (0, problem["out_align"]):
+            groups.setdefault((least, out), []).append(line)
+    return dict(sorted(groups.items()))
+
+
+def table_of(lines: list[Row]) -> Table:
+    """Ratios by alignment class."""
+    table = Table("a, b", "result", title="torch's time by tritile's", title_justify="left")
+    for name in ("count", "least", "mean", "most", "behind"):
+        table.add_column(name, justify="right")
+    table.add_column("the least one")
+    for (least, out), some in groups_of(lines).items():
+        ratios, worst = [ratio(line) for line in some], some[0]["problem"]
+        numbers = (ratios[0], statistics.geometric_mean(ratios), ratios[-1])
+        counts = (str(len(ratios)), *(f"{number:.2f}" for number in numbers), str(sum(r < 1 for r in ratios)))
+        aligns = "/".join(str(worst[f"{side}_align"]) for side in ("a", "b", "out"))
+        name = f"{problem_from_dict(worst).label} {aligns}, {some[0]['plan_source']}"
+        table.add_row(str(least), str(out) if out else "any", *counts, name)
+    return table
+
+
+def main() -> int:
+    """Measure on the GPU that is here; the exit status is 0 where all went well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where lines are kept")
+    parser.add_argument("--only", default="", metavar="TEXT", help="what has this in its name")
+    given, gpu = parser.parse_args(), device.current_gpu()
+    cases = [case for case in grid() if given.only in case.name]
+    if gpu is None or not cases:
+        print("no GPU here" if gpu is None else f"nothing has {given.only!r} in its name", file=sys.stderr)
+        return 1
+    start, env, lines = time.monotonic(), environment(gpu), []
+    path = given.results or HERE / "results" / gpu.slug / f"{OP}.json"
+    compile_all(cases, gpu)
+    print(f"{time.monotonic() - start:.0f} s: compiled", flush=True)
+    for case in cases:
+        try:
+            lines.append(line_of(case, bench.measured(case), env))
+        except Exception as error:  # what one raises, torch's refusals too, is not the others'
+            print(f"{case.name}: {brief(error)}", file=sys.stderr)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        keep(path, lines[-1])
+        print(f"{time.monotonic() - start:.0f} s: {case.name} {ratio(lines[-1]):.2f}", flush=True)
+    Console(width=None if sys.stdout.isatty() else 150).print(table_of(lines))
+    return int(len(lines) < len(cases))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
