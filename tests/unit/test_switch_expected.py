@@ -95,6 +95,62 @@ def test_odd_rows_of_16_bit_elements(change, take, captured):
     assert (found.take, found.captured) == (take, captured)
 
 
+def test_the_class_of_odd_rows_is_bounded_by_its_constants(monkeypatch):
+    on_8, aligned = replace(ODD, a_align=16, b_align=8), replace(ODD, a_align=16, b_align=16)
+    assert judged(ODD).why == "16-bit rows that do not start on 8 bytes: tritile is faster"
+    monkeypatch.setattr(expected, "_ODD_BYTES", 8)
+    assert judged(on_8) == (True, "16-bit rows that do not start on 16 bytes: tritile is faster", False)
+    assert not judged(aligned).take  # its result alone is odd
+    monkeypatch.setattr(expected, "_ODD_FLOPS", on_8.flops + 1)
+    assert judged(on_8).captured
+    monkeypatch.setattr(expected, "_ODD_LEAST", (4096, 1000))
+    assert not judged(on_8).take
+    assert judged(replace(on_8, m=4096)).take
+
+
+MIXED = replace(HALF, a_align=16, b_align=8, out_align=16)
+
+
+@pytest.mark.parametrize(
+    ("change", "take"),
+    [
+        ({"a_align": 8, "b_align": 16}, True),  # b of the neighbour is as little aligned
+        ({"a_align": 8, "b_align": 8, "out_align": 8}, True),
+        ({"a_align": 8, "m": 5000}, True),
+        ({"a_align": 8, "m": 9000}, False),
+        ({"b_align": 16}, False),
+        ({"b_align": 16, "out_align": 8}, False),  # which operands do not share
+        ({"out_align": 4}, False),  # torch then has another kernel
+        ({"a_align": 8, "b_layout": "column"}, False),
+        ({"a_align": 8, "dtype": "float16", "out_dtype": "float16"}, False),
+        ({"a_align": 8, "epilogue": "bias=row"}, True),
+    ],
+)
+def test_where_none_of_its_alignments_is_near_one_as_little_aligned_is(change, take):
+    found = judged(replace(MIXED, **change), 1.3, source="near", near=MIXED)
+    assert found.take == take
+    if not take:
+        assert found.why == "nothing near was measured on this GPU"
+    assert not judged(replace(MIXED, **change), 1.1, source="near", near=MIXED).take
+
+
+def test_neighbours_of_its_own_alignments_come_first_then_those_best_for_torch():
+    asked = replace(MIXED, a_align=8)
+    own, far = Peer(replace(asked, m=5000), 80, 100, "table"), Peer(replace(asked, m=9000), 10, 100, "table")
+    best, worse = Peer(MIXED, 50, 100, "table"), Peer(replace(MIXED, out_align=8), 40, 100, "table")
+    assert Peers([best, worse, own]).nearest(asked, 1.0) is own
+    assert Peers([worse, best, far]).nearest(asked, 1.0) is best
+    assert Peers([best, worse, far]).nearest(asked, 1.0) is best
+    assert Peers([far]).nearest(asked, 1.0) is None
+
+
+def test_results_on_few_bytes_count_as_the_operands_where_these_are_on_fewer():
+    on_2 = replace(MIXED, b_align=2)
+    assert len({peers.alike(replace(on_2, out_align=out)) for out in (2, 4, 8, 16)}) == 1
+    assert len({peers.alike(replace(MIXED, out_align=out)) for out in (2, 4, 8, 16)}) == 3
+    assert len({peers.alike(replace(HALF, out_align=out)) for out in (2, 4, 8, 16)}) == 4
+
+
 def test_a_gpu_that_was_not_measured_is_left_but_for_the_classes_of_its_kind():
     assert expected.product(ODD, TARGETS["sm_90"], Peers(), lambda: "model").take
     assert not expected.product(ODD, A100, Peers(), lambda: "model").take
@@ -147,9 +203,7 @@ def test_all_that_was_measured_is_judged_as_it_was_measured():
 
 
 def test_the_shipped_record_is_what_the_results_say():
-    folder = export_peers.ROOT / "tuning" / "results" / "nvidia-h200"
-    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in read(file)]
-    found = export_peers.peers_of(lines)
+    found = export_peers.peers_of(export_peers.lines_of("nvidia-h200"))
     assert peers.shipped(H200).known == {peer.problem: peer for peer in found}
     assert len(found) > 250
     assert peers.shipped(A100).known == {}

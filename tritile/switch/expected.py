@@ -22,9 +22,12 @@ _HALF: Final = ("float16", "bfloat16")
 _HOPPER: Final = 90
 _NOISE: Final = 1.02  # ratios vary by as much from run to run
 _NEAR_DOUBLINGS: Final = 1.0
-_ODD_BYTES: Final = 4  # rows that start on 4 bytes were measured (K of 4090), those on 8 were not
-_ODD_LEAST: Final = (63, 1000)  # the shortest side of a result, and the least K, that were measured
-_ODD_FLOPS: Final = 1e9  # of 8193x63x1025, for which torch took 27 us and tritile 16
+# Bounds of the class of odd products, as they were measured: on how many bytes rows of a or of b start at the
+# most (K of 4090); the shortest side of a result, and K, at the least; and the operations from which on its
+# time is the GPU's (of 8193x63x1025, for which torch took 27 us and tritile 16).
+_ODD_BYTES: Final = 4
+_ODD_LEAST: Final = (63, 1000)
+_ODD_FLOPS: Final = 1e9
 _MOVED: Final = 16 << 20  # bytes for which torch took 14 us and more (2^24 read and as many written, 16-byte)
 _LEAST_MOVED: Final = 1 << 19  # the smallest measured, of 512x512 uint8
 # How far a measured neighbour must be ahead, by where the config of the problem itself comes from: a
@@ -55,7 +58,8 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
       chosen by the model now as it was then.
     - 16-bit operands of which one has rows that do not start on 8 bytes, on Hopper: taken (1.2 to 5.3,
       `ragged`; 1.97 and more with an epilogue).
-    - one that differs from a measured problem by less than a doubling of sizes in all: by that one's ratio.
+    - one that differs from a measured problem by less than a doubling of sizes in all: by that one's ratio;
+      where there is none of the same alignments, by that of one to which it is `tritile.switch.peers.alike`.
     - any other: left.
 
     A product with a bias is judged as without, where none with a bias was measured: both sides do it as the
@@ -71,7 +75,7 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
                 return Judgement(False, "measured: torch is about as fast, or faster")
             return _ahead("measured: tritile is faster", known.torch_us)
     if _odd(problem, device):
-        why = "16-bit rows that do not start on 8 bytes: tritile is faster"
+        why = f"16-bit rows that do not start on {2 * _ODD_BYTES} bytes: tritile is faster"
         return Judgement(True, why, captured=problem.flops < _ODD_FLOPS)
     for asked in posed:
         near = peers.nearest(asked, _NEAR_DOUBLINGS)
@@ -84,7 +88,7 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
 
 
 def _odd(problem: MatmulProblem, device: Device) -> bool:
-    """Whether it is of the class of odd 16-bit products that was measured."""
+    """Whether it is of the class of odd 16-bit products that was measured: see the bounds above."""
     sides, depth = _ODD_LEAST
     return (
         device.nvidia == _HOPPER

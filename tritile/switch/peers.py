@@ -10,6 +10,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
@@ -34,24 +35,45 @@ class Peer(NamedTuple):
         return self.torch_us / self.tritile_us
 
 
+def alike(problem: MatmulProblem) -> tuple[Any, ...]:
+    """All but sizes of a product, alignments only as far as they tell which kernels it gets.
+
+    The least aligned operand does, and the result where it is aligned less still. cuBLAS has kernels for each
+    number of bytes, and takes one for the least aligned of the three: on an H200 it makes 102 to 157 TFLOP/s
+    of products of 18 GFLOP and more with any of them on 2 bytes, be the others on 2, 4 or 8, and 153 to 258
+    with none (`ragged`, `llama`). tritile copies operands that do not start on 16 bytes, or loads them
+    element by element.
+    """
+    least = min(problem.a_align, problem.b_align)
+    return replace(problem, a_align=least, b_align=least, out_align=min(least, problem.out_align)).kind
+
+
 class Peers:
     """The measured products of one GPU model."""
 
     def __init__(self, peers: Iterable[Peer] = ()) -> None:
         self.known: Final = {peer.problem: peer for peer in peers}
         self._kinds: dict[Any, list[Peer]] = {}
+        self._alike: dict[Any, list[Peer]] = {}
         for peer in self.known.values():
             self._kinds.setdefault(peer.problem.kind, []).append(peer)
+            self._alike.setdefault(alike(peer.problem), []).append(peer)
 
     def exactly(self, problem: MatmulProblem) -> Peer | None:
         """The peer of just this problem, None where it was not measured."""
         return self.known.get(problem)
 
     def nearest(self, problem: MatmulProblem, within: float) -> Peer | None:
-        """Of the problems that differ in their sizes alone the nearest, at most `within` doublings away."""
-        near = [(doublings(problem, peer.problem), peer) for peer in self._kinds.get(problem.kind, ())]
-        distance, peer = min(near, key=lambda pair: pair[0], default=(math.inf, None))
-        return peer if distance <= within else None
+        """The nearest in sizes, at most `within` doublings away; of several, the one best for torch.
+
+        Of the problems that differ in sizes alone; where none is near, of those that are `alike`.
+        """
+        for known in (self._kinds.get(problem.kind, ()), self._alike.get(alike(problem), ())):
+            far = [(doublings(problem, peer.problem), peer.ratio, peer) for peer in known]
+            distance, _, peer = min(far, key=lambda each: each[:2], default=(math.inf, 0.0, None))
+            if distance <= within:
+                return peer
+        return None
 
 
 def to_text(name: str, peers: Iterable[Peer]) -> str:
