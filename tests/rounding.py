@@ -60,7 +60,10 @@ class Rounded(TorchDispatchMode):
 def bounds(
     run: Callable[[], Results], dtype: torch.dtype, tensor_cores: bool
 ) -> tuple[Results, Results, int]:
-    """What `run` gives in float64, how far off each element may be in this dtype, and how many products."""
+    """What `run` gives in float64, how far off each element may be in this dtype, and how many products.
+
+    What is given is itself of float64, and may be off by as much as any: beside it, float64 is off by twice.
+    """
     with Rounded(dtype, None, tensor_cores) as exact:
         wanted = run()
     squares = {name: torch.zeros_like(value) for name, value in wanted.items()}
@@ -69,4 +72,5 @@ def bounds(
             found = run()
         for name, value in found.items():
             squares[name] += (value - wanted[name]) ** 2
-    return wanted, {name: _WALK * (total / _RUNS).sqrt() for name, total in squares.items()}, exact.products
+    walk = _WALK * (1 + torch.finfo(FP64).eps / torch.finfo(dtype).eps)
+    return wanted, {name: walk * (total / _RUNS).sqrt() for name, total in squares.items()}, exact.products

@@ -571,12 +571,14 @@ def test_a_problem_that_nothing_runs_is_left(launched, monkeypatch):
     assert [row.why for row in report.rows] == ["UnsupportedError: no config runs it"]
 
 
-def test_what_is_short_is_taken_in_a_capture_alone(launched, monkeypatch):
+def test_what_is_short_is_taken_in_a_capture_or_without_python(launched, monkeypatch):
     monkeypatch.setattr(routes, "_judged", lambda policy, call: Judgement(True, "short", captured=True))
     call = routes._described((A, B), (1, 1), torch.empty(5, 3), "ieee")
     for capturing in (False, True):
         monkeypatch.setattr(routes, "_capturing", lambda capturing=capturing: capturing)
-        assert routes._decided("mm", "expected", call, lambda: None).verdict.taken == capturing
+        for quick in (False, True):
+            verdict = routes._decided("mm", "expected", call, lambda: None, quick).verdict
+            assert verdict.taken == (capturing or quick)
 
 
 def test_forgetting_decides_anew(launched):

@@ -52,6 +52,8 @@ class Fit:
     narrow: float = 0.544  # how much longer one of under 4 bytes takes
     load_words: float = 7.99  # registers that a load which is not asynchronous keeps busy
     copy_words: float = 1.3  # the same of one that is
+    piece: float = 3.0  # how much longer an asynchronous load of 4 or 8 bytes a thread takes than one of 16
+    piece_words: float = 4.0  # registers that it keeps busy
     spared_words: float = 16.6  # registers that neither accumulator nor loads can have
     small_mma: float = 3.12  # how much slower tensor cores are without whole warpgroups, on Hopper and later
     bandwidth: float = 0.879  # share of the peak bandwidth of device memory that is reached
@@ -156,12 +158,18 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
     feed = (m + n) * k * size / fit.l2_bytes
     thread_loads = loads_per_thread(config, problem, device)
-    narrow = fit.narrow if min(problem.a_align, problem.b_align) < 4 else 1.0
+    narrow, load_words = _load_costs(min(problem.a_align, problem.b_align), fit)
     loads = fit.load * narrow * thread_loads * warps
-    load_words = fit.load_words if min(problem.a_align, problem.b_align) < 4 else fit.copy_words
     held = accumulator_words(config, problem, device) + load_words * thread_loads
     spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
     return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
+
+
+def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
+    """How much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
+    if alignment < 4:
+        return fit.narrow, fit.load_words
+    return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
 
 
 def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:

@@ -35,7 +35,7 @@ const int64_t* contexts = nullptr;  // how many of tritile's contexts are open, 
 PyObject* hooks[2] = {nullptr, nullptr};  // lists of who is told of launches, by Triton's launcher
 Table table;
 
-// As `tritile.switch.routes.brief_product`.
+// As `tritile.switch.routes.brief_product`, of batches.
 bool brief_product(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() >= 2 && a.size(-2) <= limits.rows && b.numel() <= limits.elements && on_default_stream(a);
 }
@@ -73,6 +73,7 @@ struct Operator {
   const char* overload;
   int call;   // whose slot counts what is left at a glance
   int first;  // where factors begin among the arguments: -1 for a copy
+  bool batched;
 
   bool copies() const {
     return first < 0;
@@ -80,15 +81,15 @@ struct Operator {
 };
 
 constexpr std::array<Operator, 9> kOperators{{
-    {"aten::mm", "", 0, 0},
-    {"aten::mm", "out", 0, 0},
-    {"aten::bmm", "", 1, 0},
-    {"aten::bmm", "out", 1, 0},
-    {"aten::addmm", "", 2, 1},
-    {"aten::addmm", "out", 2, 1},
-    {"aten::baddbmm", "", 3, 1},
-    {"aten::baddbmm", "out", 3, 1},
-    {"aten::clone", "", 4, -1},
+    {"aten::mm", "", 0, 0, false},
+    {"aten::mm", "out", 0, 0, false},
+    {"aten::bmm", "", 1, 0, true},
+    {"aten::bmm", "out", 1, 0, true},
+    {"aten::addmm", "", 2, 1, false},
+    {"aten::addmm", "out", 2, 1, false},
+    {"aten::baddbmm", "", 3, 1, true},
+    {"aten::baddbmm", "out", 3, 1, true},
+    {"aten::clone", "", 4, -1, false},
 }};
 
 class Crossing final : public c10::OperatorKernel {
@@ -151,7 +152,7 @@ class Crossing final : public c10::OperatorKernel {
     if (op_.copies()) {
       return brief_copy(values[0].toTensor());
     }
-    return brief_product(values[op_.first].toTensor(), values[op_.first + 1].toTensor());
+    return op_.batched && brief_product(values[op_.first].toTensor(), values[op_.first + 1].toTensor());
   }
 
   bool key_of(int64_t asked, c10::ArrayRef<c10::IValue> values, Key& key) const {

@@ -62,13 +62,18 @@ class Crossing:
         """What is brief: a product of so many rows by so many elements, a copy of so many bytes."""
         self._library.tritile_limits(rows, elements, bytes)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the call that is being decided in this thread is of a kind that may be learnt."""
+        return bool(self._library.tritile_waits())
+
     def learn(self, verdict: Verdict, ready: Ready | None) -> None:
         """Have calls like the one that is being decided in this thread come to this without Python.
 
         `ready` is how they are launched, None for those that are left. Nothing happens where the call is of
         a kind that C++ does not know, all slots are taken, or Triton's own launcher is wanted.
         """
-        if not self._library.tritile_waits():
+        if not self.waits:
             return
         launch = None if ready is None else self._launch(ready)
         slot = slot_of(verdict)

@@ -25,7 +25,7 @@ _NEAR_DOUBLINGS: Final = 1.0
 # Bounds of the class of odd products, as they were measured: on how many bytes rows of a or of b start at the
 # most (K of 4090); the shortest side of a result, and K, at the least; and the operations from which on its
 # time is the GPU's (of 8193x63x1025, for which torch took 27 us and tritile 16).
-_ODD_BYTES: Final = 4
+_ODD_BYTES: Final = 8
 _ODD_LEAST: Final = (63, 1000)
 _ODD_FLOPS: Final = 1e9
 _MOVED: Final = 16 << 20  # bytes for which torch took 14 us and more (2^24 read and as many written, 16-byte)
@@ -94,7 +94,7 @@ def _odd(problem: MatmulProblem, device: Device) -> bool:
         device.nvidia == _HOPPER
         and problem.dtype in _HALF
         and problem.batch == 1
-        and min(problem.a_align, problem.b_align) <= _ODD_BYTES
+        and min(problem.a_align, problem.b_align, problem.out_align) <= _ODD_BYTES
         and "strided" not in (problem.a_layout, problem.b_layout, problem.out_layout)
         and min(problem.m, problem.n) >= sides
         and problem.k >= depth

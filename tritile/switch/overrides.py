@@ -30,30 +30,37 @@ _wanted: Counter[str] = Counter()  # how many switches that are on want kernels 
 _libraries: dict[str, "_Stood"] = {}
 
 Kernel = Callable[..., Any]
-Learn = routes.Learn
 
 
-def _product(name: str, original: Kernel, learn: Learn) -> Kernel:
+def _learner(crossing: Crossing | None) -> routes.Learn | None:
+    """Whom to tell what becomes of the call that is being decided, None where it goes by Python again."""
+    return crossing.learn if crossing is not None and crossing.waits else None
+
+
+def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
     def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
         entry = active()
-        if entry is not None and not routes.brief_product(name, entry, tensors):
-            result = routes.product(name, entry, tensors, words, learn)
-            if result is not None:
-                return result
+        if entry is not None:
+            learn = _learner(crossing)
+            if learn or not routes.brief_product(name, entry, tensors):
+                result = routes.product(name, entry, tensors, words, learn)
+                if result is not None:
+                    return result
         return original(keys, *tensors, **words)
 
     return kernel
 
 
-def _copy(original: Kernel, learn: Learn) -> Kernel:
+def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
     def kernel(keys: Any, x: torch.Tensor, **words: Any) -> Any:
         form = words.get("memory_format")
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
-            if entry is not None and not routes.brief_copy(entry, x):
-                result = routes.copy(entry, x, form, learn)
+            if entry is not None:
+                learn = _learner(crossing)
+                result = None if routes.brief_copy(entry, x) else routes.copy(entry, x, form, learn)
                 if result is not None:
                     return result
         return original(keys, x, **words)
@@ -79,15 +86,14 @@ def _registered(key: str) -> _Stood:
         return _Stood(library)  # nothing that could be called
     crossing = building.library()
     before = 0 if crossing is None else crossing.before(key)
-    learn = routes.unlearnt if crossing is None else crossing.learn
-    kernels: dict[str, Callable[[Kernel, Learn], Kernel]] = {"clone": _copy}
+    kernels: dict[str, Callable[[Kernel, Crossing | None], Kernel]] = {"clone": _copy}
     for name in PRODUCTS:
         kernels[name] = kernels[f"{name}.out"] = functools.partial(_product, name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         for name, made in kernels.items():
             original = get_kernel(f"aten::{name}", key).call_boxed
-            library.impl(name, made(original, learn), key, with_keyset=True)
+            library.impl(name, made(original, crossing), key, with_keyset=True)
     if crossing is None:
         return _Stood(library)
     crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)

@@ -78,7 +78,9 @@ def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
 def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a product is left at a glance: one of few rows by a small matrix, outside of a capture.
 
-    Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU.
+    Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU. Asked
+    where Python decides every time; of calls that C++ can learn only batches are, as attention makes them
+    while its sizes grow with every token: to plan them would take longer than they do.
     """
     a, b = tensors[-2:]
     if entry.policy != "expected" or a.ndim < 2 or a.shape[-2] > FEW_ROWS or b.numel() > SMALL:
@@ -100,22 +102,19 @@ def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
 Learn = Callable[[Verdict, Ready | None], None]
 
 
-def unlearnt(verdict: Verdict, ready: Ready | None) -> None:
-    """Nobody learns what was decided."""
-
-
 def product(
-    call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any, learn: Learn = unlearnt
+    call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any, learn: Learn | None = None
 ) -> torch.Tensor | None:
     """The result of a call of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is left to torch.
 
-    `tensors` are its positional arguments, `words` the others that it was given: beta, alpha, out. `learn` is
-    told what becomes of calls alike, and how those that are taken are launched.
+    `tensors` are its positional arguments, `words` the others that it was given: beta, alpha, out. `learn`,
+    if there is one, is told what becomes of calls alike, which then take the host less than torch's.
     """
     out, beta, alpha = words.get("out"), words.get("beta", 1), words.get("alpha", 1)
     try:
         setting = default_precision() if tensors[-1].dtype is torch.float32 else "ieee"
-        modes = (call, entry.policy, setting, rules(), tensors[-1].is_cuda and _capturing())
+        quick = learn is not None
+        modes = (call, entry.policy, setting, rules(), quick, tensors[-1].is_cuda and _capturing())
         weights = (beta, type(beta), alpha, type(alpha))
         key = (modes, weights, None if out is None else _seen(out), *map(_seen, tensors))
         known = _memo.get(key)
@@ -123,8 +122,8 @@ def product(
         entry.report.add(_BARE[call].verdict)
         return None
     if known is None:
-        known = _kept(key, _product(call, entry.policy, tensors, (beta, alpha), out, setting))
-    if known.ready is not None or not known.verdict.taken:
+        known = _kept(key, _product(call, entry.policy, tensors, (beta, alpha), out, setting, quick))
+    if learn is not None and (known.ready is not None or not known.verdict.taken):
         learn(known.verdict, known.ready)
     if out is not None and known.verdict.taken and _clashes(tensors, out, known.reaches):
         known = _APART[call]
@@ -137,19 +136,20 @@ def product(
 
 
 def copy(
-    entry: Entry, x: torch.Tensor, form: torch.memory_format, learn: Learn = unlearnt
+    entry: Entry, x: torch.Tensor, form: torch.memory_format, learn: Learn | None = None
 ) -> torch.Tensor | None:
     """x in memory of this format, as torch's `clone` makes it; None where it is left to torch."""
     try:
-        modes = ("clone", entry.policy, rules(), x.is_cuda and _capturing())
+        quick = learn is not None
+        modes = ("clone", entry.policy, rules(), quick, x.is_cuda and _capturing())
         key = (modes, _seen(x), form)
         known = _memo.get(key)
     except (RuntimeError, AttributeError, TypeError):
         entry.report.add(_BARE["clone"].verdict)
         return None
     if known is None:
-        known = _kept(key, _copy(entry.policy, x, form))
-    if known.ready is not None or not known.verdict.taken:
+        known = _kept(key, _copy(entry.policy, x, form, quick))
+    if learn is not None and (known.ready is not None or not known.verdict.taken):
         learn(known.verdict, known.ready)
     entry.report.add(known.verdict)
     if not known.verdict.taken:
@@ -270,13 +270,13 @@ def _judged(policy: str, call: Call) -> Judgement:
     return expected.product(problem, device, peers.shipped(device), lambda: planned(problem, index).source)
 
 
-def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready]) -> Known:
-    """Decide of a described call; one that is taken is compiled."""
+def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready], quick: bool) -> Known:
+    """Decide of a described call; one that is taken is compiled. `quick`: calls like it skip Python."""
     label = call.problem.label
     judged = _judged(policy, call)
     if not judged.take:
         return _left(name, label, judged.why)
-    if judged.captured and not _capturing():
+    if judged.captured and not (quick or _capturing()):
         return _left(name, label, "so short that the host's time decides: taken where a graph is captured")
     return Known(Verdict(name, label, True, judged.why), None if on_host(call.tensors[0]) else ready())
 
@@ -288,6 +288,7 @@ def _product(
     weights: tuple[Any, Any],
     out: Any,
     precision: str,
+    quick: bool,
 ) -> Known:
     """Decide of products alike, and compile what is taken."""
     why = _unfit(name, tensors, weights, out)
@@ -300,7 +301,11 @@ def _product(
             result = a.new_empty(_result_shape(tensors)) if out is None else out
             call = _described(tensors, weights, result, precision)
             known = _decided(
-                name, policy, call, lambda: ready_of(_OPS[name], prepared(call), call, tensors, result)
+                name,
+                policy,
+                call,
+                lambda: ready_of(_OPS[name], prepared(call), call, tensors, result),
+                quick,
             )
             unread = tensors[0] if len(tensors) > 2 and weights[0] == 0 else None
             return known._replace(reaches=(*reaches_of(tensors, unread), reach(result)))
@@ -312,7 +317,7 @@ def _outermost_first(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.ndim), key=lambda dim: tensor.stride()[dim], reverse=True))
 
 
-def _copy(policy: str, x: torch.Tensor, form: torch.memory_format) -> Known:
+def _copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) -> Known:
     """Decide of copies alike, and compile what is taken."""
     if _dispatches(x):
         return _left("clone", str(tuple(x.shape)), _OWN)
@@ -334,6 +339,6 @@ def _copy(policy: str, x: torch.Tensor, form: torch.memory_format) -> Known:
                     raise TritileError("more than one launch counts")
                 return Ready(launch, (0, 1), (0, 0), tuple(out.shape), out.stride(), out.dtype, out.device)
 
-            return _decided("clone", policy, call, ready)
+            return _decided("clone", policy, call, ready, quick)
         except TritileError as error:
             return _left("clone", str(tuple(x.shape)), brief(error))
