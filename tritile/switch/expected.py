@@ -13,20 +13,21 @@ from tritile.device import Device
 from tritile.problem import MatmulProblem, PermuteProblem, epilogue_of
 from tritile.switch.peers import Peers
 
-# What a taken call keeps the host busy: 11 to 14 us (`host.jsonl`), and torch's way to Python. Where torch's
-# kernel takes less, the host decides how fast a program is that is no CUDA graph, and torch needs less of
-# it.
+# What a call that Python takes keeps the host busy: 11 to 14 us (`host.jsonl`), and torch's way to Python.
+# Where torch's kernel takes less, the host decides how fast a program is that is no CUDA graph, and torch
+# needs less of it. A call that is taken without Python needs least: 4 to 6 us, of torch 10 to 18
+# (`tuning/switch_cost.py`).
 HOST_US: Final = 15.0
 
 _HALF: Final = ("float16", "bfloat16")
 _HOPPER: Final = 90
 _NOISE: Final = 1.02  # ratios vary by as much from run to run
 _NEAR_DOUBLINGS: Final = 1.0
-# Bounds of the class of odd products, as they were measured: on how many bytes rows of a or of b start at the
-# most (K of 4090); the shortest side of a result, and K, at the least; and the operations from which on its
+# Bounds of the class of odd products, as they were measured: on how many bytes rows of a, of b or of the result
+# start at the most; the shortest side of a result, and K, at the least; and the operations from which on its
 # time is the GPU's (of 8193x63x1025, for which torch took 27 us and tritile 16).
 _ODD_BYTES: Final = 8
-_ODD_LEAST: Final = (63, 1000)
+_ODD_LEAST: Final = (500, 500)
 _ODD_FLOPS: Final = 1e9
 _MOVED: Final = 16 << 20  # bytes for which torch took 14 us and more (2^24 read and as many written, 16-byte)
 _LEAST_MOVED: Final = 1 << 19  # the smallest measured, of 512x512 uint8
@@ -39,7 +40,10 @@ Source = Callable[[], str]
 
 
 class Judgement(NamedTuple):
-    """Whether tritile is expected to be faster, and why. `captured`: only where the host's time is hidden."""
+    """Whether tritile is expected to be faster, and why. `captured`: only where the host's time does not count.
+
+    That is in the capture of a CUDA graph, and where calls alike skip Python.
+    """
 
     take: bool
     why: str
@@ -56,8 +60,8 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
     - fp32 and fp64 in full precision: left (0.2 to 0.9 from 512 up, `square`, `ragged`, `fp64`).
     - a problem that was measured, by its measurement, where the config is a measured one, or is
       chosen by the model now as it was then.
-    - 16-bit operands of which one has rows that do not start on 8 bytes, on Hopper: taken (1.2 to 5.3,
-      `ragged`; 1.97 and more with an epilogue).
+    - 16-bit products of which an operand, or the result, has rows that do not start on 16 bytes, on Hopper:
+      taken (1.56 to 7.2, `alignments`; 1.2 to 6.3, `ragged` and `llama`; 1.97 and more with an epilogue).
     - one that differs from a measured problem by less than a doubling of sizes in all: by that one's ratio;
       where there is none of the same alignments, by that of one to which it is `tritile.switch.peers.alike`.
     - any other: left.
