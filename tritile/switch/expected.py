@@ -23,9 +23,9 @@ _HALF: Final = ("float16", "bfloat16")
 _HOPPER: Final = 90
 _NOISE: Final = 1.02  # ratios vary by as much from run to run
 _NEAR_DOUBLINGS: Final = 1.0
-# Bounds of the class of odd products, as they were measured: on how many bytes rows of a, of b or of the result
-# start at the most; the shortest side of a result, and K, at the least; and the operations from which on its
-# time is the GPU's (of 8193x63x1025, for which torch took 27 us and tritile 16).
+# Bounds of the class of odd products, as they were measured: on how many bytes rows of a, of b or of the
+# result start at the most; the shortest side of a result, and K, at the least; and the operations from which
+# on its time is the GPU's (of 8193x63x1025, for which torch took 27 us and tritile 16).
 _ODD_BYTES: Final = 8
 _ODD_LEAST: Final = (500, 500)
 _ODD_FLOPS: Final = 1e9
@@ -40,9 +40,10 @@ Source = Callable[[], str]
 
 
 class Judgement(NamedTuple):
-    """Whether tritile is expected to be faster, and why. `captured`: only where the host's time does not count.
+    """Whether tritile is expected to be faster, and why.
 
-    That is in the capture of a CUDA graph, and where calls alike skip Python.
+    `captured`: only where the host's time does not count, in the capture of a CUDA graph, or is short, as
+    where calls alike skip Python.
     """
 
     take: bool
