@@ -5,10 +5,11 @@ import ctypes
 import math
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import platformdirs
 
@@ -16,6 +17,7 @@ from tritile.errors import InvalidValueError
 
 MODES: Final = ("cached", "tune", "strict", "off")
 _SWITCH: Final = {"1": True, "0": False}
+_T = TypeVar("_T")
 
 
 class Rules(NamedTuple):
@@ -31,23 +33,27 @@ _DEFAULT: Final = _RULES["cached", False]
 
 # What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
-# How many contexts that change the rules are open in the process, where code without Python can read it.
+# How many choices that change the rules some context holds, where code without Python can read it.
 CONTEXTS: Final = ctypes.c_int64(0)
-_contexts_lock: Final = threading.Lock()
-_mode: ContextVar[str | None] = ContextVar("tritile_mode", default=None)
-_invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
+_contexts_lock: Final = threading.RLock()  # a context may be collected anywhere
 
 
-@contextlib.contextmanager
-def _counted() -> Iterator[None]:
-    """Count as a context that is open."""
+def _count(by: int) -> None:
     with _contexts_lock:
-        CONTEXTS.value += 1
-    try:
-        yield
-    finally:
-        with _contexts_lock:
-            CONTEXTS.value -= 1
+        CONTEXTS.value += by
+
+
+class _Chosen(Generic[_T]):
+    """What a `with` chose: it counts for as long as any context has it, which a task may do for longer."""
+
+    def __init__(self, value: _T) -> None:
+        self.value = value
+        _count(1)
+        weakref.finalize(self, _count, -1).atexit = False
+
+
+_mode: ContextVar[_Chosen[str] | None] = ContextVar("tritile_mode", default=None)
+_invariant: ContextVar[_Chosen[bool] | None] = ContextVar("tritile_batch_invariant", default=None)
 
 
 def _checked_mode(value: str, origin: str) -> str:
@@ -60,7 +66,7 @@ def current_mode() -> str:
     """The mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
     chosen = _mode.get()
     if chosen is not None:
-        return chosen
+        return chosen.value
     if _ENVIRON is not None and b"TRITILE_MODE" not in _ENVIRON:
         return "cached"
     value = os.environ.get("TRITILE_MODE")
@@ -80,12 +86,11 @@ def mode(name: str) -> Iterator[None]:
     Raises InvalidValueError for any other name. Applies to the current thread or task.
     """
     _checked_mode(name, "mode")
-    with _counted():
-        token = _mode.set(name)
-        try:
-            yield
-        finally:
-            _mode.reset(token)
+    token = _mode.set(_Chosen(name))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
 
 
 def _switched(name: str, default: str) -> bool:
@@ -102,7 +107,7 @@ def is_batch_invariant() -> bool:
     """
     chosen = _invariant.get()
     if chosen is not None:
-        return chosen
+        return chosen.value
     if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
         return False
     return _switched("TRITILE_BATCH_INVARIANT", "0")
@@ -125,13 +130,15 @@ def rules() -> Rules:
 @contextlib.contextmanager
 def under(found: Rules) -> Iterator[None]:
     """What was in force elsewhere, as in another thread, counts inside the `with`."""
-    with _counted():
-        tokens = _mode.set(found.mode), _invariant.set(found.invariant)
-        try:
-            yield
-        finally:
-            _mode.reset(tokens[0])
-            _invariant.reset(tokens[1])
+    if rules() == found:
+        yield
+        return
+    tokens = _mode.set(_Chosen(found.mode)), _invariant.set(_Chosen(found.invariant))
+    try:
+        yield
+    finally:
+        _mode.reset(tokens[0])
+        _invariant.reset(tokens[1])
 
 
 @contextlib.contextmanager
@@ -155,12 +162,11 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     """
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
-    with _counted():
-        token = _invariant.set(on)
-        try:
-            yield
-        finally:
-            _invariant.reset(token)
+    token = _invariant.set(_Chosen(on))
+    try:
+        yield
+    finally:
+        _invariant.reset(token)
 
 
 def tune_budget_s() -> float:

@@ -1,5 +1,6 @@
 """Calls that were decided once: what is known of them in C++, what is asked anew, how they are launched."""
 
+import contextvars
 import ctypes
 import threading
 
@@ -135,6 +136,30 @@ def test_python_is_asked_where_rules_may_differ(decided, context):
     assert len(decided) == 3
 
 
+def test_python_is_asked_by_a_task_that_outlasts_its_rules(decided):
+    with switch():
+        A @ B
+        with tritile.batch_invariant():
+            task = contextvars.copy_context()
+        task.run(lambda: A @ B)
+        task.run(lambda: A.double() @ B.double())
+        assert len(decided) == 3
+        del task
+        A @ B
+        A.double() @ B.double()
+    assert len(decided) == 4
+
+
+def test_decisions_by_rules_of_the_environment_are_not_kept(decided, monkeypatch):
+    with switch():
+        monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
+        A @ B
+        monkeypatch.delenv("TRITILE_BATCH_INVARIANT")
+        A @ B
+        A @ B
+    assert len(decided) == 2
+
+
 def test_python_is_asked_where_the_environment_has_rules(decided, monkeypatch):
     monkeypatch.setenv("TRITILE_MODE", "off")
     with switch():
@@ -179,6 +204,37 @@ def test_nothing_waits_once_a_call_failed(decided, crossing, monkeypatch):
         A @ B
     crossing.learn(tally.Verdict("mm", "", False, ""), None)
     assert crossing.known == 0
+
+
+def test_a_call_inside_another_is_not_taken_for_it(decided, crossing, monkeypatch):
+    def decide(call, entry, tensors, words, learn):
+        decided.append(call)
+        if call == "mm":
+            torch.addmm(C, A, B, beta=True)  # of which nothing can be known
+        elif learn:
+            learn(tally.Verdict(call, "", False, ""), None)
+
+    monkeypatch.setattr(routes, "product", decide)
+    with switch():
+        A @ B
+    assert decided == ["mm", "addmm"]
+    assert crossing.known == 0
+
+
+def test_a_slot_may_be_wanted_while_one_is_looked_for(monkeypatch):
+    class Word(str):
+        def __hash__(self):  # as a collected object that multiplies
+            tally.slot_of(tally.Verdict("mm", "", False, "from within"))
+            return 1
+
+    monkeypatch.setattr(tally, "_verdicts", [])
+    monkeypatch.setattr(tally, "_slots", {})
+    monkeypatch.setattr(tally, "_SLOTS", 1)
+    verdict = tally.Verdict(Word("mm"), "", False, "")
+    thread = threading.Thread(target=tally.slot_of, args=(verdict,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_without_a_slot_python_decides(decided, monkeypatch):
@@ -292,6 +348,19 @@ def test_an_output_of_the_callers_is_written_unless_it_is_read(decided, gpu):
         both = torch.randn(400)
         a, over = both[:160].view(20, 8), both[80:160].view(20, 4)
         torch.mm(a, B, out=over)
+    assert decided == ["mm", "mm"]
+    assert len(gpu.launched) == 2
+
+
+@pytest.mark.parametrize("start", [0, 8])
+def test_a_storage_that_was_freed_is_not_launched(decided, gpu, start):
+    a = torch.randn(21, 8).view(-1)[start : start + 160].view(20, 8)  # as a part of FSDP's
+    with switch():
+        a @ B
+        a @ B
+        a.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="data is not allocated"):
+            a @ B
     assert decided == ["mm", "mm"]
     assert len(gpu.launched) == 2
 

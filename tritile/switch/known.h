@@ -33,10 +33,11 @@ inline size_t hash_of(const Key& key) {
   return hash;
 }
 
-// As `tritile.switch.routes._seen`. False for a tensor without dense memory, or whose class dispatches.
+// As `tritile.switch.routes._seen`. False for a tensor without dense memory, as where its storage was resized
+// to nothing, or whose class dispatches.
 inline bool describe(const at::Tensor& tensor, Key& key) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage() ||
-      tensor.key_set().has(c10::DispatchKey::Python)) {
+      tensor.key_set().has(c10::DispatchKey::Python) || !tensor.unsafeGetTensorImpl()->storage_initialized()) {
     return false;
   }
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());

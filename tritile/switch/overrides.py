@@ -18,6 +18,7 @@ import torch
 from torch.library import Library, get_kernel
 
 from tritile.ops.run import also_forgets
+from tritile.settings import environment_is_silent
 from tritile.switch import building, routes
 from tritile.switch.crossing import Crossing
 from tritile.switch.state import active, tally_everywhere
@@ -34,7 +35,9 @@ Kernel = Callable[..., Any]
 
 def _learner(crossing: Crossing | None) -> routes.Learn | None:
     """Whom to tell what becomes of the call that is being decided, None where it goes by Python again."""
-    return crossing.learn if crossing is not None and crossing.waits else None
+    # What the environment says may have changed since the switch was turned on: C++ does not ask it.
+    lasts = crossing is not None and environment_is_silent() and crossing.waits
+    return crossing.learn if crossing is not None and lasts else None
 
 
 def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:

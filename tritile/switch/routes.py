@@ -63,11 +63,14 @@ _APART: Final = {call: _left(call, "", "out shares memory with an input") for ca
 
 def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What of a tensor decides what becomes of it. Raises RuntimeError where it has no dense memory."""
+    address = tensor.data_ptr()
+    if not address >> 40 and address == tensor.storage_offset() * tensor.itemsize and tensor.numel():
+        raise RuntimeError("a storage that was resized to nothing")  # where torch counts from address 0
     return (
         type(tensor),
         tensor.dtype,
         tensor.get_device(),
-        tensor.data_ptr() % 16,
+        address % 16,
         tensor.shape,
         tensor.stride(),
         tensor.is_neg(),

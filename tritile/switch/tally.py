@@ -34,13 +34,13 @@ BRIEF: Final = {call: Verdict(call, "", False, "so little that the host's time d
 
 _verdicts: Final = list(BRIEF.values())  # by slot; it only grows
 _slots: Final[dict[tuple[object, ...], int]] = {astuple(v): slot for slot, v in enumerate(_verdicts)}
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()  # what is collected in between may multiply
 
 
 def slot_of(verdict: Verdict) -> int | None:
     """Where calls of this verdict are counted, None where all slots are taken."""
+    told = astuple(verdict)
     with _lock:
-        told = astuple(verdict)
         slot = _slots.get(told)
         if slot is None and len(_verdicts) < _SLOTS:
             slot = _slots[told] = len(_verdicts)
