@@ -237,6 +237,18 @@ def test_a_slot_may_be_wanted_while_one_is_looked_for(monkeypatch):
     assert not thread.is_alive()
 
 
+def test_sizes_without_end_are_known_and_counted_together(decided, monkeypatch):
+    monkeypatch.setattr(tally, "_SLOTS", len(tally._verdicts) + tally._UNNAMED)
+    monkeypatch.setattr(tally, "_slots", {})
+    with switch() as report:
+        for rows in (18, 19):
+            for _ in range(3):
+                A[:rows] @ B
+    assert len(decided) == 2
+    assert {problem: len(rows) for problem, rows in report.problems.items()} == {"": 1}
+    assert report.left == 4
+
+
 def test_without_a_slot_python_decides(decided, monkeypatch):
     monkeypatch.setattr(tally, "_SLOTS", len(tally._verdicts))
     monkeypatch.setattr(tally, "_slots", {})

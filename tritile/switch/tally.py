@@ -6,7 +6,7 @@ count in it.
 
 import threading
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 CALLS: Final = ("mm", "bmm", "addmm", "baddbmm", "clone")
@@ -17,6 +17,7 @@ NOBODY, PYTHON, EXPECTED, ALWAYS = range(4)
 ASKED: Final = {"never": NOBODY, "expected": EXPECTED, "always": ALWAYS}
 
 _SLOTS: Final = 4096  # kinds of calls that are counted here; others go to Python
+_UNNAMED: Final = 256  # the last of them: for calls of problems that no longer find a slot of their own
 _BYTES: Final = 8
 
 
@@ -38,11 +39,19 @@ _lock: Final = threading.RLock()  # what is collected in between may multiply
 
 
 def slot_of(verdict: Verdict) -> int | None:
-    """Where calls of this verdict are counted, None where all slots are taken."""
+    """Where such calls are counted: without their problem where few slots are left; None where there is none.
+
+    A program whose sizes never end would otherwise ask Python of each new one forever.
+    """
+    slot = _slot(verdict, _SLOTS - _UNNAMED)
+    return _slot(replace(verdict, problem=""), _SLOTS) if slot is None else slot
+
+
+def _slot(verdict: Verdict, most: int) -> int | None:
     told = astuple(verdict)
     with _lock:
         slot = _slots.get(told)
-        if slot is None and len(_verdicts) < _SLOTS:
+        if slot is None and len(_verdicts) < most:
             slot = _slots[told] = len(_verdicts)
             _verdicts.append(verdict)
         return slot

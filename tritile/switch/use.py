@@ -52,7 +52,8 @@ class use_in_torch:
     inside a switch that is on when the code runs; it pads odd sizes unless
     `torch._inductor.config.shape_padding` is False, and what it makes kernels of itself it keeps. Turned on
     inside a compiled function, a switch is a graph break, and an error under `fullgraph=True`. CUDA graphs
-    hold what was on when they were captured.
+    hold what was on when they were captured. Set `TRITILE_MODE` and `TRITILE_BATCH_INVARIANT` before a switch
+    is turned on: calls that were met before do not ask them again.
 
     Args:
         policy: what is taken. "expected": what is expected to win, by measurements of this GPU that ship with
