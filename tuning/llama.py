@@ -173,7 +173,7 @@ def train(model: torch.nn.Module, how: str) -> dict[str, float]:
 
 def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
     """How far logits, losses and the gradient of the embedding are from those of a copy in float32."""
-    ids = torch.randint(model.config.vocab_size, (1, 256), device="cuda")
+    ids = torch.randint(model.config.vocab_size, (1, 1024), device="cuda")
 
     def answers(of: torch.nn.Module) -> dict[str, torch.Tensor]:
         got = of(ids, labels=ids, use_cache=False)
