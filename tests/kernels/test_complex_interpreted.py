@@ -121,7 +121,7 @@ SHAPES = [
     ((3, 5), (2, 5, 7)),
     ((2, 3, 5), (2, 5, 7)),
     ((2, 1, 3, 5), (4, 5, 7)),
-    ((3, 1, 2, 1, 1, 5), (4, 1, 3, 5, 2)),
+    ((3, 1, 1, 1, 1, 5), (2, 1, 1, 5, 2)),
     ((0, 3, 5), (5, 7)),
     ((2, 3, 0), (0, 7)),
     ((2, 3, 5), (2, 5, 40)),
@@ -301,7 +301,7 @@ def products(draw):
     return (*a_batch, m, k), (*b_batch, k, n), case, layouts, draw(st.tuples(st.booleans(), st.booleans()))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(products(), st.integers(0, 2**16))
 def test_any_product(product, seed):
     a_shape, b_shape, (dtype, precision), (a_layout, b_layout, out_layout), conjugated = product
