@@ -4,9 +4,9 @@
     TRITILE_CROSSING=0 python tuning/switch_cost.py   # with kernels in Python alone
 
 Operands are so small that the GPU waits for the host. "torch": with no switch in the process; "off": with
-one on in another place; "left": inside one that leaves them, of which products of 16 rows and small copies
-are left at a glance; "taken": inside one that takes them. Medians of rounds in which all are measured in
-turn.
+one on in another place; "left": inside one that leaves them, small copies at a glance, and where Python
+decides products of 16 rows too; "taken": inside one that takes them. Medians of rounds in which all are
+measured in turn.
 """
 
 import statistics

@@ -1,5 +1,6 @@
 """Calls that were decided once: what is known of them in C++, what is asked anew, how they are launched."""
 
+import contextlib
 import contextvars
 import ctypes
 import threading
@@ -377,38 +378,42 @@ def test_a_storage_that_was_freed_is_not_launched(decided, gpu, start):
     assert len(gpu.launched) == 2
 
 
-def test_python_launches_what_the_driver_refuses(decided, gpu):
-    with switch() as report:
-        A @ B
-        gpu.code = 201
-        assert torch.equal(A @ B, C_WANTED)
+@contextlib.contextmanager
+def refusing(gpu):
+    gpu.code = 201
+    try:
+        yield
+    finally:
         gpu.code = 0
-        A @ B
-    assert (len(decided), report.taken) == (2, 1)
 
 
-def test_python_launches_while_a_profiler_listens(decided, gpu):
+@contextlib.contextmanager
+def listening(gpu):
     calls = triton.knobs.runtime.launch_exit_hook.calls
-    with switch() as report:
-        A @ B
-        calls.append(None)
-        try:
-            assert torch.equal(A @ B, C_WANTED)
-        finally:
-            calls.clear()
-        A @ B
-    assert (len(decided), report.taken) == (2, 1)
+    calls.append(None)
+    try:
+        yield
+    finally:
+        calls.clear()
 
 
-def test_python_allocates_what_torch_is_to_fill(decided, gpu):
+@contextlib.contextmanager
+def filling(gpu):
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("context", [refusing, listening, filling])
+def test_python_launches_where_the_driver_refuses_somebody_listens_or_torch_fills(decided, gpu, context):
     with switch() as report:
         A @ B
-        torch.use_deterministic_algorithms(True)
-        try:
-            assert torch.equal(A @ B, C_WANTED)
-        finally:
-            torch.use_deterministic_algorithms(False)
+        with context(gpu):
+            got = A @ B
         A @ B
+    assert torch.equal(got, C_WANTED)
     assert (len(decided), report.taken) == (2, 1)
 
 

@@ -108,7 +108,8 @@ struct Launch {
   }
 };
 
-// Takes a launch out of the words of `tritile.launch.Launch.words`; null where it is too large, or none.
+// Takes a launch out of the words of `Crossing._launch`: order, sizes and strides, each with its count ahead,
+// and what `tritile.launch.Launch.words` gives. Null where it is too large, or none.
 class Words {
  public:
   Words(const int64_t* words, int64_t count) : next_(words), end_(words + count) {}

@@ -36,8 +36,9 @@ Kernel = Callable[..., Any]
 def _learner(crossing: Crossing | None) -> routes.Learn | None:
     """Whom to tell what becomes of the call that is being decided, None where it goes by Python again."""
     # What the environment says may have changed since the switch was turned on: C++ does not ask it.
-    lasts = crossing is not None and environment_is_silent() and crossing.waits
-    return crossing.learn if crossing is not None and lasts else None
+    if crossing is None or not environment_is_silent() or not crossing.waits:
+        return None
+    return crossing.learn
 
 
 def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:
