@@ -58,6 +58,9 @@ class Store:
     trial it was adding. A file that fails, or that another process keeps locked, is left alone for `RETRY_S`
     seconds: reads find nothing meanwhile, and trials wait in memory for the next one to be added.
     A process checks a file as it first opens it. `path` is the file.
+
+    Trials count for the GPU, the versions of Triton and its assembler, and the kernel's source that they were
+    measured with (`trial.ENVIRONMENT_COLUMNS`), whatever the driver: it loads the machine code as it is.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
