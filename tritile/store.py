@@ -36,8 +36,8 @@ RETRY_S: Final = 30.0  # for which a file that failed is left alone
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.01  # the longest between two looks at a lock
 _MOST_UNWRITTEN: Final = 4096
-# Held while SQLite is at work in any thread, and not while one waits for a lock of another process, but for the
-# tenth of a second that a commit gives those who read.
+# Held while SQLite is at work in any thread, and not while one waits for a lock of another process, but for
+# the tenth of a second that a commit gives those who read.
 _LOCK = threading.RLock()
 _STORES: "weakref.WeakSet[Store]" = weakref.WeakSet()
 _ABANDONED: list[Any] = []
@@ -80,9 +80,10 @@ class Store:
             environment, row = self._environment(kernel), row_of(trial)
         except InvalidValueError as error:
             return self._warn("trial", f"a trial cannot be remembered: {error}")
-        self._unwritten[environment, row[0], row[2]] = environment, row
-        if len(self._unwritten) > _MOST_UNWRITTEN:
-            self._unwritten.pop(next(iter(self._unwritten)), None)
+        with _LOCK:
+            self._unwritten[environment, row[0], row[2]] = environment, row
+            if len(self._unwritten) > _MOST_UNWRITTEN:
+                del self._unwritten[next(iter(self._unwritten))]
         return self._write()
 
     def flush(self) -> int:
@@ -104,9 +105,10 @@ class Store:
         if not self._unwritten:
             return
         if self._attempt(put, False, write=True):
-            for key, value in written:
-                if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
-                    self._unwritten.pop(key, None)
+            with _LOCK:
+                for key, value in written:
+                    if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
+                        del self._unwritten[key]
 
     def trials(self, kernel: str, problem: Problem) -> list[Trial]:
         """Everything measured for this problem, with this kernel on this very device."""
