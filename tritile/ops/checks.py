@@ -168,4 +168,4 @@ def check_no_overlap(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
     """An output that shares no memory with any input."""
     for position, tensor in enumerate(inputs):
         if overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps the memory of input {position}: wanted memory of its own")
+            raise OverlapError(f"{op}: out overlaps operand {position}: wanted memory of its own")
