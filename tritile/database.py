@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.trial import ENVIRONMENT_COLUMNS, MAX_TEXT, TRIAL_COLUMNS, Row, Trial, moment, row_of, trial_from
+from tritile.trial import (
+    ENVIRONMENT_COLUMNS,
+    MAX_TEXT,
+    TRIAL_COLUMNS,
+    Row,
+    Trial,
+    environment_from,
+    moment,
+    row_of,
+    trial_from,
+)
 
 APPLICATION_ID: Final = 0x74726974
 VERSION: Final = 1
-BUSY_S = 60.0
+READ_S = 1.0  # that a read waits for a lock at the most
+WRITE_S = 10.0  # that a write waits
+_MOST_BYTES: Final = 1 << 30  # of a damaged file that is looked through
 # `arch` has no type, so that 90 and "90" stay apart.
 _SCHEMA: Final = (
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, "
@@ -73,6 +85,12 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, DamagedError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
+def is_busy(error: Exception) -> bool:
+    """Whether the error says that another holds a lock, or that none can be had now."""
+    codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return isinstance(error, TimeoutError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
+
+
 def identity_of(path: Path) -> Identity:
     """Which file lies at this path now: a file set aside and its successor differ in it."""
     try:
@@ -82,9 +100,10 @@ def identity_of(path: Path) -> Identity:
     return facts.st_dev, facts.st_ino
 
 
-def _connect(where: str, uri: bool = False) -> sqlite3.Connection:
+def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Connection:
     # A connection is used by its own thread only; `Store.close` closes those of other threads too.
-    connection = sqlite3.connect(where, BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
+    # SQLite itself does not wait for locks: `Store` waits, and holds nothing meanwhile.
+    connection = sqlite3.connect(where, wait_s, isolation_level=None, check_same_thread=False, uri=uri)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
 
@@ -140,8 +159,18 @@ def create(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def open_store(path: Path, new: bool) -> sqlite3.Connection | None:
-    """A connection to the store at this path, created if `new`; else None where the file is empty."""
+def _check(connection: sqlite3.Connection) -> None:
+    """Raise DamagedError where pages, rows and indexes do not fit together: lookups would miss rows."""
+    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        raise DamagedError(f"is damaged ({str(found).splitlines()[-1][:200]})")
+
+
+def open_store(path: Path, new: bool, check: bool = True) -> sqlite3.Connection | None:
+    """A connection to the store at this path, created if `new`; else None where the file is empty.
+
+    `check`: read the whole file, some 3 ms for each megabyte. Raises DamagedError for one that is no store.
+    """
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -152,6 +181,8 @@ def open_store(path: Path, new: bool) -> sqlite3.Connection | None:
             if not new:
                 return None
             create(connection)
+        if check:
+            _check(connection)
         undo.pop_all()
     return connection
 
@@ -187,21 +218,79 @@ def merge_batch(connection: sqlite3.Connection, batch: Iterable[tuple[Row, Trial
 def rows_of(path: Path) -> list[Any]:
     """The rows of `SELECT_ALL` in another store. Raises InvalidValueError where it cannot be read as one."""
     try:
-        with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        where = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(_connect(where, WRITE_S, uri=True)) as connection:
             if not _is_store(connection):
                 raise DamagedError("holds nothing")
+            _check(connection)
             return connection.execute(SELECT_ALL, (-1,)).fetchall()
     except FAULTS as error:
         raise InvalidValueError(f"{path} is no store that can be read: {error}") from error
 
 
 def rename(path: Path, aside: Path) -> None:
-    """Rename a database with its journal. Raises OSError where that is not allowed."""
+    """Rename a database with its journal. Raises OSError where that fails, and where `is_busy` says so."""
     with contextlib.ExitStack() as held:
-        # Lets others end their transactions: a journal of theirs must not meet the fresh file.
-        with contextlib.suppress(sqlite3.Error):
+        # Others end their transactions first: a journal of theirs must not meet the fresh file.
+        try:
             connection = held.enter_context(contextlib.closing(_connect(str(path))))
             connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise
         with contextlib.suppress(FileNotFoundError):
             path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
         path.rename(aside)
+
+
+def _mended(data: bytes) -> bytes:
+    """The pages of a store under the first page of a fresh one.
+
+    That page holds the schema, and where each table begins, which is the same in every store.
+    """
+    with contextlib.closing(_connect(":memory:")) as fresh:
+        create(fresh)
+        whole = fresh.serialize()
+    size = int.from_bytes(whole[16:18], "big")
+    pages = len(data) // size
+    return whole[:28] + pages.to_bytes(4, "big") + whole[32:size] + data[size : pages * size]
+
+
+def _readable(connection: sqlite3.Connection, query: str, orders: Sequence[str]) -> dict[int, Row]:
+    """The rows of a query by their first column, from either end as far as pages can be read."""
+    found: dict[int, Row] = {}
+    for order in orders:
+        with contextlib.suppress(*FAULTS), contextlib.closing(connection.execute(query + order)) as rows:
+            for row in rows:
+                if row[0] in found:  # from the other end; or pages that refer to each other without end
+                    break
+                found[row[0]] = row[1:]
+    return found
+
+
+def salvaged(path: Path) -> list[tuple[Row, Trial]]:
+    """Environment and trial of each valid row that can be read in a damaged store, none where it was none."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return []
+        pages = _mended(path.read_bytes())
+        with contextlib.closing(_connect(":memory:")) as connection:
+            connection.deserialize(pages)
+            return list(_valid_pairs(connection))
+    except (*FAULTS, AttributeError, MemoryError):  # AttributeError: a Python without `deserialize`
+        return []
+
+
+def _valid_pairs(connection: sqlite3.Connection) -> Iterator[tuple[Row, Trial]]:
+    """The pairs of `salvaged`. Where table and index tell an environment differently, each of them counts."""
+    ends = (" ORDER BY id", " ORDER BY id DESC")
+    columns, index = _bounded(ENVIRONMENT_COLUMNS), " INDEXED BY sqlite_autoindex_environments_1"
+    environments = [
+        _readable(connection, f"SELECT id, {columns} FROM environments NOT INDEXED", ends),
+        _readable(connection, f"SELECT id, {columns} FROM environments{index}", ("",)),
+    ]
+    trials = f"SELECT id, environment, {_bounded(TRIAL_COLUMNS)} FROM trials NOT INDEXED"
+    for number, *row in _readable(connection, trials, ends).values():
+        for facts in dict.fromkeys(told[number] for told in environments if number in told):
+            with contextlib.suppress(InvalidValueError):
+                yield environment_from(facts), trial_from(row)

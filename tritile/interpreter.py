@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,36 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, 
 from triton.runtime.jit import JITFunction
 
 from tritile.errors import UnsupportedError
+from tritile.forks import at_fork
 from tritile.source import named_values
 
 _twins: dict[JITFunction, InterpretedFunction] = {}
 # The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
 library_lock = threading.RLock()
+_undoing: list[Callable[[], None]] = []  # what puts back all that is patched now, the latest last
+
+
+def _after_fork(ended: bool) -> None:
+    """Put back what another thread of the parent had patched, and make anew the twins it was making."""
+    if ended:
+        return
+    while _undoing:
+        _undoing.pop()()
+    _twins.clear()
+
+
+at_fork(library_lock, _after_fork)
+
+
+@contextlib.contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """Call `undo` afterwards; where this thread is lost in a forked child, that child calls it."""
+    _undoing.append(undo)
+    try:
+        yield
+    finally:
+        undo()
+        _undoing.pop()
 
 
 def interpreted(kernel: Any) -> InterpretedFunction:
@@ -73,20 +98,22 @@ def _interpreted_library() -> Iterator[None]:
     kernel, but not what it patches for a function that the kernel calls.
     """
     before = [(owner, dict(vars(owner))) for owner in _PATCHED]
-    for name, function in before[0][1].items():
-        if isinstance(function, JITFunction):
-            setattr(tl, name, interpreted(function))
-    for name in _KNOWN_REDUCTIONS:
-        setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for owner, attributes in before:
             for name, value in attributes.items():
                 if vars(owner).get(name) is not value:
                     setattr(owner, name, value)
             for name in set(vars(owner)) - set(attributes):
                 delattr(owner, name)
+
+    with _undone(restore):
+        for name, function in before[0][1].items():
+            if isinstance(function, JITFunction):
+                setattr(tl, name, interpreted(function))
+        for name in _KNOWN_REDUCTIONS:
+            setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
+        yield
 
 
 @contextlib.contextmanager
@@ -98,11 +125,11 @@ def _patched_once() -> Iterator[None]:
     """
     whole = interpreter._patch_lang
     patched = whole(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    interpreter._patch_lang = lambda function: types.SimpleNamespace(restore=lambda: None)
     try:
-        yield
+        with _undone(lambda: setattr(interpreter, "_patch_lang", whole)):
+            interpreter._patch_lang = lambda function: types.SimpleNamespace(restore=lambda: None)
+            yield
     finally:
-        interpreter._patch_lang = whole
         patched.restore()
 
 
@@ -121,11 +148,9 @@ def _summed_in_order() -> Iterator[None]:
             acc = whole(self, column, row, acc, *how)
         return acc
 
-    InterpreterBuilder.create_dot = create_dot
-    try:
+    with _undone(lambda: setattr(InterpreterBuilder, "create_dot", whole)):
+        InterpreterBuilder.create_dot = create_dot
         yield
-    finally:
-        InterpreterBuilder.create_dot = whole
 
 
 def interpret(
@@ -138,7 +163,8 @@ def interpret(
     """
     try:
         summed = _summed_in_order() if in_order else contextlib.nullcontext()
-        with library_lock, summed, _interpreted_library(), _patched_once():
+        # A sum that overflows is infinite, as on a GPU, and no matter for numpy to warn of.
+        with library_lock, np.errstate(all="ignore"), summed, _interpreted_library(), _patched_once():
             interpreted(kernel)[grid](*args, **kwargs)
     except InterpreterError as error:
         if "0-dimensional arrays" not in str(error):

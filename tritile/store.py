@@ -7,9 +7,11 @@ passes the checks that any input passes.
 
 import contextlib
 import functools
+import math
 import os
 import sqlite3
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +24,7 @@ from filelock import FileLock
 from tritile import database
 from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.forks import at_fork
 from tritile.problem import Problem, problem_key
 from tritile.settings import cache_dir
 from tritile.trial import ENVIRONMENT_COLUMNS, Row, Trial, environment_from, row_of, trial_from
@@ -29,11 +32,17 @@ from tritile.trial import ENVIRONMENT_COLUMNS, Row, Trial, environment_from, row
 __all__ = ["BATCH", "Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]
 
 BATCH: Final = 256
+RETRY_S: Final = 30.0  # for which a file that failed is left alone
 _ATTEMPTS: Final = 4
+_PAUSE_S: Final = 0.1  # the longest between two looks at a lock
+_MOST_UNWRITTEN: Final = 4096
+# Held while SQLite is at work in any thread, and never while one waits for a lock of another process.
 _LOCK = threading.RLock()
 _STORES: "weakref.WeakSet[Store]" = weakref.WeakSet()
 _ABANDONED: list[Any] = []
 T = TypeVar("T")
+# A damaged failure, neither text nor nothing, is found, and told of as no valid trial.
+_WORKED: Final = "typeof(failure) <> 'text'"
 
 
 class _Opened(NamedTuple):
@@ -46,7 +55,9 @@ class Store:
 
     Only `merge` raises, and only for a file that it cannot take. Every thread and process has a
     connection of its own. Adding is one short transaction, so that a killed process loses at most the
-    trial it was adding. `path` is the file.
+    trial it was adding. A file that fails, or that another process keeps locked, is left alone for `RETRY_S`
+    seconds: reads find nothing meanwhile, and trials wait in memory for the next one to be added.
+    A process checks a file as it first opens it. `path` is the file.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
@@ -54,21 +65,44 @@ class Store:
         self.path = Path(directory or cache_dir()).absolute() / f"{device.slug}.sqlite3"
         self._connections: dict[tuple[int, int], _Opened] = {}
         self._warned: set[str] = set()
-        self._reads = self._writes = True
+        self._checked: database.Identity = None
+        self._reads_from = self._writes_from = -math.inf  # when the file is used again, by `time.monotonic`
+        self._unwritten: dict[tuple[Any, ...], tuple[Row, Row]] = {}
         _STORES.add(self)
 
     def add(self, kernel: str, trial: Trial) -> None:
         """Remember a trial of the kernel with this digest, in place of an earlier one of the same config."""
-
-        def put(connection: sqlite3.Connection) -> None:
-            with database.transaction(connection, "IMMEDIATE"):
-                database.put(connection, environment, row)
-
         try:
             environment, row = self._environment(kernel), row_of(trial)
         except InvalidValueError as error:
             return self._warn("trial", f"a trial cannot be remembered: {error}")
-        return self._attempt(put, None, write=True)
+        self._unwritten[environment, row[0], row[2]] = environment, row
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.pop(next(iter(self._unwritten)), None)
+        return self._write()
+
+    def flush(self) -> int:
+        """Write the trials that could not be written when they were added; how many still cannot be."""
+        self._writes_from = -math.inf
+        self._write()
+        return len(self._unwritten)
+
+    def _write(self) -> None:
+        written: list[Any] = []
+
+        def put(connection: sqlite3.Connection) -> bool:
+            written[:] = self._unwritten.items()
+            with database.transaction(connection, "IMMEDIATE"):
+                for _, (environment, row) in written:
+                    database.put(connection, environment, row)
+            return True
+
+        if not self._unwritten:
+            return
+        if self._attempt(put, False, write=True):
+            for key, value in written:
+                if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
+                    self._unwritten.pop(key, None)
 
     def trials(self, kernel: str, problem: Problem) -> list[Trial]:
         """Everything measured for this problem, with this kernel on this very device."""
@@ -76,16 +110,14 @@ class Store:
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """The fastest trial of this problem whose answer was checked, else the fastest that did not fail."""
-        found = self._selected(
-            kernel, "problem = ? AND failure IS NULL ORDER BY error IS NULL, us", problem, first=True
-        )
+        found = self._selected(kernel, f"problem = ? AND {_WORKED} ORDER BY error IS NULL, us", problem, True)
         return found[0] if found else None
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """The best trial of each problem of this op."""
-        return self._selected(
-            kernel, "op = ? AND failure IS NULL ORDER BY problem, error IS NULL, us", op, first=True
-        )
+        # Not by the column of ops, which no index holds twice: a damaged one would hide its row unseen.
+        found = self._selected(kernel, f"{_WORKED} ORDER BY problem, error IS NULL, us", first=True)
+        return [trial for trial in found if trial.problem.op == op]
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Every trial with its environment: the fields of `Device` that count, and `kernel`."""
@@ -114,11 +146,14 @@ class Store:
         with _LOCK:
             while self._connections:
                 self._connections.popitem()[1].connection.close()
+            self._checked = None
 
     def _environment(self, kernel: str) -> Row:
         return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
 
-    def _selected(self, kernel: str, where: str, wanted: Problem | str, first: bool = False) -> list[Trial]:
+    def _selected(
+        self, kernel: str, where: str, wanted: Problem | None = None, first: bool = False
+    ) -> list[Trial]:
         """The valid trials that meet the condition, of each problem all or only the first."""
 
         def select(connection: sqlite3.Connection) -> list[Trial]:
@@ -134,7 +169,8 @@ class Store:
             return found
 
         try:
-            values = (*self._environment(kernel), wanted if isinstance(wanted, str) else problem_key(wanted))
+            values = self._environment(kernel)
+            values += () if wanted is None else (problem_key(wanted),)
         except (ValueError, TypeError):
             return []  # not of a form in which anything is remembered
         return self._attempt(select, [])
@@ -164,25 +200,48 @@ class Store:
         """What `work(connection, *arguments)` returns, or `nothing` where the file does not let it.
 
         Work is done again where the file was set aside meanwhile, by this process or by another: what
-        was written into the old file would be lost otherwise.
+        was written into the old file would be lost otherwise. Where a lock is held, it waits a moment.
         """
-        result, create = nothing, write
-        with _LOCK:
-            for _ in range(_ATTEMPTS):
-                if not (self._writes if write else self._reads):
+        result, left, pause = nothing, _ATTEMPTS, _PAUSE_S / 100
+        deadline = time.monotonic() + (database.WRITE_S if write else database.READ_S)
+        while left and time.monotonic() >= (self._writes_from if write else self._reads_from):
+            try:
+                with _LOCK:
+                    done, result = self._tried(work, nothing, arguments, write)
+            except database.FAULTS as error:
+                if not database.is_busy(error) or time.monotonic() >= deadline:
+                    self._leave_alone(error, write)
                     return nothing
-                identity = None
-                try:
-                    identity = database.identity_of(self.path)
-                    opened = self._opened(identity, create)
-                    if opened is None:
-                        return nothing
-                    result = work(opened.connection, *arguments)
-                    if database.identity_of(self.path) == opened.identity:
-                        return result
-                except database.FAULTS as error:
-                    create = self._recover(error, identity, write) or create
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSE_S)
+            else:
+                if done:
+                    return result
+                left -= 1
         return result
+
+    def _tried(
+        self, work: Callable[..., T], nothing: T, arguments: tuple[Any, ...], create: bool
+    ) -> tuple[bool, T]:
+        """Whether that was all, and what it gave. Raises `database.FAULTS`, damage excepted."""
+        identity, result = None, nothing
+        try:
+            if _unusable:
+                raise OSError("the parent was using the file as it forked this process")
+            identity = database.identity_of(self.path)
+            opened = self._opened(identity, create)
+            if opened is None:
+                return True, nothing
+            result = work(opened.connection, *arguments)
+            return database.identity_of(self.path) == opened.identity, result
+        except database.FAULTS as error:
+            moved = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED
+            if not moved and not database.is_damage(error):
+                raise
+            if not moved:
+                self._set_aside(str(error), identity)
+            self._drop()
+            return False, nothing
 
     def _opened(self, identity: database.Identity, create: bool) -> _Opened | None:
         """The connection of this thread, None where there is no store and none is to be created."""
@@ -193,60 +252,74 @@ class Store:
         self._drop()
         if identity is None and not create:
             return None
-        connection = database.open_store(self.path, create)
+        connection = database.open_store(self.path, create, identity is None or identity != self._checked)
         if connection is None:
             return None
-        self._connections[mine] = _Opened(connection, identity or database.identity_of(self.path))
-        return self._connections[mine]
+        opened = _Opened(connection, identity or database.identity_of(self.path))
+        self._connections[mine], self._checked = opened, opened.identity
+        return opened
 
     def _drop(self) -> None:
         opened = self._connections.pop((os.getpid(), threading.get_ident()), None)
         if opened is not None:
             opened.connection.close()
 
-    def _recover(self, error: Exception, identity: database.Identity, write: bool) -> bool:
-        """Set a damaged file aside, or give up what failed; whether a fresh store is to be created."""
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED:
-            self._drop()  # another process set the file aside
-            return False
-        fatal = isinstance(error, database.NewerError)
-        if database.is_damage(error):
-            try:
-                self._set_aside(str(error), identity)
-                return True
-            except (OSError, NotImplementedError) as fault:
-                fatal, error = True, OSError(f"{error}; setting it aside failed: {fault}")
-        self._drop()
-        self._writes = False
-        self._reads = self._reads and write and not fatal
-        self._warn("file", f"{self.path}: {error}; calls go on, and nothing more is remembered")
-        return False
+    def _leave_alone(self, error: Exception, write: bool) -> None:
+        """Use the file no more for a while: a file that cannot be written may still be read."""
+        with _LOCK:
+            self._drop()
+        self._writes_from = time.monotonic() + RETRY_S
+        if not write:
+            self._reads_from = self._writes_from
+        self._warn("file", f"{self.path}: {error}; calls go on without it, and it is tried again later")
 
     def _set_aside(self, reason: str, identity: database.Identity) -> None:
-        """Rename the file, unless another process did. Raises OSError where that is not allowed."""
+        """Start a fresh store with what can be read of a damaged one, unless another process did.
+
+        Raises OSError where that is not allowed, and as `database.is_busy` tells.
+        """
         utc = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self.path.with_name(f"{self.path.name}.set-aside-{utc}-{os.getpid()}")
-        with FileLock(f"{self.path}.lock", timeout=database.BUSY_S):
-            moved = identity is None or database.identity_of(self.path) != identity
-            self._drop()
-            if moved:
-                return
-            database.rename(self.path, aside)
+        try:
+            with FileLock(f"{self.path}.lock", timeout=0):
+                self._drop()
+                if identity is None or database.identity_of(self.path) != identity:
+                    return
+                database.rename(self.path, aside)
+                saved = self._salvage(aside)
+        except (OSError, NotImplementedError) as fault:
+            if isinstance(fault, TimeoutError):
+                raise
+            raise OSError(f"{reason}; setting it aside failed: {fault}") from fault
         text = f"{self.path}: {reason}; it now lies at {aside.name}, and a fresh store is started"
-        self._warn(aside.name, text)
+        self._warn(aside.name, f"{text} with the {saved} trials that could be read" if saved else text)
+
+    def _salvage(self, aside: Path) -> int:
+        """Create the store with the trials that can be read of a damaged one; how many they are."""
+        pairs = database.salvaged(aside)
+        with contextlib.suppress(*database.FAULTS):
+            connection = database.open_store(self.path, new=True)
+            assert connection is not None
+            with contextlib.closing(connection):
+                return database.merge_batch(connection, pairs)
+        return 0
 
 
-def _after_fork() -> None:
+_unusable = False  # whether SQLite was amid something in a thread of the parent as it forked this process
+
+
+def _after_fork(ended: bool) -> None:
     """Forget the parent's connections without closing them: closing would undo what the parent does."""
-    for store in _STORES:
+    global _unusable
+    _unusable = _unusable or not ended
+    for store in list(_STORES):
         _ABANDONED.append(dict(store._connections))
         store._connections.clear()
-    _LOCK.release()
+        store._unwritten.clear()  # the parent writes them
 
 
 # Nobody forks amid a transaction: the child's SQLite would believe that it holds the parent's locks.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_after_fork)
+at_fork(_LOCK, _after_fork)
 
 
 @functools.lru_cache(maxsize=64)

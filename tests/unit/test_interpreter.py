@@ -1,11 +1,20 @@
 """Interpreted twins of kernels, and digests, follow what a kernel calls, wherever it is named."""
 
+import contextlib
+import multiprocessing
+import threading
+import warnings
+
+import pytest
 import torch
 import triton
 import triton.language as tl
 
+import tritile
 from tests.unit import helpers_for_kernels as helpers
-from tritile.interpreter import interpret
+from tritile import forks
+from tritile import interpreter as interpreter_module
+from tritile.interpreter import interpret, library_lock
 from tritile.source import source_hash
 
 
@@ -58,3 +67,124 @@ def test_the_library_is_left_as_it_was():
     result(doubled)
     for owner, attributes in zip(owners, before, strict=True):
         assert dict(vars(owner)) == attributes
+
+
+FORK = multiprocessing.get_context("fork")
+OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder)
+
+
+def standing():
+    """All that is patched while a kernel is interpreted."""
+    return [interpreter_module.interpreter._patch_lang, *(dict(vars(owner)) for owner in OWNERS)]
+
+
+@contextlib.contextmanager
+def another_thread(work):
+    """Within, another thread is amid `work(wait)`, where `wait` is."""
+    there, go_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        there.set()
+        assert go_on.wait(60)
+        return (1,)
+
+    thread = threading.Thread(target=work, args=(wait,))
+    thread.start()
+    try:
+        assert there.wait(60)
+        yield
+    finally:
+        go_on.set()
+        thread.join(60)
+
+
+def exit_code(child):
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+    return process.exitcode
+
+
+def interpreting(wait):
+    x, y = torch.arange(5.0), torch.zeros(5)
+    interpret(doubled, wait, (x, y, 5), {"BLOCK": 8}, in_order=True)  # a grid is asked for amid all patches
+
+
+def compiling(wait):
+    with library_lock:
+        wait()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("work", [interpreting, compiling])
+def test_a_child_forked_meanwhile_has_a_free_lock_and_the_library_as_it_was(work, monkeypatch):
+    monkeypatch.setattr(forks, "WAIT_S", 0.01)
+    before = standing()
+
+    def child():
+        assert library_lock.acquire(timeout=0)
+        library_lock.release()
+        assert standing() == before
+        assert result(doubled) == [0.0, 2.0, 4.0, 6.0, 8.0]
+        assert standing() == before
+
+    with another_thread(work):
+        assert (standing() == before) is (work is compiling)
+        assert exit_code(child) == 0
+    assert standing() == before
+    assert result(doubled) == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_makes_anew_the_twins_that_were_being_made(monkeypatch):
+    monkeypatch.setattr(forks, "WAIT_S", 0.01)
+    kernel = closed_over(thrice)
+    named_values = interpreter_module.named_values
+
+    def child():
+        monkeypatch.setattr(interpreter_module, "named_values", named_values)
+        assert result(kernel) == [0.0, 3.0, 6.0, 9.0, 12.0]
+
+    def work(wait):
+        monkeypatch.setattr(interpreter_module, "named_values", lambda fn: wait() and named_values(fn))
+        with library_lock:
+            interpreter_module.interpreted(kernel)
+
+    with another_thread(work):
+        assert exit_code(child) == 0
+    monkeypatch.setattr(interpreter_module, "named_values", named_values)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_waits_for_what_ends_soon(monkeypatch):
+    monkeypatch.setattr(forks, "WAIT_S", 60.0)
+    there, ended = threading.Event(), []
+
+    def work():
+        with library_lock:
+            there.set()
+            threading.Event().wait(0.1)
+            ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert there.wait(60)
+    assert exit_code(lambda: None if ended else exit(1)) == 0
+    thread.join(60)
+    assert library_lock.acquire(timeout=0)
+    library_lock.release()
+
+
+@pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numpy_warns_of_nothing(dtype):
+    a = torch.full((3, 40), torch.finfo(dtype).max, dtype=dtype)
+    a[1, 0], a[2] = torch.inf, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        made = tritile.matmul(a, a.mT.contiguous())
+        tritile.linear(a, a, activation="gelu")
+    assert torch.isinf(made[0, 0])
+    assert torch.isnan(made[1, 2])
