@@ -284,6 +284,18 @@ def test_a_child_answers_and_survives_what_it_is_asked(monkeypatch, tmp_path):
         nursery.close()
 
 
+def test_no_module_of_the_current_folder_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        assert child.ask(len, "ab", limit_s=60) == 2
+    finally:
+        child.close()
+        nursery.close()
+
+
 def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(tmp_path):
     """The nursery is killed too, as where memory runs out."""
     with Workshop(None, jobs=1, limit_s=5.0) as shop:

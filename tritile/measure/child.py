@@ -125,7 +125,8 @@ class Nursery:
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
+                # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
+                [sys.executable, "-P", "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
