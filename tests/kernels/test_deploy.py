@@ -10,11 +10,14 @@ import sysconfig
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import triton
 from triton import knobs
+from triton.backends.nvidia import driver
 from triton.runtime import build
 from typer.testing import CliRunner
 
@@ -213,17 +216,22 @@ def test_without_a_c_compiler_the_kernels_are_there_and_the_module_is_refused(co
 
 
 def test_triton_finds_its_modules_where_they_were_put(made, monkeypatch):
-    """By Triton's own look-up, not by the key that is worked out here."""
-    monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: path)
-    monkeypatch.setattr(build, "_build", lambda *args: pytest.fail("built again"))
+    """By Triton's own look-up, as it starts a driver and as it makes a launcher."""
+    found = []
+    monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: found.append(path) or MagicMock())
+    monkeypatch.setattr(build, "_build", lambda *args, **how: pytest.fail("built again"))
+    dirs = modules._library_dirs()
+    monkeypatch.setattr(driver, "library_dirs", lambda: dirs)
+    for name in ("PyCUtensorMap", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE"):
+        monkeypatch.setattr(driver, name, None, raising=False)  # what a driver sets as it starts
     with folder.reading(made / "used", made / "used"), offline.compiling_for(H200, object()):
         kernels = [c() for problem, config in ENTRIES for c in ahead.compiles_for(problem, config, H200)]
     wanted = {module for kernel in (None, *kernels) for module in modules.modules_of(kernel)}
     with folder.writing(made / "used"):
-        for module in wanted:
-            assert build.compile_module_from_src(module.source, module.name) == str(
-                made / "used" / module.path
-            )
+        driver.CudaUtils.__init__(SimpleNamespace())
+        for kernel in kernels if hasattr(driver, "make_launcher") else ():
+            driver.CudaLauncher(kernel.src, kernel.metadata)
+    assert set(found) == {str(made / "used" / module.path) for module in wanted}
 
 
 def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):
