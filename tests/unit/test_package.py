@@ -29,7 +29,7 @@ ROWS = (
     ("snapshot", "table"),
     ("offline",),
     ("measure",),
-    ("decorated",),
+    ("declared", "decorated"),
     ("searching",),
     ("autotuner",),
     ("counters",),
