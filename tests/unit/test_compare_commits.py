@@ -1,7 +1,8 @@
 """The comparison of two checkouts: which problems are timed, and how turns become a ratio; no GPU."""
 
-import compare_commits
 import pytest
+
+import compare_commits
 
 
 @pytest.mark.parametrize("suite", ["square", "llm", "ragged", "epilogue"])
