@@ -124,6 +124,12 @@ DTYPES = [
     ("int8 out_dtype", matmul(typed(torch.int8), typed(torch.int8), out_dtype=torch.int8), ("int8", "int32")),
     ("out_dtype as text", matmul(A, B, out_dtype="float16"), ("float16", "float32")),
     ("out", matmul(A, B, out=f32(3, 7).double()), ("float64", "float32")),
+    ("out of a dtype there is", matmul(A, B, out=f32(3, 7).half()), ("out is float16", "or out_dtype")),
+    (
+        "out of fp8",
+        matmul(*[typed(torch.float8_e5m2)] * 2, out=typed(FLOAT)),
+        ("wanted bfloat16, or out_dtype",),
+    ),
     ("out against out_dtype", matmul(A, B, out=f32(3, 7), out_dtype=torch.float16), ("float32", "float16")),
     ("transpose a list", transpose([[1]]), ("input is", "list", "torch.Tensor")),
     ("transpose sparse", transpose(A.to_sparse()), ("input is", "sparse_coo", "dense")),

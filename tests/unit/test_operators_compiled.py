@@ -217,6 +217,7 @@ def test_fakes_refuse_what_the_real_one_refuses():
             (lambda: tritile.matmul(a, b.half()), DtypeError),
             (lambda: tritile.matmul(a, b, precision="exact"), InvalidValueError),
             (lambda: tritile.matmul(a, b, out=a), ShapeError),
+            (lambda: tritile.matmul(a, b, out=(a @ b).half()), DtypeError),
             (lambda: tritile.linear(a, b.mT, activation="tanh"), InvalidValueError),
             (lambda: tritile.permute(a, (0, 0)), ShapeError),
         ):

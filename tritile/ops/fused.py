@@ -89,7 +89,6 @@ def checked(
     """
     op, _, a, b, extras = of
     names = name_of_role(op, "a"), name_of_role(op, "b")
-    out_dtype = out_dtype or getattr(out, "dtype", None)
     shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")

@@ -169,8 +169,6 @@ def result_of(
         check_tensor(op, name, tensor)
     check_same_device(op, a, names[1], b)
     dtype = _check_dtypes(op, names, a, b, out_dtype, scaled)
-    if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
-        dtype = out.dtype
     precision = check_precision(op, a.dtype, precision)
     for operand in (a, b):
         check_gpu(op, operand)
@@ -207,9 +205,10 @@ def matmul(
         other: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
             One dtype for both: float16, bfloat16, float32, float64, complex64, complex128, int8, and on
             GPUs that have it float8_e4m3fn and float8_e5m2. Lazy conjugation is carried out on the way.
-        out: the result goes here: its shape exactly, any strides, no memory shared with input or other.
-        out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
-            that of out, else input's own; bfloat16 for fp8; int32 for int8.
+        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with input or
+            other.
+        out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default:
+            input's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
             keeps the error at or below that of torch's fp32; "fp16x3" takes three products of fp16 parts
             on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
