@@ -1,6 +1,8 @@
 """`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise."""
 
 import math
+import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from tritile.search import STRATEGIES, Space
 from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
+from tritile.threads import once
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
 
@@ -45,6 +48,15 @@ def _plain(value: Any) -> Any:
 
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tuner in list(_TUNERS):
+        tuner._lock = threading.RLock()  # else held for good where another thread of the parent was measuring
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def forget() -> None:
@@ -147,9 +159,18 @@ class Autotuner(SearchingAutotuner):
                 f"{problem.label} was never measured on {device.name}: using the first config. "
                 'Run once under tritile.mode("tune") or TRITILE_MODE=tune.',
                 UntunedWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return near or self._predicted(args, kwargs)
+
+    def _kept(
+        self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> triton.Config:
+        """What `choose` gives, kept for calls of the same problem."""
+        config = self.choose(memo[0], args, kwargs)
+        if not capturing():
+            self.cache[memo] = config
+        return config
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
@@ -177,10 +198,10 @@ class Autotuner(SearchingAutotuner):
             problem = self.problem(args, kwargs)
             memo = (problem, mode, self._device(args, kwargs).name)
             config = self.cache.get(memo)
-            if config is None:
-                config = self.choose(problem, args, kwargs)
-                if not capturing():
-                    self.cache[memo] = config
+            if config is None and mode == "tune" and not capturing():
+                config = once((self, memo), lambda: self.cache.get(memo) or self._kept(memo, args, kwargs))
+            elif config is None:
+                config = self._kept(memo, args, kwargs)
         conflicts = kwargs.keys() & config.kwargs.keys()
         if conflicts:
             raise InvalidValueError(

@@ -24,8 +24,8 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, 
 from triton.runtime.jit import JITFunction
 
 from tritile.errors import UnsupportedError
-from tritile.forks import at_fork
 from tritile.source import named_values
+from tritile.threads import at_fork
 
 _twins: dict[JITFunction, InterpretedFunction] = {}
 # The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.

@@ -165,7 +165,7 @@ class SearchingAutotuner(TritonAutotuner):
             best = tuned_elsewhere(call, problem, device, self.digest, space, known, self._rules(), keep)
         except UnsupportedError as error:
             text = f"{problem.kernel} is measured in this process, without protection from it: {error}"
-            warnings.warn(text, IsolationWarning, stacklevel=6)
+            warnings.warn(text, IsolationWarning, stacklevel=9)
             return None
         good = [trial for trial in found.values() if trial.us is not None and trial.failure is None]
         milliseconds = {plain.get(t.config) or t.config.to_triton(): [(t.us or 0.0) / 1e3] * 3 for t in good}

@@ -14,6 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import platformdirs
 
 from tritile.errors import InvalidValueError
+from tritile.threads import at_fork
 
 MODES: Final = ("cached", "tune", "strict", "off")
 _SWITCH: Final = {"1": True, "0": False}
@@ -36,6 +37,7 @@ _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else 
 # How many choices that change the rules some context holds, where code without Python can read it.
 CONTEXTS: Final = ctypes.c_int64(0)
 _contexts_lock: Final = threading.RLock()  # a context may be collected anywhere
+at_fork(_contexts_lock)
 
 
 def _count(by: int) -> None:

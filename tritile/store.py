@@ -24,9 +24,9 @@ from filelock import FileLock
 from tritile import database
 from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.forks import at_fork
 from tritile.problem import Problem, problem_key
 from tritile.settings import cache_dir
+from tritile.threads import at_fork
 from tritile.trial import ENVIRONMENT_COLUMNS, Row, Trial, environment_from, row_of, trial_from
 
 __all__ = ["BATCH", "Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]

@@ -5,6 +5,7 @@ config ran. Times are made up; every run is real, in Triton's interpreter.
 """
 
 import importlib.util
+import multiprocessing
 import subprocess
 import sys
 import textwrap
@@ -235,6 +236,7 @@ def test_cached_never_measures_and_says_so_once_for_each_problem():
         texts = [str(w.message) for w in caught if w.category is UntunedWarning]
         assert len(texts) == expected
         assert all(f"softmax N={n}" in text and "tune" in text for text in texts)
+        assert all(w.filename == __file__ for w in caught if w.category is UntunedWarning)
     assert bench.measured == []
     assert trials(kernel) == {}
 
@@ -466,9 +468,11 @@ def test_a_tuned_parameter_may_not_be_passed_as_well(mode):
         tuned(Bench())[(3,)](x, x.clone(), torch.zeros(1, dtype=torch.int32), 50, BLOCK=64)
 
 
-def test_two_threads_measure_once():
+def test_two_threads_measure_once(monkeypatch):
     bench = Bench(pause=0.02)
     kernel, barrier, results = tuned(bench, mode="tune"), threading.Barrier(2), []
+    searches, measure = [], kernel.measure
+    monkeypatch.setattr(kernel, "measure", lambda *given: searches.append(1) or measure(*given))
 
     def call():
         x = torch.randn(3, 50)
@@ -484,6 +488,32 @@ def test_two_threads_measure_once():
         thread.join(60)
     assert results == [True, True]
     assert sorted(bench.measured) == [64, 128, 256]
+    assert len(searches) == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_while_another_thread_measures_can_choose():
+    measuring, go_on, bench = threading.Event(), threading.Event(), Bench()
+
+    def hang(call, quantiles):
+        measuring.set()
+        assert go_on.wait(60)
+        return bench(call, quantiles)
+
+    kernel = tuned(hang)
+    x = torch.randn(3, 50)
+    given = (x, torch.empty_like(x), bench.used, 50)
+    problem = kernel.problem(given, {})
+    thread = threading.Thread(target=kernel.measure, args=(problem, given, {"grid": (3,)}, INTERPRETER))
+    thread.start()
+    assert measuring.wait(60)
+    process = multiprocessing.get_context("fork").Process(target=kernel.choose, args=(problem, given, {}))
+    process.start()
+    process.join(60)
+    go_on.set()
+    thread.join(60)
+    process.kill()
+    assert process.exitcode == 0
 
 
 KERNEL = """

@@ -12,8 +12,8 @@ import triton.language as tl
 
 import tritile
 from tests.unit import helpers_for_kernels as helpers
-from tritile import forks
 from tritile import interpreter as interpreter_module
+from tritile import threads
 from tritile.interpreter import interpret, library_lock
 from tritile.source import source_hash
 
@@ -120,7 +120,7 @@ def compiling(wait):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("work", [interpreting, compiling])
 def test_a_child_forked_meanwhile_has_a_free_lock_and_the_library_as_it_was(work, monkeypatch):
-    monkeypatch.setattr(forks, "WAIT_S", 0.01)
+    monkeypatch.setattr(threads, "WAIT_S", 0.01)
     before = standing()
 
     def child():
@@ -139,7 +139,7 @@ def test_a_child_forked_meanwhile_has_a_free_lock_and_the_library_as_it_was(work
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_makes_anew_the_twins_that_were_being_made(monkeypatch):
-    monkeypatch.setattr(forks, "WAIT_S", 0.01)
+    monkeypatch.setattr(threads, "WAIT_S", 0.01)
     kernel = closed_over(thrice)
     named_values = interpreter_module.named_values
 
@@ -159,7 +159,7 @@ def test_a_child_makes_anew_the_twins_that_were_being_made(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_waits_for_what_ends_soon(monkeypatch):
-    monkeypatch.setattr(forks, "WAIT_S", 60.0)
+    monkeypatch.setattr(threads, "WAIT_S", 60.0)
     there, ended = threading.Event(), []
 
     def work():

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from tritile import database
-from tritile import forks as forks_module
+from tritile import database, threads
 from tritile import store as store_module
 from tritile.config import Config
 from tritile.device import TARGETS, Device
@@ -1037,7 +1036,7 @@ def test_a_child_does_not_use_the_parent_s_connection(store: Store) -> None:
 def test_a_child_forked_amid_a_transaction_lets_the_file_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks_module, "WAIT_S", 0.01)
+    monkeypatch.setattr(threads, "WAIT_S", 0.01)
     store.add(KERNEL, trial())
     working, done = threading.Event(), threading.Event()
 

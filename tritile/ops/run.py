@@ -20,6 +20,7 @@ from tritile.settings import current_mode
 from tritile.space import tile
 from tritile.store import end_stand_ins
 from tritile.subject import tuned_now
+from tritile.threads import once
 from tritile.views import Call, PermuteCall
 
 _FALLBACKS = 8  # predictions to try where the planned config does not run
@@ -103,20 +104,30 @@ def fixed(call: Call) -> Config | None:
 
 
 def planned(problem: Tiled, index: int) -> plans.Plan:
-    """The plan of a problem on a GPU; in mode "tune" the problem is measured first if it never was."""
+    """The plan of a problem on a GPU; in mode "tune" the problem is measured first if it never was.
+
+    Of threads that meet a problem at the same time one measures it, and the others wait.
+    """
     device = devices.gpu(index)
     chosen = plans.plan_for(problem, device)
     if chosen is None and capturing():
         chosen = plans.plan_for(problem, device, "cached")
     elif chosen is None:
-        fastest = tuned_now(problem, device, index)
-        drop_plans()
-        # Where the store cannot be written, what was just measured counts all the same.
-        chosen = plans.plan_for(problem, device) or plans.Plan(
-            problem, fastest, "exact", device, None, "the fastest measured just now"
-        )
+        chosen = once(("planned", problem, device), lambda: _measured(problem, device, index))
     assert chosen is not None
     return chosen
+
+
+def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
+    chosen = plans.plan_for(problem, device)
+    if chosen is not None:  # another thread was just done
+        return chosen
+    fastest = tuned_now(problem, device, index)
+    drop_plans()
+    # Where the store cannot be written, what was just measured counts all the same.
+    return plans.plan_for(problem, device) or plans.Plan(
+        problem, fastest, "exact", device, None, "the fastest measured just now"
+    )
 
 
 def lasting() -> bool:

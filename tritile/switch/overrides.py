@@ -23,10 +23,12 @@ from tritile.switch import building, routes
 from tritile.switch.crossing import Crossing
 from tritile.switch.state import active, tally_everywhere
 from tritile.switch.untraced import untraced
+from tritile.threads import at_fork
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 
 _lock = threading.RLock()  # a generator that is collected leaves its switch, wherever that may be
+at_fork(_lock)
 _wanted: Counter[str] = Counter()  # how many switches that are on want kernels at a key
 _libraries: dict[str, "_Stood"] = {}
 

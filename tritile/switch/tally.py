@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
+from tritile.threads import at_fork
+
 CALLS: Final = ("mm", "bmm", "addmm", "baddbmm", "clone")
 
 # What is asked of a call: nothing, as it is torch's; Python; or what became of calls like it, by the policy,
@@ -36,6 +38,7 @@ BRIEF: Final = {call: Verdict(call, "", False, "so little that the host's time d
 _verdicts: Final = list(BRIEF.values())  # by slot; it only grows
 _slots: Final[dict[tuple[object, ...], int]] = {astuple(v): slot for slot, v in enumerate(_verdicts)}
 _lock: Final = threading.RLock()  # what is collected in between may multiply
+at_fork(_lock)
 
 
 def slot_of(verdict: Verdict) -> int | None:

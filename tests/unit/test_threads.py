@@ -1,0 +1,148 @@
+"""What several threads want at the same time is done once: by any of them, and a search in mode "tune"."""
+
+import multiprocessing
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+import tritile
+from tritile import threads
+from tritile.config import Config
+from tritile.device import TARGETS
+from tritile.errors import TuningError
+from tritile.launch import KERNELS
+from tritile.ops import run
+from tritile.problem import MatmulProblem
+from tritile.space import tile
+from tritile.store import store_of
+from tritile.threads import once
+from tritile.trial import Trial
+
+DEVICE = replace(TARGETS["nvidia-h200"], name="a GPU without a table")
+PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
+THREADS = 8
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Counts the threads that wait for another's work."""
+    semaphore = threading.Semaphore(0)
+
+    class Counted(Future):
+        def result(self, timeout=None):
+            if not self.done():
+                semaphore.release()
+            return super().result(timeout)
+
+    monkeypatch.setattr(threads, "Future", Counted)
+    return semaphore
+
+
+def together(call):
+    """What `call` gives in each of some threads, or the error that it raises."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        futures = [pool.submit(call) for _ in range(THREADS)]
+        return [future.exception(60) or future.result() for future in futures]
+
+
+def wait_for_all(waiting):
+    for _ in range(THREADS - 1):
+        assert waiting.acquire(timeout=60)
+
+
+def test_one_does_it_and_all_get_what_it_gives(waiting):
+    done = []
+
+    def work():
+        wait_for_all(waiting)
+        done.append(1)
+        return object()
+
+    results = together(lambda: once("key", work))
+    assert len(done) == 1
+    assert len(set(results)) == 1
+    assert once("key", lambda: 7) == 7  # anew, once it is done
+
+
+def test_all_get_the_error(waiting):
+    def work():
+        wait_for_all(waiting)
+        raise TuningError("no config works")
+
+    results = together(lambda: once("key", work))
+    assert [str(result) for result in results] == ["no config works"] * THREADS
+
+
+def test_where_one_is_interrupted_another_begins_anew(waiting):
+    begun = []
+
+    def work():
+        begun.append(1)
+        if len(begun) == 1:
+            wait_for_all(waiting)
+            raise KeyboardInterrupt
+        return 7
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        futures = [pool.submit(once, "key", work) for _ in range(THREADS)]
+        errors = [future.exception(60) for future in futures]
+    assert sorted(map(type, errors), key=str) == [KeyboardInterrupt] + [type(None)] * (THREADS - 1)
+    assert {future.result() for future, error in zip(futures, errors, strict=True) if not error} == {7}
+
+
+def test_keys_do_not_wait_for_each_other():
+    assert once("a", lambda: once("b", lambda: 7)) == 7
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_does_not_wait_for_a_thread_of_its_parent():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=once, args=("key", work))
+    thread.start()
+    assert begun.wait(60)
+    process = multiprocessing.get_context("fork").Process(target=once, args=("key", lambda: 7))
+    process.start()
+    process.join(60)
+    go_on.set()
+    thread.join(60)
+    process.kill()
+    assert process.exitcode == 0
+
+
+def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
+    config = Config.of(family=tile.NAME, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+    searches, met, barrier = [], threading.local(), threading.Barrier(THREADS)
+    plan_for = run.plans.plan_for
+
+    def all_find_nothing(*given):
+        found = plan_for(*given)
+        if not hasattr(met, "once"):
+            met.once = barrier.wait(60)
+            assert found is None
+        return found
+
+    def search(problem, device, index):
+        searches.append(1)
+        trial = Trial(problem, config, 10.0, error=1e-3)
+        store_of(device).add(KERNELS["matmul"][tile.NAME].digest, trial)
+        return config
+
+    monkeypatch.setattr(run.plans, "plan_for", all_find_nothing)
+    monkeypatch.setattr(run, "tuned_now", search)
+    monkeypatch.setattr(run, "capturing", lambda: False)
+    monkeypatch.setattr(run.devices, "gpu", lambda index: DEVICE)
+
+    def plan():
+        with tritile.mode("tune"):
+            return run.planned(PROBLEM, 0)
+
+    plans = together(plan)
+    assert len(searches) == 1
+    assert {(found.config, found.source) for found in plans} == {(config, "exact")}

@@ -1,0 +1,69 @@
+"""Threads: locks that a forked child gets free, and work that several threads want at the same time."""
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+WAIT_S: Final = 1.0
+T = TypeVar("T")
+
+
+def at_fork(lock: Any, in_child: Callable[[bool], None] = lambda ended: None) -> None:
+    """Have a fork wait for a reentrant lock, for `WAIT_S` seconds at most, and its child get it free.
+
+    `in_child(ended)` is called in the child. `ended` is False where another thread held the lock for longer:
+    what it guards is as that thread, which the child lacks, happened to leave it.
+    """
+    mine = threading.local()  # other threads may fork at the same time
+
+    def before() -> None:
+        mine.ended = lock.acquire(timeout=WAIT_S)
+
+    def in_parent() -> None:
+        if mine.ended:
+            lock.release()
+
+    def after() -> None:
+        if mine.ended:
+            lock.release()
+        else:
+            lock._at_fork_reinit()
+        in_child(mine.ended)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=after)
+
+
+_under_way: dict[Hashable, Future[Any]] = {}
+_lock = threading.RLock()
+# A child lacks the threads that were at work.
+at_fork(_lock, lambda ended: _under_way.clear())
+
+
+def once(key: Hashable, work: Callable[[], T]) -> T:
+    """Return what `work()` gives; of threads that ask for the same key at the same time one does it.
+
+    The others wait, and get its result or the error that it raised. Where it was interrupted, one of them
+    begins anew.
+    """
+    mine: Future[T] = Future()
+    while True:
+        with _lock:
+            doing = _under_way.setdefault(key, mine)
+        if doing is mine:
+            break
+        try:
+            return doing.result()
+        except CancelledError:
+            continue
+    try:
+        mine.set_result(work())
+    except Exception as error:
+        mine.set_exception(error)
+    finally:
+        with _lock:
+            _under_way.pop(key, None)
+        mine.cancel()  # unless it is done
+    return mine.result()
