@@ -25,6 +25,7 @@ from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
 from tritile.threads import once
+from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
 
@@ -143,6 +144,7 @@ class Autotuner(SearchingAutotuner):
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force. Raises NotTunedError in mode "strict"."""
+        warn_untested()
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
             best = self.measure(problem, args, kwargs, device)  # times only what was never timed

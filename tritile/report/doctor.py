@@ -16,6 +16,7 @@ from tritile.errors import brief
 from tritile.report.environment import environment
 from tritile.store import store_of
 from tritile.switch import building
+from tritile.versions import OLDEST_TRITON, parsed, untested
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,17 @@ class Finding:
 
 
 def _versions() -> list[Finding]:
-    parts = tuple(int(part) for part in triton.__version__.split(".")[:2] if part.isdigit())
+    old = parsed(triton.__version__) < OLDEST_TRITON
+    oldest = ".".join(map(str, OLDEST_TRITON))
     python = ".".join(map(str, sys.version_info[:3]))
     found = [
         Finding("python", python, sys.version_info >= (3, 11), ""),
-        Finding("torch", torch.__version__),
+        Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding(
-            "triton", triton.__version__, parts >= (3, 6), "" if parts >= (3, 6) else "install triton 3.6+"
+            "triton",
+            triton.__version__,
+            not old,
+            f"install triton {oldest} or later" if old else untested("triton", triton.__version__),
         ),
     ]
     for name in ("typer", "rich"):
@@ -50,15 +55,24 @@ def _gpu() -> list[Finding]:
     if gpu is None:
         advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
-    shipped = table.shipped(gpu)
-    entries = f"{len(shipped.entries)} entries" if shipped else "none"
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} processors, {gpu.shared_memory} B shared memory"
     return [
         Finding("GPU", facts),
         Finding("driver", environment(gpu)["driver"] or "unknown"),
         Finding("assembler", gpu.compiler or "unknown"),
-        Finding("shipped table", entries, True, "" if shipped else "run tuning/autotune.py once"),
+        _table(gpu),
     ]
+
+
+def _table(gpu: devices.Device) -> Finding:
+    shipped = table.shipped(gpu)
+    if shipped is None:
+        return Finding("shipped table", "none", True, "run tuning/autotune.py once")
+    found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
+    found += f" with triton {shipped.triton or 'of unknown version'}"
+    other = shipped.triton not in ("", gpu.triton)
+    advice = f"triton {gpu.triton} is in use: the table counts all the same, but times may differ"
+    return Finding("shipped table", found, True, advice if other else "")
 
 
 def _cache(folder: Path) -> Finding:
