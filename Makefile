@@ -8,11 +8,13 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint typecheck browser pictures clean
+.PHONY: help tune test test-gpu lint typecheck browser pictures clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
-	@echo "make test       lint, type check and all tests (those that need a GPU skip without one)"
+	@echo "make test       lint, type check and all tests (those of tests/gpu only where there is a GPU)"
+	@echo "make test-gpu   GPU tests of what changed since they last passed, recorded in tests/gpu/last.json; ALL=1 for"
+	@echo "                all, SHARD=1/2 for a part, PY=python3 for an interpreter of your own, ARGS for run.py"
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
 	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
@@ -34,6 +36,10 @@ tune: $(INSTALLED)
 
 test: lint typecheck
 	$(PY) -m pytest -n $(JOBS)
+
+# On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
+test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
+	$(PY) tests/gpu/run.py $(if $(ALL),--all) $(if $(SHARD),--shard $(SHARD)) $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
