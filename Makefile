@@ -10,11 +10,13 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test test-stacks lint typecheck browser pictures clean
+.PHONY: help tune test test-gpu test-stacks lint typecheck browser pictures clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
-	@echo "make test       lint, type check and all tests (those that need a GPU skip without one)"
+	@echo "make test       lint, type check and all tests (those of tests/gpu only where there is a GPU)"
+	@echo "make test-gpu   GPU tests of what changed since they last passed, recorded in tests/gpu/last.json; ALL=1 for"
+	@echo "                all, SHARD=1/2 for a part, PY=python3 for an interpreter of your own, ARGS for run.py"
 	@echo "make test-stacks  what depends on Triton, interpreted and compiled ahead, on triton $(STACKS)"
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
@@ -39,7 +41,6 @@ test: lint typecheck
 	$(PY) -m pytest -n $(JOBS)
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
-STACK_FOLDERS := $(STACKS:%=$(VENV)/triton-%)
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \
     grouped.py interpreter.py launch.py quantize.py versions.py)
 
@@ -53,6 +54,10 @@ $(VENV)/triton-%/.installed: $(INSTALLED)
 	rm -rf $(@D)
 	$(PY) -m pip install --quiet --no-deps --target $(@D) triton==$*
 	@touch $@
+
+# On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
+test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
+	$(PY) tests/gpu/run.py $(if $(ALL),--all) $(if $(SHARD),--shard $(SHARD)) $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

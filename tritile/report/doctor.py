@@ -13,6 +13,7 @@ import tritile.ops.matmul as matmul_op
 from tritile import device as devices
 from tritile import table
 from tritile.errors import brief
+from tritile.report import tested
 from tritile.report.environment import environment
 from tritile.store import store_of
 from tritile.switch import building
@@ -107,6 +108,22 @@ def _switch() -> Finding:
     return Finding("use_in_torch in C++", found, True, advice)
 
 
+def _tested(records: Path) -> list[Finding]:
+    """What is still to be tested on a GPU, in a checkout: nothing is said where tritile was installed."""
+    if not records.is_dir():
+        return []
+    try:
+        waiting = tested.pending(records)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "mend or remove that file")]
+    if not waiting:
+        return [Finding("GPU tests", f"passed as the kernels are, on triton {' and '.join(tested.STACKS)}")]
+    kernels = sorted({what.kernel for what in waiting})
+    reasons = sorted({what.reason or "no reason given" for what in waiting})
+    text = f"pending on triton {', '.join(sorted({what.triton for what in waiting}))}: {', '.join(kernels)}"
+    return [Finding("GPU tests", f"{text} ({'; '.join(reasons)})", True, "on a GPU: make test-gpu")]
+
+
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache folder, the switch's library, and a kernel that is really run."""
-    return [*_versions(), *_gpu(), _cache(cache), _switch(), _kernel()]
+    """Look at versions, GPU, cache, the switch's library, GPU tests, and a kernel that is really run."""
+    return [*_versions(), *_gpu(), _cache(cache), _switch(), *_tested(tested.RECORDS), _kernel()]
