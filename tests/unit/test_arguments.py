@@ -1,11 +1,13 @@
 """Wrong calls: each raises its own error, which says what came and what is wanted, before any launch."""
 
+import numpy as np
 import pytest
 import torch
 
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile import errors
+from tritile.ops import checks
 from tritile.settings import cache_dir, tune_budget_s
 
 FLOAT = torch.float32
@@ -214,6 +216,15 @@ TABLES = {
 @pytest.mark.parametrize(("kind", "call", "words"), cases(TABLES))
 def test_wrong_calls(kind, call, words, launches):
     assert_refused(kind, call, words, launches)
+
+
+def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
+    memory = torch.zeros(40937 + 512)
+    a = memory.as_strided((2, 2, 6, 8, 5), (2944, 2803, 2991, 178, 534))
+    b = memory.as_strided((5, 4, 6, 2, 7), (577, 1246, 712, 2140, 851), 379)
+    with pytest.raises(np.exceptions.TooHardError):
+        np.shares_memory(a.numpy(), b.numpy(), checks._MAX_OVERLAP_WORK)
+    assert checks.overlap(a, b)
 
 
 def test_wrong_calls_leave_out_alone(launches):

@@ -255,6 +255,28 @@ def test_cached_takes_a_measured_neighbours_config():
     assert len(bench.measured) == 6
 
 
+def test_a_neighbour_of_another_dtype_is_none():
+    bench = Bench()
+    kernel = tuned(bench)
+    with tritile.mode("tune"):
+        assert run(kernel, bench.used, 50) == 128
+    with pytest.warns(UntunedWarning, match="N=55"):
+        assert run(kernel, bench.used, 55, dtype=torch.float16) == 64  # the first: nothing is known of it
+    assert run(kernel, bench.used, 55) == 128
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
+    bench = Bench()
+    kernel = tuned(bench)
+    with tritile.mode("tune"):
+        with monkeypatch.context() as during:
+            during.setattr("tritile.autotuner.capturing", lambda: True)
+            assert run(kernel, bench.used) == 64
+        assert bench.measured == []
+        assert run(kernel, bench.used) == 128  # what was taken in its place is not kept
+    assert bench.measured == [64, 128, 256]
+
+
 def test_a_measurement_replaces_an_earlier_guess():
     bench = Bench()
     kernel = tuned(bench)
