@@ -186,6 +186,21 @@ def test_a_missing_file_is_told_and_made_again(copied, ending):
     assert run(*which, "--check", place).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["../../precious.ttir", "{tmp_path}/precious.ttir"])
+def test_a_file_outside_the_folder_stays_whatever_a_group_file_names(copied, tmp_path, name):
+    told, place = copied
+    (tmp_path / "precious.ttir").write_text("of somebody else")
+    group = next(place.glob("*/__grp__*.json"))
+    paths = json.loads(group.read_text())["child_paths"]
+    paths[name.format(tmp_path=tmp_path)] = "anywhere"
+    group.write_text(json.dumps({"child_paths": paths}))
+    assert "missing: a kernel" in run(*told, "--check", place).output
+    done = run(*told, "--output", place, "--jobs", 1)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "precious.ttir").read_text() == "of somebody else"
+    assert sorted(path.suffix for path in group.parent.iterdir()) == [".cubin", ".json", ".json", ".ptx"]
+
+
 def test_a_kernel_that_copies_operands_is_missed_too(copied):
     which, place = copied
     shutil.rmtree(next(place.rglob("repack.cubin")).parent)
