@@ -1,5 +1,7 @@
 # Needs Python 3.11 or later, make and a C compiler. Everything else goes into .venv, beside this file.
 PYTHON ?= python3
+# The versions of Triton that `make test-stacks` tests, oldest first; constraints.txt pins one of them.
+STACKS := 3.6.0 3.7.1 3.8.0 3.9.0
 # Test processes at a time. Each holds a copy of torch: a number per core is more than most machines want.
 JOBS ?= 2
 
@@ -8,11 +10,14 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint typecheck browser pictures clean
+.PHONY: help tune test test-gpu test-stacks lint typecheck browser pictures clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
-	@echo "make test       lint, type check and all tests (those that need a GPU skip without one)"
+	@echo "make test       lint, type check and all tests (those of tests/gpu only where there is a GPU)"
+	@echo "make test-gpu   GPU tests of what changed since they last passed, recorded in tests/gpu/last.json; ALL=1 for"
+	@echo "                all, SHARD=1/2 for a part, PY=python3 for an interpreter of your own, ARGS for run.py"
+	@echo "make test-stacks  what depends on Triton, interpreted and compiled ahead, on triton $(STACKS)"
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
 	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
@@ -34,6 +39,25 @@ tune: $(INSTALLED)
 
 test: lint typecheck
 	$(PY) -m pytest -n $(JOBS)
+
+# Each Triton beside the pinned rest: in a folder that comes first on Python's path.
+STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \
+    grouped.py interpreter.py launch.py quantize.py versions.py)
+
+test-stacks: $(STACKS:%=test-stack-%)
+
+test-stack-%: $(VENV)/triton-%/.installed
+	@echo "triton $*:"
+	PYTHONPATH=$(abspath $(VENV)/triton-$*) $(PY) -m pytest -n $(JOBS) $(STACK_TESTS)
+
+$(VENV)/triton-%/.installed: $(INSTALLED)
+	rm -rf $(@D)
+	$(PY) -m pip install --quiet --no-deps --target $(@D) triton==$*
+	@touch $@
+
+# On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
+test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
+	$(PY) tests/gpu/run.py $(if $(ALL),--all) $(if $(SHARD),--shard $(SHARD)) $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

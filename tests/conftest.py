@@ -15,6 +15,12 @@ from tritile.switch import building  # noqa: E402
 from tritile.switch.crossing import Crossing  # noqa: E402
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out GPU tests where there is no GPU, but for files that are named."""
+    gpu_tests = collection_path.parent == Path(__file__).parent / "gpu"
+    return True if gpu_tests and not torch.cuda.is_available() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return

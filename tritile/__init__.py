@@ -18,7 +18,7 @@ from tritile.ops.explain import explain
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.gated import gated_linear
 from tritile.ops.grouped import grouped_matmul
-from tritile.ops.matmul import matmul
+from tritile.ops.matmul import bmm, matmul, mm
 from tritile.ops.permute import contiguous, permute, transpose
 from tritile.ops.plan import plan
 from tritile.ops.quantize import quantize
@@ -50,6 +50,7 @@ __all__ = [
     "autotune",
     "baddbmm",
     "batch_invariant",
+    "bmm",
     "contiguous",
     "current_mode",
     "errors",
@@ -59,6 +60,7 @@ __all__ = [
     "grouped_matmul",
     "linear",
     "matmul",
+    "mm",
     "mode",
     "nn",
     "operators",

@@ -14,6 +14,7 @@ import triton
 from tritile import device as devices
 from tritile import direct
 from tritile.config import Config
+from tritile.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
 from tritile.device import Device
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.forms import DESCRIPTORS, Forms
@@ -24,6 +25,7 @@ from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
 from tritile.threads import once
+from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
 
@@ -142,6 +144,7 @@ class Autotuner(SearchingAutotuner):
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force. Raises NotTunedError in mode "strict"."""
+        warn_untested()
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
             best = self.measure(problem, args, kwargs, device)  # times only what was never timed
@@ -234,6 +237,9 @@ def autotune(
     restore_value: list[str] | None = None,
     pre_hook: Callable[..., Any] | None = None,
     post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = False,
     *,
@@ -246,8 +252,7 @@ def autotune(
 ) -> Callable[[Any], Autotuner]:
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
-    Takes what `triton.autotune` takes, with the same meaning (its deprecated `warmup`, `rep` and
-    `use_cuda_graph` excepted; `cache_results` changes nothing, as results are always kept).
+    Takes what `triton.autotune` takes, with the same meaning.
 
     Args:
         configs: `triton.Config` objects to choose among, or a `tritile.Space`.
@@ -258,8 +263,12 @@ def autotune(
         restore_value: names of tensors to restore after each run that is measured.
         pre_hook: replaces what `reset_to_zero` and `restore_value` do before a run.
         post_hook: replaces what `restore_value` does after a run.
+        warmup: accepted with a DeprecationWarning, and without effect: how often to launch is decided here,
+            or by `do_bench`.
+        rep: as `warmup`.
+        use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.timing.do_bench`.
-        cache_results: accepted for compatibility.
+        cache_results: accepted for compatibility: results are always kept.
         mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
             as `triton.autotune` does. None: the mode in force.
         search: the strategy, a name of `tritile.search.STRATEGIES`. Default: every config of a list,
@@ -275,6 +284,8 @@ def autotune(
             as where a `do_bench` is given, answers are not checked.
 
     Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
+    As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
+    what is no argument of the kernel.
     """
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
@@ -282,8 +293,12 @@ def autotune(
         raise InvalidValueError(f"search is {search!r}: wanted one of {', '.join(STRATEGIES)}, or None")
     if isinstance(configs, Space) and prune_configs_by:
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
+    check_configs(configs)
+    check_tolerance(tolerance, reference)
+    warn_deprecated(warmup, rep, use_cuda_graph, stacklevel=2)
 
     def decorator(fn: Any) -> Autotuner:
+        check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged)
         return Autotuner(
             fn,
             configs,

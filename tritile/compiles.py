@@ -1,13 +1,17 @@
-"""What Triton compiles while a block of code runs."""
+"""How tritile has Triton compile, and what Triton compiles while a block of code runs."""
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from triton import knobs
 
 from tritile.interpreter import library_lock
+
+# Of every kernel of tritile's own. Triton's default of fusing multiplications with additions changes in 3.10,
+# and with it the bits of results.
+OPTIONS: Final = {"enable_fp_fusion": True}
 
 
 @contextlib.contextmanager

@@ -88,15 +88,22 @@ TARGETS: Final = {
 INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 
+def assembler(arch: int) -> Any:
+    """Return Triton's tool that assembles for compute capability `arch`: versions differ in which one."""
+    from triton.backends.nvidia.compiler import get_ptxas  # a build for AMD alone may lack it
+
+    return get_ptxas(arch)
+
+
 @functools.cache
 def compiler_version(backend: str, arch: int | str) -> str:
     """The version of the assembler that Triton calls for this target, "" where none can be asked."""
     if backend != "cuda" or not isinstance(arch, int):
         return ""
-    tool = triton.knobs.nvidia.ptxas_blackwell if arch >= 100 else triton.knobs.nvidia.ptxas
     try:
-        text = subprocess.run([tool.path, "--version"], capture_output=True, timeout=30, check=True).stdout
-    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError):
+        command = [assembler(arch).path, "--version"]
+        text = subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
+    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError, ImportError):
         return ""
     release = [line for line in text.decode(errors="replace").splitlines() if "release" in line]
     return release[0].rsplit(",", 1)[-1].strip() if release else ""

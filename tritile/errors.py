@@ -53,6 +53,10 @@ class UntunedWarning(UserWarning):
     """A kernel runs with a config that nothing measured supports."""
 
 
+class UntestedWarning(UserWarning):
+    """Triton or torch is newer than the newest version with which tritile is tested."""
+
+
 class IsolationWarning(UserWarning):
     """A kernel cannot be sent to another process: it is measured in this one, which it may take down."""
 

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile import device as devices
 from tritile.autotuner import Autotuner, autotune
+from tritile.compiles import OPTIONS
 from tritile.config import Config
 from tritile.counters import counters_of
 from tritile.errors import TuningError, brief
@@ -133,7 +134,7 @@ def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
     args = [_bound(value, buffers) for value in step.args]
     options = {name: value for name, value in step.options.items() if value or name != "launch_pdl"}
     with library_lock:
-        return step.kernel.warmup(*args, grid=step.grid, **options)
+        return step.kernel.warmup(*args, grid=step.grid, **OPTIONS, **options)
 
 
 def compiles_of(

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from tritile.device import Device
+from tritile.device import Device, assembler
 from tritile.errors import TuningError
 
 
@@ -123,12 +123,11 @@ def _number(pattern: str, text: str) -> int:
 def _assembled(kernel: Any) -> str:
     """What the assembler says of the kernel when asked to be verbose."""
     arch = kernel.metadata.target.arch
-    tool = triton.knobs.nvidia.ptxas_blackwell if arch >= 100 else triton.knobs.nvidia.ptxas
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(kernel.asm["ptx"])
         name = f"sm_{arch}{'a' if arch >= 90 else ''}"
-        command = [tool.path, "-v", f"--gpu-name={name}", str(source), "-o", str(output)]
+        command = [assembler(arch).path, "-v", f"--gpu-name={name}", str(source), "-o", str(output)]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
 
 

@@ -15,6 +15,7 @@ from tritile.settings import current_mode
 from tritile.space import contenders, illegal, quantized, tile, worthwhile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
+from tritile.versions import warn_untested
 
 _NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
 # How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
@@ -102,7 +103,15 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     why = f"{how} for this GPU in tritile's table"
     if not _table_counts(shipped, problem):
         why += ", of another version of the kernel"
+    why += _other_triton(shipped, device)
     return Plan(problem, entry.config, "table", device, entry.us, why)
+
+
+def _other_triton(shipped: table.Table, device: Device) -> str:
+    """Say which Triton measured a table, where the one in use is another; else ""."""
+    if not shipped.measured or shipped.triton in ("", device.triton):
+        return ""
+    return f"; measured with triton {shipped.triton}, in use is {device.triton}"
 
 
 def _entry(shipped: table.Table, problem: Tiled) -> table.Entry | None:
@@ -155,6 +164,10 @@ def nearest(problem: Tiled, device: Device, known: Iterable[Winner]) -> Plan | N
         return None
     distance, _, other, config = min(found, key=lambda item: item[:2])
     why = f"measured for {other.label}, {distance:.2f} doublings of size away"
+    shipped = table.shipped(device)
+    entry = shipped.find(other) if shipped is not None else None
+    if shipped is not None and entry is not None and entry.config == config:
+        why += _other_triton(shipped, device)
     return Plan(problem, config, "near", device, None, why)
 
 
@@ -218,6 +231,7 @@ def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """The first rung that holds; None where mode "tune" is to measure."""
+    warn_untested()
     if mode == "tune" and is_frozen(device):
         mode = "cached"
     known = None if mode == "off" else _remembered(problem, device, mode)

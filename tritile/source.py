@@ -58,13 +58,14 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def source_hash(*kernels: Any) -> str:
-    """Sixteen hexadecimal digits that change with the source of these kernels or of what they call.
+    """Return sixteen hexadecimal digits that change with the source of these kernels or of what they call.
 
     Followed are heuristics, and jitted functions and `tl.constexpr` values that it names, as globals, in
-    its closure or as attributes of a module. Triton's own library is not: the version of Triton stands
-    beside this digest wherever it is used.
+    its closure or as attributes of a module. A function counts by its qualified name, whichever module it is
+    in: a move changes nothing. Triton's own library is not followed: the version of Triton stands beside
+    this digest wherever it is used.
     """
-    parts: list[tuple[str, str]] = []
+    parts: set[tuple[str, str]] = set()
     done: set[int] = set()
     pending = [*kernels]
     while pending:
@@ -73,16 +74,16 @@ def source_hash(*kernels: Any) -> str:
         if not inspect.isfunction(function) or id(function) in done:
             continue
         done.add(id(function))
-        parts.append((f"{function.__module__}.{function.__qualname__}", _body(layers)))
+        parts.add((function.__qualname__, _body(layers)))
         pending += [
             value for layer in layers if isinstance(layer, Heuristics) for value in layer.values.values()
         ]
         defaults = [v for v in (function.__defaults__ or ()) if isinstance(v, _PLAIN)]
         if defaults:  # the source may only name them
-            parts.append((f"{function.__module__}.{function.__qualname__}:defaults", repr(defaults)))
+            parts.add((f"{function.__qualname__}:defaults", repr(defaults)))
         for name, value in named_values(function):
             if isinstance(value, tl.constexpr):
-                parts.append((f"{function.__module__}:{name}", repr(value.value)))
+                parts.add((f"{function.__qualname__}:{name}", repr(value.value)))
             elif hasattr(value, "arg_names") or hasattr(value, "cache_key"):
                 pending.append(value)
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]

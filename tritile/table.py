@@ -78,6 +78,11 @@ class Table:
         """Whether the times of a family are measurements of the kernel that has this digest."""
         return self.measured and self.kernels.get(kernel_name(op, family)) == digest
 
+    @property
+    def triton(self) -> str:
+        """The version of Triton that measured or compiled it, "" where the table does not say."""
+        return str(self.device.get("triton", ""))
+
     @functools.cached_property
     def _by_problem(self) -> dict[Problem, Entry]:
         return {entry.problem: entry for entry in self.entries}

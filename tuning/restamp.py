@@ -1,21 +1,29 @@
-"""Give a shipped table the digests of the kernels' present source, where they still compile to the same code.
+"""Give the shipped table and trials the digests of the kernels' present source, where their times still hold.
 
-    python tuning/restamp.py nvidia-h200 --base <revision>
+    python tuning/restamp.py nvidia-h200 --base <revision> [--as-fast matmul/descriptor ...]
 
-A table's times count for the source that they were measured with, told by a digest. A change that leaves the
-machine code of every config in the table as it was leaves its times true: each config is compiled, without a
-GPU, by the checkout and by a copy of the revision that the table was measured with, and the instructions are
-compared. Compile with the Triton that the table names. Nothing is written if any differs.
+A time counts for the source that was measured, told by a digest. `--base` is the revision whose digests the
+table has. Each kernel of the table takes the first of these ways to its present digest:
+- its source there is the same by the present definition of the digest;
+- it is named after `--as-fast`: its code differs, and a measurement beside the base showed the same speed;
+- each of its configs in the table compiles, without a GPU, to the same instructions in both trees. Compile
+  with the Triton that the table names.
+Nothing is written if a kernel takes none of them. Trials of `tuning/trials` follow their kernels.
 """
 
 import argparse
+import contextlib
+import gzip
 import hashlib
+import importlib.util
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,65 +43,121 @@ def code_of(kernel) -> str:
     return hashlib.sha256(code.encode()).hexdigest()
 
 
-def tell(slug: str) -> None:
-    """Print, of the tree that this is run in, the code of each entry of a table, and the kernels' digests."""
-    from tritile import launch, table
+def codes(slug: str, names: Collection[str]) -> dict[str, str]:
+    """The code of each entry of a table that is of these kernels, in the tree that this is run in."""
+    from tritile import table
     from tritile.ahead import compiles_for
     from tritile.device import target_device
     from tritile.offline import compiling_for
 
     device = target_device(slug)
-    shipped = table.shipped(device)
-    if shipped is None:
-        raise SystemExit(f"no table of {slug} is shipped")
-    codes = {}
-    for number, entry in enumerate(shipped.entries, start=1):
+    entries = [e for e in table.shipped(device).entries if name_of(e) in names]
+    found = {}
+    for number, entry in enumerate(entries, start=1):
         with compiling_for(device):
             kernels = [compiled() for compiled in compiles_for(entry.problem, entry.config, device)]
         name = f"{entry.problem.op} {entry.problem.label}: {entry.config}"
-        codes[name] = " ".join(map(code_of, kernels))
+        found[name] = " ".join(map(code_of, kernels))
         if number % 50 == 0:
-            print(f"{number} of {len(shipped.entries)}", file=sys.stderr)
-    print(json.dumps({"codes": codes, "kernels": launch.digests()}))
+            print(f"{number} of {len(entries)}", file=sys.stderr)
+    return found
 
 
-def told(tree: Path, slug: str) -> dict:
+def name_of(entry) -> str:
+    """What a table calls the kernel of an entry."""
+    return f"{entry.problem.op}/{entry.config.family}"
+
+
+def sources() -> dict[str, str]:
+    """The digest of each kernel of the tree that this is run in, as this checkout defines digests."""
+    from tritile import launch
+
+    spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "source.py")
+    present = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(present)
+    return {
+        f"{op}/{family}": present.source_hash(tuner.fn, *tuner.also)
+        for op, families in launch.KERNELS.items()
+        for family, tuner in families.items()
+    }
+
+
+def tell(slug: str, names: Collection[str]) -> None:
+    """Print what a tree stamps tables with, its digests as defined here, and the code of these kernels."""
+    from tritile import launch
+
+    told = {"stamps": launch.digests(), "sources": sources(), "codes": codes(slug, names) if names else {}}
+    print(json.dumps(told))
+
+
+def told(tree: Path, slug: str, names: Collection[str]) -> dict:
     """What `tell` prints in a tree."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, __file__, slug, "--tell"]
+    command = [sys.executable, __file__, slug, "--tell", *names]
     return json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=tree, env=environment).stdout
     )
 
 
+def renamed(slug: str, stamps: Mapping[str, str], base: Path, as_fast: Collection[str]) -> dict[str, str]:
+    """The present digest of each kernel in a table, by name. Exits where a kernel's times no longer hold."""
+    before, now = told(base, slug, []), told(ROOT, slug, [])
+    if any(before["stamps"].get(name) != digest for name, digest in stamps.items()):
+        raise SystemExit("the table is not of the base: its kernels have other digests there")
+    changed = [name for name in stamps if before["sources"][name] != now["sources"].get(name)]
+    asked = [name for name in changed if name not in as_fast]
+    if asked:
+        old, new = (told(tree, slug, asked)["codes"] for tree in (base, ROOT))
+        differ = [name for name, code in new.items() if old.get(name) != code]
+        if differ:
+            raise SystemExit(f"{len(differ)} of {len(new)} differ, as {differ[0]}: tune them anew")
+        print(f"{len(new)} configs of {', '.join(asked)} compile to the same code")
+    return {name: now["stamps"][name] for name in stamps}
+
+
+def restamp_trials(path: Path, digests: Mapping[str, str]) -> int:
+    """Replace digests in a compressed store; how many environments had one that is replaced."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "store.sqlite3"
+        plain.write_bytes(gzip.decompress(path.read_bytes()))
+        with contextlib.closing(sqlite3.connect(plain)) as connection, connection:
+            rows = connection.execute("SELECT id, kernel FROM environments").fetchall()
+            moves = [(digests[old], row) for row, old in rows if digests.get(old, old) != old]
+            connection.executemany("UPDATE environments SET kernel = ? WHERE id = ?", moves)
+        if moves:
+            path.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    return len(moves)
+
+
 def main() -> None:
-    """Compare two trees, and stamp the table of the checkout."""
+    """Compare two trees, and stamp the table and the trials of the checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("slug", help="the table: nvidia-h200")
-    parser.add_argument("--base", help="the revision whose kernels the table was measured with")
-    parser.add_argument("--tell", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--base", help="the revision whose digests the table has")
+    parser.add_argument("--as-fast", nargs="+", default=[], help="kernels that were measured to be as fast")
+    parser.add_argument("--tell", nargs="*", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
-    if wanted.tell:
-        return tell(wanted.slug)
+    if wanted.tell is not None:
+        return tell(wanted.slug, wanted.tell)
+    path = ROOT / "tritile" / "tables" / f"{wanted.slug}.json"
+    text = path.read_text(encoding="utf-8")
+    stamps = json.loads(text)["kernels"]
+    if unknown := set(wanted.as_fast) - set(stamps):
+        raise SystemExit(f"the table has no kernel {', '.join(sorted(unknown))}: it has {', '.join(stamps)}")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", base, wanted.base], check=True, cwd=ROOT)
         try:
-            before, now = told(base, wanted.slug), told(ROOT, wanted.slug)
+            present = renamed(wanted.slug, stamps, base, wanted.as_fast)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", base], check=True, cwd=ROOT)
-    path = ROOT / "tritile" / "tables" / f"{wanted.slug}.json"
-    text = path.read_text(encoding="utf-8")
-    stamps = json.loads(text)["kernels"]
-    if any(before["kernels"].get(name) != digest for name, digest in stamps.items()):
-        raise SystemExit(f"the table is not of {wanted.base}: its kernels have other digests")
-    differ = [name for name, code in now["codes"].items() if before["codes"].get(name) != code]
-    if differ:
-        raise SystemExit(f"{len(differ)} of {len(now['codes'])} differ, as {differ[0]}: tune them anew")
     for name, digest in stamps.items():
-        text = text.replace(f'"{name}": "{digest}"', f'"{name}": "{now["kernels"][name]}"')
+        text = text.replace(f'"{name}": "{digest}"', f'"{name}": "{present[name]}"')
     path.write_text(text, encoding="utf-8")
-    print(f"{len(now['codes'])} configs compile to the same code; {path} has the present digests")
+    print(f"{path} has the present digests")
+    digests = {digest: present[name] for name, digest in stamps.items()}
+    for store in sorted((ROOT / "tuning" / "trials").glob(f"{wanted.slug}-*.sqlite3.gz")):
+        print(f"{store}: {restamp_trials(store, digests)} environments restamped")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def test_tuned_and_remembered(name, shape):
     assert kernel.best_config in subject.configs[:4]
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
 def test_offsets_beyond_32_bits(name):
     rows, columns = 5, 1000

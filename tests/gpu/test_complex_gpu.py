@@ -261,6 +261,7 @@ def test_three_products_lose_what_their_bound_says():
     assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
 
 
+@pytest.mark.serial
 def test_an_operand_beyond_2_to_31_real_numbers():
     rows = 2**31 // 32 + 77
     torch.cuda.empty_cache()

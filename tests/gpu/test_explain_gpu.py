@@ -7,7 +7,7 @@ import tritile
 from tritile.explain import config_like
 from tritile.problem import MatmulProblem
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 
 
 def test_a_product_is_measured_and_so_are_the_next_best():

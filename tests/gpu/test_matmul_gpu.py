@@ -308,6 +308,7 @@ def needs_memory(gigabytes):
         pytest.skip(f"needs {gigabytes} GiB of GPU memory")
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("poison")
 def test_an_operand_beyond_2_to_31_elements():
     needs_memory(8)
@@ -316,6 +317,7 @@ def test_an_operand_beyond_2_to_31_elements():
     check_rows(tritile.matmul(a, b), a, b)
 
 
+@pytest.mark.serial
 def test_a_column_operand_beyond_2_to_31_elements():
     needs_memory(8)
     rows = 2**31 // 64 + 77
@@ -324,6 +326,7 @@ def test_a_column_operand_beyond_2_to_31_elements():
     assert_product(tritile.matmul(b.mT, a[-1000:].mT), b.mT, a[-1000:].mT)
 
 
+@pytest.mark.serial
 def test_an_output_beyond_2_to_31_elements():
     needs_memory(12)
     a = torch.randint(-4, 5, (46349, 16), device="cuda", dtype=torch.int8).half()
@@ -499,12 +502,14 @@ def test_lazily_negated_input():
         assert_product(tritile.matmul(a, b), a.resolve_neg(), b)
 
 
+@pytest.mark.serial
 def test_a_sum_as_long_as_32_bits_count():
     k = 2**31 - 1
     a = torch.ones(1, k, dtype=torch.int8, device="cuda")
     assert tritile.matmul(a, a.mT).item() == k
 
 
+@pytest.mark.serial
 def test_a_batch_longer_than_32_bits_count():
     batch = 2**31 + 5
     a = torch.ones(batch, 1, 1, dtype=torch.int8, device="cuda")

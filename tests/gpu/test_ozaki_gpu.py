@@ -272,6 +272,7 @@ def needs_memory(gigabytes):
         pytest.skip(f"needs {gigabytes} GiB of GPU memory")
 
 
+@pytest.mark.serial
 def test_remainders_beyond_2_to_31():
     needs_memory(30)
     m, n, k = 13001, 13003, 12007

@@ -185,6 +185,7 @@ def needs_memory(gigabytes):
         pytest.skip(f"needs {gigabytes} GiB of GPU memory")
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("shape", [(46349, 46351), (2**31 + 4099, 2), (3, 2**30 + 7)], ids=str)
 def test_beyond_2_to_31_elements(shape):
     needs_memory(10)
@@ -198,6 +199,7 @@ def test_beyond_2_to_31_elements(shape):
         assert bool((left == right).all()), start
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("shape", "order"),
     [
@@ -379,6 +381,7 @@ def test_square_matrices_in_place(size, dtype):
     assert same_bits(tritile.contiguous(x.mT), raw)
 
 
+@pytest.mark.serial
 def test_permuted_beyond_2_to_31_elements():
     x = torch.randint(-128, 127, (5, 2**15 + 1, 3, 2**12 + 3), dtype=torch.int8, device="cuda")
     got = tritile.permute(x, (2, 0, 3, 1))

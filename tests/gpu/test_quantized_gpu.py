@@ -322,6 +322,7 @@ def test_what_follows_sees_the_result():
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.serial
 def test_results_beyond_32_bits():
     weight = weight_of(65600, 128, torch.bfloat16)
     try:
@@ -401,6 +402,7 @@ def test_a_sample_of_the_space_is_right(m):
         answers.check(operands.run_of(launch.prepare(call, config)), call)
 
 
+@pytest.mark.serial
 def test_measured_beside_torch():
     """Decode reads a quarter of the bytes: it must at the least not be slower than torch's own product."""
     from tritile.report.bench import measured

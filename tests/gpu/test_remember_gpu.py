@@ -95,6 +95,7 @@ def test_strict_raises_for_what_was_never_measured():
             tritile.transpose(a)
 
 
+@pytest.mark.serial
 def test_a_small_budget_measures_little(monkeypatch):
     a = values((1000, 1000), torch.float16, 0, "cuda")
     counts = []

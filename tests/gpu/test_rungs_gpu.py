@@ -65,6 +65,7 @@ def test_every_config_is_right(rung, n):
         error_of(rung.op, given)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("op", LADDERS)
 def test_a_ladder_is_climbed(op):
     """Every rung that runs here is timed; the last of ours is not slower than the first."""

@@ -21,7 +21,7 @@ from tritile.store import Store, store_of
 from tritile.subject import DEFAULT
 from tritile.tune import tuner
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,14 @@ import sysconfig
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import triton
 from triton import knobs
+from triton.backends.nvidia import driver
 from triton.runtime import build
 from typer.testing import CliRunner
 
@@ -183,6 +186,21 @@ def test_a_missing_file_is_told_and_made_again(copied, ending):
     assert run(*which, "--check", place).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["../../precious.ttir", "{tmp_path}/precious.ttir"])
+def test_a_file_outside_the_folder_stays_whatever_a_group_file_names(copied, tmp_path, name):
+    told, place = copied
+    (tmp_path / "precious.ttir").write_text("of somebody else")
+    group = next(place.glob("*/__grp__*.json"))
+    paths = json.loads(group.read_text())["child_paths"]
+    paths[name.format(tmp_path=tmp_path)] = "anywhere"
+    group.write_text(json.dumps({"child_paths": paths}))
+    assert "missing: a kernel" in run(*told, "--check", place).output
+    done = run(*told, "--output", place, "--jobs", 1)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "precious.ttir").read_text() == "of somebody else"
+    assert sorted(path.suffix for path in group.parent.iterdir()) == [".cubin", ".json", ".json", ".ptx"]
+
+
 def test_a_kernel_that_copies_operands_is_missed_too(copied):
     which, place = copied
     shutil.rmtree(next(place.rglob("repack.cubin")).parent)
@@ -213,17 +231,22 @@ def test_without_a_c_compiler_the_kernels_are_there_and_the_module_is_refused(co
 
 
 def test_triton_finds_its_modules_where_they_were_put(made, monkeypatch):
-    """By Triton's own look-up, not by the key that is worked out here."""
-    monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: path)
-    monkeypatch.setattr(build, "_build", lambda *args: pytest.fail("built again"))
+    """By Triton's own look-up, as it starts a driver and as it makes a launcher."""
+    found = []
+    monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: found.append(path) or MagicMock())
+    monkeypatch.setattr(build, "_build", lambda *args, **how: pytest.fail("built again"))
+    dirs = modules._library_dirs()
+    monkeypatch.setattr(driver, "library_dirs", lambda: dirs)
+    for name in ("PyCUtensorMap", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE"):
+        monkeypatch.setattr(driver, name, None, raising=False)  # what a driver sets as it starts
     with folder.reading(made / "used", made / "used"), offline.compiling_for(H200, object()):
         kernels = [c() for problem, config in ENTRIES for c in ahead.compiles_for(problem, config, H200)]
     wanted = {module for kernel in (None, *kernels) for module in modules.modules_of(kernel)}
     with folder.writing(made / "used"):
-        for module in wanted:
-            assert build.compile_module_from_src(module.source, module.name) == str(
-                made / "used" / module.path
-            )
+        driver.CudaUtils.__init__(SimpleNamespace())
+        for kernel in kernels if hasattr(driver, "make_launcher") else ():
+            driver.CudaLauncher(kernel.src, kernel.metadata)
+    assert set(found) == {str(made / "used" / module.path) for module in wanted}
 
 
 def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):

@@ -96,7 +96,7 @@ def test_sizes(config, size):
 
 
 @every_config
-@pytest.mark.parametrize("layout", ["column", "column_sliced", "strided", "offset"])
+@pytest.mark.parametrize("layout", ["column", "column_sliced", "strided", "offset", "padded"])
 def test_outputs_of_any_layout(config, layout):
     """A result that lies column by column is not made turned: the kernels have two matrices on the right."""
     buffer, out = frame((M, N), FP32, layout)
@@ -156,11 +156,11 @@ def test_into_a_tensor_given():
     x, gate, up = operands(BF16)
     for out_dtype in (BF16, FP16, FP32):
         buffer, out = frame((M, N), out_dtype, "sliced")
-        assert tritile.gated_linear(x, gate, up, out=out) is out
+        assert tritile.gated_linear(x, gate, up, out=out, out_dtype=out_dtype) is out
         assert_gated(out, x, gate.mT, up.mT)
         bias = values((M, N), out_dtype, 3)
         out.copy_(bias)
-        tritile.gated_linear(x, gate, up, bias_up=out, out=out)
+        tritile.gated_linear(x, gate, up, bias_up=out, out=out, out_dtype=out_dtype)
         assert_gated(out, x, gate.mT, up.mT, bias_up=bias)
         assert guard_intact(buffer, out)
 

@@ -26,6 +26,7 @@ from tests.reference import (
 )
 from tritile import launch
 from tritile.device import TARGETS
+from tritile.errors import DtypeError
 from tritile.ops import matmul as matmul_op
 from tritile.space import illegal
 
@@ -82,8 +83,11 @@ def test_out_dtype(dtype, out_dtype):
     assert got.dtype == out_dtype
     assert_product(got, a, b)
     out = torch.full((19, 11), 7).to(out_dtype)
-    assert tritile.matmul(a, b, out=out) is out
-    assert torch.equal(bytes_of(out), bytes_of(got))  # out alone decides the dtype as well
+    assert tritile.matmul(a, b, out=out, out_dtype=out_dtype) is out
+    assert torch.equal(bytes_of(out), bytes_of(got))
+    if out_dtype != DEFAULT_OUT.get(dtype, dtype):
+        with pytest.raises(DtypeError, match=f"out is {name(out_dtype)}: .* or out_dtype"):
+            tritile.matmul(a, b, out=out)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "fp16x3", "tf32x3", "tf32", None])

@@ -167,11 +167,11 @@ def test_into_a_tensor_given():
     scales = scale(19, 1), scale(1, 23)
     for layout in ("row", "column", "sliced"):
         buffer, out = frame((19, 23), torch.float16, layout)
-        assert tritile.scaled_matmul(a, b, *scales, out=out) is out
+        assert tritile.scaled_matmul(a, b, *scales, out=out, out_dtype=out.dtype) is out
         assert_fused(out, a, b, Sides(*scales))
         residual = values((19, 23), torch.float16, 3)
         out.copy_(residual)
-        tritile.scaled_matmul(a, b, *scales, residual=out, out=out)
+        tritile.scaled_matmul(a, b, *scales, residual=out, out=out, out_dtype=out.dtype)
         assert_fused(out, a, b, Sides(*scales, residual=residual))
         assert guard_intact(buffer, out)
 

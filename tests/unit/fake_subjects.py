@@ -1,8 +1,10 @@
 """Subjects that need no GPU: what a config does when compiled, timed or checked is told by its FAULT."""
 
+import contextlib
 import math
 import os
 import signal
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,14 @@ def config(speed, fault="none"):
 def _abort(text):
     os.write(2, f"{text}\n".encode())
     os.abort()
+
+
+def scribbled(text):
+    """Write to every socket that this process has, as a config may that takes one for its own."""
+    for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(file).st_mode):
+                os.write(file, text)
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ class _Stage:
                 time.sleep(600)
             case "slow":
                 time.sleep(1.5)
+            case "scribbles":
+                scribbled(b"neither a length nor an answer")
             case "crashes":
                 _abort("an illegal memory access")
             case "killed once" if self._subject.note("killed") == 1:

@@ -1,11 +1,13 @@
 """Wrong calls: each raises its own error, which says what came and what is wanted, before any launch."""
 
+import numpy as np
 import pytest
 import torch
 
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile import errors
+from tritile.ops import checks
 from tritile.settings import cache_dir, tune_budget_s
 
 FLOAT = torch.float32
@@ -112,22 +114,28 @@ DTYPES = [
     ("int64", matmul(typed(torch.int64), typed(torch.int64)), ("int64", "float16")),
     ("uint8", matmul(typed(torch.uint8), typed(torch.uint8)), ("uint8", "float16")),
     ("bool", matmul(typed(torch.bool), typed(torch.bool)), ("bool", "float16")),
-    ("a is a list", matmul([[1.0]], B), ("a is", "list", "torch.Tensor")),
-    ("b is None", matmul(A, None), ("b is", "NoneType", "torch.Tensor")),
-    ("b is a number", matmul(A, 2.0), ("b is", "float", "torch.Tensor")),
-    ("b is an array", matmul(A, B.numpy()), ("b is", "ndarray", "torch.Tensor")),
+    ("input is a list", matmul([[1.0]], B), ("input is", "list", "torch.Tensor")),
+    ("other is None", matmul(A, None), ("other is", "NoneType", "torch.Tensor")),
+    ("other is a number", matmul(A, 2.0), ("other is", "float", "torch.Tensor")),
+    ("other is an array", matmul(A, B.numpy()), ("other is", "ndarray", "torch.Tensor")),
     ("out is a list", matmul(A, B, out=[0]), ("out is", "list", "torch.Tensor")),
-    ("sparse COO", matmul(A, B.to_sparse()), ("b is", "sparse_coo", "dense")),
-    ("sparse CSR", matmul(A.to_sparse_csr(), B), ("a is", "sparse_csr", "dense")),
+    ("sparse COO", matmul(A, B.to_sparse()), ("other is", "sparse_coo", "dense")),
+    ("sparse CSR", matmul(A.to_sparse_csr(), B), ("input is", "sparse_csr", "dense")),
     ("fp32 out_dtype", matmul(A, B, out_dtype=torch.float64), ("float32", "float64", "bfloat16")),
     ("fp64 out_dtype", matmul(A.double(), B.double(), out_dtype=FLOAT), ("float64", "float32")),
     ("int8 out_dtype", matmul(typed(torch.int8), typed(torch.int8), out_dtype=torch.int8), ("int8", "int32")),
     ("out_dtype as text", matmul(A, B, out_dtype="float16"), ("float16", "float32")),
     ("out", matmul(A, B, out=f32(3, 7).double()), ("float64", "float32")),
+    ("out of a dtype there is", matmul(A, B, out=f32(3, 7).half()), ("out is float16", "or out_dtype")),
+    (
+        "out of fp8",
+        matmul(*[typed(torch.float8_e5m2)] * 2, out=typed(FLOAT)),
+        ("wanted bfloat16, or out_dtype",),
+    ),
     ("out against out_dtype", matmul(A, B, out=f32(3, 7), out_dtype=torch.float16), ("float32", "float16")),
-    ("transpose a list", transpose([[1]]), ("x is", "list", "torch.Tensor")),
-    ("transpose sparse", transpose(A.to_sparse()), ("x is", "sparse_coo", "dense")),
-    ("transpose nested", transpose(torch.nested.nested_tensor([f32(2, 3)])), ("x is", "nested", "dense")),
+    ("transpose a list", transpose([[1]]), ("input is", "list", "torch.Tensor")),
+    ("transpose sparse", transpose(A.to_sparse()), ("input is", "sparse_coo", "dense")),
+    ("transpose nested", transpose(torch.nested.nested_tensor([f32(2, 3)])), ("input is", "nested", "dense")),
     ("transposed out", transpose(A, out=f32(5, 3).half()), ("float16", "float32")),
     (
         "nested out",
@@ -142,37 +150,37 @@ DEVICES = [
     ("b on meta", matmul(A, META), ("meta", "cpu")),
     ("both on meta", matmul(META.mT, META), ("meta", "cuda")),
     ("out on meta", matmul(A, B, out=torch.zeros(3, 7, device="meta")), ("out", "meta", "cpu")),
-    ("transpose on meta", transpose(META), ("x", "meta", "cuda")),
+    ("transpose on meta", transpose(META), ("input", "meta", "cuda")),
     ("transposed out on meta", transpose(A, out=torch.zeros(5, 3, device="meta")), ("out", "meta", "cpu")),
 ]
 OVERLAPS = [
     ("out expanded", matmul(A, B, out=overlapping(3, 7)), ("(3, 7)", "(0, 0)", "overlaps itself")),
     ("out windows", matmul(A, B, out=torch.zeros(30).as_strided((3, 7), (2, 1))), ("(2, 1)", "itself")),
-    ("out is a", matmul(SQUARE, BASE[:, :6].clone(), out=SQUARE), ("out", "input 0")),
-    ("out is b", matmul(BASE[:, :6].clone(), SQUARE, out=SQUARE), ("out", "input 1")),
-    ("out is b turned", matmul(BASE[:, :6].clone(), SQUARE, out=SQUARE.mT), ("out", "input 1")),
-    ("one column shared", matmul(BASE[:, :6], SQUARE, out=BASE[:, 5:11]), ("out", "input 0")),
+    ("out is a", matmul(SQUARE, BASE[:, :6].clone(), out=SQUARE), ("out", "operand 0")),
+    ("out is b", matmul(BASE[:, :6].clone(), SQUARE, out=SQUARE), ("out", "operand 1")),
+    ("out is b turned", matmul(BASE[:, :6].clone(), SQUARE, out=SQUARE.mT), ("out", "operand 1")),
+    ("one column shared", matmul(BASE[:, :6], SQUARE, out=BASE[:, 5:11]), ("out", "operand 0")),
     ("one element shared", matmul(BASE.view(-1)[:30].view(5, 6), SQUARE, out=BASE.view(-1)[29:59].view(5, 6)),
-     ("out", "input 0")),
-    ("transpose in place of a part", transpose(SQUARE[:4, :4], out=SQUARE[1:5, :4]), ("out", "input 0")),
-    ("reversal in place", permute(CUBE, (2, 1, 0), out=CUBE.permute(2, 1, 0)), ("out", "input 0")),
-    ("rotation in place", permute(CUBE, (1, 2, 0), out=CUBE), ("out", "input 0")),
-    ("transpose onto its view", transpose(SQUARE, out=SQUARE.mT), ("out", "input 0")),
+     ("out", "operand 0")),
+    ("transpose in place of a part", transpose(SQUARE[:4, :4], out=SQUARE[1:5, :4]), ("out", "operand 0")),
+    ("reversal in place", permute(CUBE, (2, 1, 0), out=CUBE.permute(2, 1, 0)), ("out", "operand 0")),
+    ("rotation in place", permute(CUBE, (1, 2, 0), out=CUBE), ("out", "operand 0")),
+    ("transpose onto its view", transpose(SQUARE, out=SQUARE.mT), ("out", "operand 0")),
     ("transposed out expanded", transpose(A, out=overlapping(5, 3)), ("(5, 3)", "overlaps itself")),
 ]  # fmt: skip
 GRADIENTS = [
-    ("a", matmul(f32(3, 5).requires_grad_(), B, out=f32(3, 7)), ("a requires", "no_grad", "detach")),
-    ("b", matmul(A, f32(5, 7).requires_grad_(), out=f32(3, 7)), ("b requires", "no_grad", "detach")),
-    ("a not leaf", matmul(f32(3, 5).requires_grad_() * 2, B, out=f32(3, 7)), ("a requires", "no_grad")),
+    ("a", matmul(f32(3, 5).requires_grad_(), B, out=f32(3, 7)), ("input requires", "no_grad", "detach")),
+    ("b", matmul(A, f32(5, 7).requires_grad_(), out=f32(3, 7)), ("other requires", "no_grad", "detach")),
+    ("a not leaf", matmul(f32(3, 5).requires_grad_() * 2, B, out=f32(3, 7)), ("input requires", "no_grad")),
     (
         "fp8",
         matmul(typed(torch.float8_e5m2).requires_grad_(), typed(torch.float8_e5m2)),
-        ("a requires", "no_grad"),
+        ("input requires", "no_grad"),
     ),
     ("out", matmul(A, B, out=f32(3, 7).requires_grad_()), ("out requires", "no_grad")),
-    ("x", transpose(f32(3, 5).requires_grad_(), out=f32(5, 3)), ("x requires", "no_grad", "detach")),
+    ("x", transpose(f32(3, 5).requires_grad_(), out=f32(5, 3)), ("input requires", "no_grad", "detach")),
     ("transposed out", transpose(A, out=f32(5, 3).requires_grad_()), ("out requires", "no_grad")),
-    ("parameter", matmul(torch.nn.Parameter(f32(3, 5)), B, out=f32(3, 7)), ("a requires", "no_grad")),
+    ("parameter", matmul(torch.nn.Parameter(f32(3, 5)), B, out=f32(3, 7)), ("input requires", "no_grad")),
 ]
 VALUES = [
     ("precision", matmul(A, B, precision="high"), ("'high'", "ieee", "tf32x3", "tf32")),
@@ -208,6 +216,15 @@ TABLES = {
 @pytest.mark.parametrize(("kind", "call", "words"), cases(TABLES))
 def test_wrong_calls(kind, call, words, launches):
     assert_refused(kind, call, words, launches)
+
+
+def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
+    memory = torch.zeros(40937 + 512)
+    a = memory.as_strided((2, 2, 6, 8, 5), (2944, 2803, 2991, 178, 534))
+    b = memory.as_strided((5, 4, 6, 2, 7), (577, 1246, 712, 2140, 851), 379)
+    with pytest.raises(np.exceptions.TooHardError):
+        np.shares_memory(a.numpy(), b.numpy(), checks._MAX_OVERLAP_WORK)
+    assert checks.overlap(a, b)
 
 
 def test_wrong_calls_leave_out_alone(launches):

@@ -255,6 +255,28 @@ def test_cached_takes_a_measured_neighbours_config():
     assert len(bench.measured) == 6
 
 
+def test_a_neighbour_of_another_dtype_is_none():
+    bench = Bench()
+    kernel = tuned(bench)
+    with tritile.mode("tune"):
+        assert run(kernel, bench.used, 50) == 128
+    with pytest.warns(UntunedWarning, match="N=55"):
+        assert run(kernel, bench.used, 55, dtype=torch.float16) == 64  # the first: nothing is known of it
+    assert run(kernel, bench.used, 55) == 128
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
+    bench = Bench()
+    kernel = tuned(bench)
+    with tritile.mode("tune"):
+        with monkeypatch.context() as during:
+            during.setattr("tritile.autotuner.capturing", lambda: True)
+            assert run(kernel, bench.used) == 64
+        assert bench.measured == []
+        assert run(kernel, bench.used) == 128  # what was taken in its place is not kept
+    assert bench.measured == [64, 128, 256]
+
+
 def test_a_measurement_replaces_an_earlier_guess():
     bench = Bench()
     kernel = tuned(bench)
@@ -538,10 +560,11 @@ PLAIN = {"scale": 1, "factor": 2, "decorators": "", "term": 0}
 
 
 def load(folder, tag, **changes):
-    """The kernel of a module written afresh, always of the same name."""
+    """The kernel of a module written afresh, of the same name unless `module` says another."""
+    name = changes.pop("module", "a_strangers_module")
     path = folder / f"version_{tag}.py"
     path.write_text(changes.pop("before", "") + KERNEL.format(**(PLAIN | changes)))
-    spec = importlib.util.spec_from_file_location("a_strangers_module", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.stranger
@@ -580,6 +603,12 @@ def test_the_digest_is_of_the_source_alone(tmp_path):
     assert {source_hash(kernel) for kernel in (moved, short, long)} == {plain}
     assert short.digest == plain
     assert len(plain) == 16
+
+
+def test_the_digest_stays_when_a_kernel_and_what_it_names_move_to_other_modules(tmp_path):
+    kernel, moved = load(tmp_path, "here"), load(tmp_path, "there", module="another_module")
+    moved.fn.__globals__["helper"] = load(tmp_path, "third", module="a_third_module").fn.__globals__["helper"]
+    assert source_hash(moved) == source_hash(kernel) != source_hash(load(tmp_path, "other", scale=9))
 
 
 def test_a_config_that_is_no_plain_data_is_measured_and_not_remembered():

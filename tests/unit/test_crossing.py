@@ -1,5 +1,6 @@
 """Calls that are left without asking Python: which, how they are counted, and how the library is built."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -141,7 +142,7 @@ def test_kernels_in_cpp_stay_and_ask_nobody_without_a_switch(asked):
 
 def test_a_program_may_multiply_to_its_end(crossing, monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(Path(crossing._library._name).parent))
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(Path(crossing._library._name).parents[1]))
     code = (
         "import atexit\n"
         "atexit.register(lambda: print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()))\n"
@@ -214,12 +215,75 @@ def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
 def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     assert building.state()[0] == "not built"
+    building._made(building.path().parent)
     building.path().write_bytes(b"damaged")
+    building.path().chmod(0o644)
     assert building.state() == ("built", "")
     with pytest.warns(StoreWarning, match=r"crossing-.*\.so cannot be loaded") as told:
         assert [building.library(), building.library()] == [None, None]
     assert len(told) == 1
     assert building.path().exists()  # another machine that shares the folder may be able to
+
+
+def given_away(place):
+    """A file of another user's: only root can make one, and who is not root becomes another."""
+    if os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+    else:
+        user = os.geteuid() + 1
+        building.os.geteuid = lambda: user
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda file: file.chmod(0o664), "others may write to .*so"),
+        (lambda file: file.chmod(0o646), "others may write to .*so"),
+        (lambda file: file.parent.chmod(0o770), "others may write to .*library"),
+        (lambda file: file.parent.chmod(0o1777), "others may write to .*library"),
+        (given_away, "so belongs to user"),
+        (lambda file: given_away(file.parent), "library belongs to user"),
+        (lambda file: file.symlink_to(file.rename(f"{file}.other")), "is no plain file"),
+    ],
+)
+def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, change, reason):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setattr(building.os, "geteuid", os.geteuid)  # put back afterwards
+    monkeypatch.setattr(building, "Crossing", lambda there: pytest.fail("loaded"))
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    building._made(building.path().parent)
+    building.path().write_bytes(b"code")
+    building.path().chmod(0o644)
+    change(building.path())
+    with pytest.warns(StoreWarning, match=f"cannot be loaded.*{reason}"):
+        assert building.library() is None
+    assert building.state()[0] == "not loaded"
+    with pytest.raises(UnsupportedError, match=f"no library is built: .*{reason}"):
+        building.build()
+
+
+def test_nothing_is_built_in_a_folder_that_others_may_write_to(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
+    building._made(building.path().parent)
+    building.path().parent.chmod(0o777)
+    assert building.library() is None
+    assert building.state()[0] == "not loaded"
+
+
+def test_only_its_user_may_write_to_what_is_built(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho code > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(building, "Crossing", lambda there: None)
+    before = os.umask(0)
+    try:
+        there = building.build()
+    finally:
+        os.umask(before)
+    assert (there.stat().st_mode & 0o777, there.parent.stat().st_mode & 0o777) == (0o755, 0o700)
 
 
 def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):

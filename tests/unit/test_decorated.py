@@ -1,6 +1,7 @@
 """A decorated kernel's call, packed and sent: rebuilt, compiled and checked in another place."""
 
 import importlib
+import inspect
 import math
 import os
 import pickle
@@ -427,3 +428,80 @@ def test_arguments_of_the_decorator_are_checked():
         tritile.autotune(space, ["N"], search="fast")
     with pytest.raises(InvalidValueError, match="where"):
         tritile.autotune(space, ["N"], prune_configs_by={"top_k": 1})
+
+
+def even(kernel):
+    return triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(kernel)
+
+
+SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"key": ["M"]}, r"key names 'M'.*scale.*x, out, N"),
+        ({"key": "N"}, r"key is 'N': wanted a list of names.*scale"),
+        ({"restore_value": ["y"]}, r"restore_value names 'y'.*scale"),
+        ({"restore_value": ["BLOCK"]}, r"restore_value names 'BLOCK'.*scale"),
+        ({"reset_to_zero": ["x", "z"]}, r"reset_to_zero names 'z'.*scale"),
+        ({"configs": tritile.Space({"BLOC": (16, 32)})}, r"Space names 'BLOC'.*scale"),
+        ({"configs": 3}, r"configs is 3: wanted a list of triton.Config, or a tritile.Space"),
+        ({"configs": [{"BLOCK": 16}]}, r"configs holds \{'BLOCK': 16\}: wanted a list of triton.Config"),
+        ({"tolerance": -1.0, "reference": right}, r"tolerance is -1.0"),
+        ({"tolerance": math.nan, "reference": right}, r"tolerance is nan"),
+        ({"tolerance": True, "reference": right}, r"tolerance is True"),
+        ({"tolerance": "1e-3", "reference": right}, r"tolerance is '1e-3'"),
+        ({"tolerance": 1e-3}, r"tolerance without a reference"),
+        ({"reference": {"out": 3}}, r"reference is .*scale"),
+        ({"reference": lambda x, rows: {}}, r"reference asks for 'rows', which is no argument of scale"),
+        ({"reference": lambda x, BLOCK: {}}, r"reference asks for 'BLOCK'.*scale.*tuned"),
+        ({"reference": lambda x, EVEN: {}}, r"reference asks for 'EVEN'.*scale.*heuristic"),
+        ({"reference": lambda x, /: {}}, r"reference takes 'x' by position.*scale"),
+        ({"ragged": {"N": 61}}, r"ragged is .*scale"),
+    ],
+)
+def test_what_does_not_fit_the_kernel_is_refused_as_it_is_decorated(told, message):
+    with pytest.raises(InvalidValueError, match=message):
+        tritile.autotune(**{"configs": SPACE, "key": ["N"]} | told)(even(scale))
+
+
+def test_what_fits_the_kernel_is_taken():
+    def with_more(x, N, eps=0.0, **rest):
+        return right(x, N)
+
+    space = tritile.Space(
+        {"BLOCK": (16, 32), "num_warps": (2, 4), "maxnreg": (None, 64), "waves_per_eu": (0, 2)}
+    )
+    for reference in (right, with_more, lambda **named: {}, dict):
+        kernel = tritile.autotune(
+            space,
+            ["N", "STRAY"],
+            restore_value=("x",),
+            reset_to_zero=["out"],
+            reference=reference,
+            tolerance=0,
+        )(even(scale))
+        assert kernel.restore_value == ["x"]
+    assert tritile.autotune([], ["N"])(scale).configs[0].kwargs == {}  # as in Triton
+
+
+def test_only_a_kernel_is_decorated():
+    with pytest.raises(InvalidValueError, match=r"triton\.jit"):
+        tritile.autotune(SPACE, [])(right)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"warmup": 25}, "warmup:"), ({"rep": 100, "use_cuda_graph": True}, "rep, use_cuda_graph:")],
+)
+def test_deprecated_arguments_are_taken_with_a_warning_at_the_line_that_gives_them(given, named):
+    with pytest.warns(DeprecationWarning, match=named) as caught:
+        kernel = tritile.autotune([triton.Config({"BLOCK": 16})], ["N"], **given)(scale)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert kernel.do_bench is tritile.autotune([], [])(scale).do_bench
+
+
+def test_arguments_by_position_are_those_of_triton():
+    mine, theirs = (list(inspect.signature(f).parameters) for f in (tritile.autotune, triton.autotune))
+    assert mine[: len(theirs)] == theirs

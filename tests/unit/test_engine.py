@@ -1,7 +1,9 @@
 """The pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
 
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fake_subjects import Fake, config
+from tests.unit.fake_subjects import Fake, config, scribbled
 from tritile.config import Config
 from tritile.device import INTERPRETER
 from tritile.errors import StoreWarning, UnsupportedError
@@ -34,6 +36,13 @@ RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
 def shop():
     with Workshop(None, jobs=1, limit_s=4.0, compile_s=6.0) as shop:
         yield shop
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
 
 
 def run(shop, folder, *configs, rules=RULES, **rest):
@@ -64,6 +73,7 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
         ("hangs", "hung: no answer in 4 s"),
         ("crashes", "the process died: SIGABRT: an illegal memory access"),
         ("killed always", "the process died: SIGKILL"),
+        ("scribbles", "garbled: its answer cannot be read: OSError: bad message length"),
         ("too large", "OutOfMemoryError: no room for a workspace"),
         ("wrong", "wrong answer: relative error 1, above 0.001"),
         ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
@@ -284,6 +294,18 @@ def test_a_child_answers_and_survives_what_it_is_asked(monkeypatch, tmp_path):
         nursery.close()
 
 
+def test_no_module_of_the_current_folder_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    nursery = Nursery()
+    child = Child(nursery)
+    try:
+        assert child.ask(len, "ab", limit_s=60) == 2
+    finally:
+        child.close()
+        nursery.close()
+
+
 def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(tmp_path):
     """The nursery is killed too, as where memory runs out."""
     with Workshop(None, jobs=1, limit_s=5.0) as shop:
@@ -430,6 +452,109 @@ def test_a_workshop_that_is_stopped_amid_a_request_goes_on_afterwards(shop, tmp_
             shop.screen(1001, subject, first, 9.0, False)
     assert shop.screen(1001, subject, second, 9.0, False).us == 2.0
     shop.end(1001)
+
+
+def framed(body):
+    return struct.pack("!i", len(body)) + body
+
+
+class Broken:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"neither a length nor an answer",
+        b"\0",
+        struct.pack("!i", 1000),  # and no more
+        framed(b"no pickle"),
+        framed(pickle.dumps((4, "", "", False))),
+        framed(bytes(8) + pickle.dumps((4, "", "", False))),
+        None,  # but an answer that does not unpickle
+    ],
+    ids=["no length", "a byte", "cut short", "no pickle", "no number", "another number", "a value"],
+)
+def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, nursery, written):
+    monkeypatch.setattr("tritile.measure.child._STALLED_S", 1.0)
+    child = Child(nursery)
+    assert child.ask(len, "ab", limit_s=60) == 2
+    pid = child.pid
+    with pytest.raises(ChildError, match="garbled: its answer cannot be read") as raised:
+        child.ask(*((scribbled, written) if written else (Broken,)), limit_s=60)
+    assert (raised.value.kind, raised.value.lost, raised.value.blameless) == ("garbled", True, False)
+    assert child.ask(len, "abc", limit_s=60) == 3
+    assert child.pid != pid
+    child.close()
+
+
+def scribbles_later(folder):
+    def write():
+        while not Path(folder, "go").exists():
+            time.sleep(0.01)
+        scribbled(framed(b"of nothing that was asked"))
+        Path(folder, "done").touch()
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+def test_no_request_is_blamed_for_what_was_written_before_it(nursery, tmp_path):
+    child = Child(nursery)
+    child.ask(scribbles_later, str(tmp_path), limit_s=60)
+    (tmp_path / "go").touch()
+    while not (tmp_path / "done").exists():
+        time.sleep(0.01)
+    with pytest.raises(ChildError, match="garbled") as raised:
+        child.ask(len, "ab", limit_s=60)
+    assert raised.value.blameless
+    assert child.ask(len, "abc", limit_s=60) == 3
+    child.close()
+
+
+KILLED = """
+import subprocess, sys
+from tritile.measure.child import Child, Nursery
+nursery = Nursery(forked=sys.argv[1] == "forked")
+child = Child(nursery)
+def slow(name):
+    process = subprocess.Popen(["sleep", "600"])
+    with open(name, "w") as file:
+        file.write(f"{process.pid}\\n")
+    process.wait()
+child.ask(len, "", limit_s=60)
+print(nursery._process.pid, child.pid, flush=True)
+child.ask(slow, sys.argv[2], limit_s=600)
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "started"])
+def test_processes_end_with_a_program_that_is_killed(tmp_path, how):
+    """Also amid a request, with what that started."""
+    started = tmp_path / "started"
+    command = [sys.executable, "-c", KILLED, how, str(started)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        pids = [int(word) for word in program.stdout.readline().split()]
+        while program.poll() is None and not (started.exists() and started.read_text().endswith("\n")):
+            time.sleep(0.01)
+        pids.append(int(started.read_text()))
+        assert all(map(runs, pids))
+        program.kill()
+    deadline = time.monotonic() + 20
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [runs(pid) for pid in pids] == [False] * 3
+
+
+def test_a_process_ends_with_its_nursery_and_no_request_is_blamed(nursery):
+    child = Child(nursery)
+    child.ask(len, "", limit_s=60)
+    threading.Timer(0.2, os.kill, (nursery._process.pid, signal.SIGKILL)).start()
+    with pytest.raises(ChildError, match="died") as raised:
+        child.ask(time.sleep, 600, limit_s=60)
+    assert raised.value.blameless
+    assert child.ask(len, "ab", limit_s=60) == 2
+    child.close()
 
 
 def test_a_pool_that_is_closed_leaves_no_process(tmp_path):

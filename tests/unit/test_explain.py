@@ -283,7 +283,7 @@ def test_what_cannot_be_explained_is_refused():
     with pytest.raises(InvalidValueError, match="in place"):
         tritile.explain(tritile.transpose, x, out=x, device=H200)
     with pytest.raises(InvalidValueError, match="in place"):
-        tritile.explain(tritile.transpose, x=x, out=x[:], device=H200)
+        tritile.explain(tritile.transpose, input=x, out=x[:], device=H200)
     with pytest.raises(InvalidValueError, match="config=7"):
         tritile.explain(x, x, config=7, device=H200)
 

@@ -78,6 +78,12 @@ BAD = [
     ("half scales", scaled(scale_a=torch.ones(12).half()), DtypeError, "wanted float32"),
     ("whole numbers out", call(A, B, OFFS, out_dtype=torch.int32), DtypeError, "out_dtype"),
     ("another out", call(A, B, OFFS, out=torch.zeros(12, 6)), ShapeError, r"wanted \(12, 5\)"),
+    (
+        "out of another dtype",
+        call(A, B, OFFS, out=A[:, :5].half()),
+        DtypeError,
+        "out is float16.*or out_dtype",
+    ),
     ("two dtypes out", call(A, B, OFFS, out=A[:, :5].half(), out_dtype=torch.float32), DtypeError, "out"),
     ("out in a", call(A, B, OFFS, out=A[:, :5]), OverlapError, "overlaps"),
     ("precision", call(A, B, OFFS, precision="exact"), InvalidValueError, "precision"),

@@ -80,6 +80,8 @@ OTHERS = {
     "dtype": lambda: A.double() @ B.double(),
     "address": lambda: torch.as_strided(A.view(-1), (19, 8), (8, 1), 1) @ B,
     "complex": lambda: torch.complex(A, A) @ torch.complex(B, B),
+    "conjugated": lambda: torch.complex(A, A).conj() @ torch.complex(B, B),
+    "the other conjugated": lambda: torch.complex(A, A) @ torch.complex(B, B).conj(),
     "out": lambda: torch.mm(A, B, out=torch.empty(20, 4)),
     "out, turned": lambda: torch.mm(A, B, out=torch.empty(4, 20).mT),
     "added": lambda: torch.addmm(C, A, B),

@@ -1,5 +1,8 @@
 """How a call becomes launches; no kernel runs."""
 
+import os
+import subprocess
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 
@@ -7,9 +10,13 @@ import pytest
 import torch
 import triton
 
-from tritile import launch, loading
+from tritile import launch, loading, offline
+from tritile.ahead import compiled_for
 from tritile.config import Config
+from tritile.deploy.folder import writing
+from tritile.device import compiler_version, target_device
 from tritile.ops.described import described
+from tritile.problem import MatmulProblem
 from tritile.work import tile, work_of
 
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -69,3 +76,36 @@ def test_a_kernel_is_loaded_without_tritons_launcher_unless_a_hook_listens(monke
         finally:
             triton.knobs.runtime.kernel_load_start_hook.remove(print)
     assert heard.launchers == 1
+
+
+SMALL = MatmulProblem(1, 64, 64, 64, "float16", "float16")
+compiles = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+
+
+@compiles
+def test_multiplications_are_fused_whatever_tritons_default():
+    with triton.knobs.language.scope():
+        triton.knobs.language.default_fp_fusion = False
+        kernel = compiled_for(replace(SMALL, dtype="bfloat16"), TINY, target_device("sm_80"))
+    assert kernel.metadata.enable_fp_fusion
+
+
+@compiles
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
+def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_path):
+    called, run = [], subprocess.run
+
+    def recorded(command, **how):
+        called.append(command)
+        return run(command, **how)
+
+    device = target_device(name)
+    monkeypatch.setattr(subprocess, "run", recorded)
+    with writing(tmp_path):
+        kernel = compiled_for(SMALL, TINY, device)
+    offline._assembled(kernel)
+    compiler_version.__wrapped__("cuda", device.arch)
+    compiling, asked = (tool for tool, *rest in called if any("--gpu-name" in word for word in rest))
+    assert compiling == asked == called[-1][0]

@@ -217,6 +217,7 @@ def test_fakes_refuse_what_the_real_one_refuses():
             (lambda: tritile.matmul(a, b.half()), DtypeError),
             (lambda: tritile.matmul(a, b, precision="exact"), InvalidValueError),
             (lambda: tritile.matmul(a, b, out=a), ShapeError),
+            (lambda: tritile.matmul(a, b, out=(a @ b).half()), DtypeError),
             (lambda: tritile.linear(a, b.mT, activation="tanh"), InvalidValueError),
             (lambda: tritile.permute(a, (0, 0)), ShapeError),
         ):
@@ -254,7 +255,7 @@ def test_no_gradient_through_memory_that_is_given():
 
 def test_no_gradient_of_fp8_or_scales():
     a, b, one = A.to(FP8), B.to(FP8), torch.ones(())
-    with pytest.raises(GradientError, match="a requires"):
+    with pytest.raises(GradientError, match="input requires"):
         tritile.matmul(a.requires_grad_(), b)
     with pytest.raises(GradientError, match="scale_a requires"):
         tritile.scaled_matmul(A.to(FP8), b, one.requires_grad_(), torch.ones(()))

@@ -13,7 +13,7 @@ PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
 ROWS = (
     ("errors", "files", "threads", "version"),
-    ("settings", "markup", "epilogue"),
+    ("settings", "markup", "epilogue", "versions"),
     ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
     ("device", "compiles", "counting", "quantized"),
     ("search",),
@@ -29,7 +29,7 @@ ROWS = (
     ("snapshot", "table"),
     ("offline",),
     ("measure",),
-    ("decorated",),
+    ("declared", "decorated"),
     ("searching",),
     ("autotuner",),
     ("counters",),

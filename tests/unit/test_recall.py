@@ -27,7 +27,7 @@ def remembered(op, tensors, call, out):
     return recall._memo[("key",)], given
 
 
-LINEAR = {"x": f32(3, 5), "weight": f32(7, 5), "bias": f32(7), "residual": f32(3, 7)}
+LINEAR = {"input": f32(3, 5), "weight": f32(7, 5), "bias": f32(7), "residual": f32(3, 7)}
 
 
 @pytest.mark.parametrize("left_out", [(), ("bias",), ("residual",), ("bias", "residual")], ids=str)
@@ -111,7 +111,7 @@ def test_an_output_elsewhere_is_checked_anew():
     recall.again("linear", ready, tensors, residual)  # in place
     memory = f32(40)
     inside = memory[:15].view(3, 5), memory[10:31].view(3, 7)
-    with pytest.raises(OverlapError, match="linear: out overlaps x"):
+    with pytest.raises(OverlapError, match="linear: out overlaps input"):
         recall.again("linear", ready, (inside[0], *tensors[1:]), inside[1])
     over = memory[:21].view(3, 7), memory[7:28].view(3, 7)
     with pytest.raises(OverlapError, match="linear: out overlaps residual"):

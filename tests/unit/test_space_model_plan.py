@@ -383,6 +383,12 @@ def test_failures_never_win():
     assert planned() == ("exact", BEST)
 
 
+def test_a_checked_answer_beats_a_faster_quick_look():
+    remember(SQUARE, SECOND, 5.0)
+    remember(SQUARE, BEST, 20.0, error=1e-4)
+    assert planned() == ("exact", BEST)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -175,6 +175,23 @@ def test_lazy_negation_and_strides_that_are_repeated():
     assert_product(second, repeated, B)
 
 
+def test_what_lies_elsewhere_within_16_bytes_is_decided_apart(monkeypatch):
+    """Kernels are compiled for addresses that are, or are not, whole 16 bytes."""
+    decided, product = [], routes._product
+    monkeypatch.setattr(routes, "_product", lambda *given: decided.append(given) or product(*given))
+    memory, out = f(128), torch.zeros(64)
+
+    def at(memory, first, *shape):
+        return memory[first : first + shape[0] * shape[1]].view(shape)
+
+    for firsts in ((0, 0, 0), (4, 4, 4), (1, 0, 0), (0, 2, 0), (0, 0, 3), (5, 8, 0)):
+        a, b = at(memory, firsts[0], 5, 7), at(memory, 64 + firsts[1], 7, 2)
+        with switch():
+            got = torch.mm(a, b, out=at(out, firsts[2], 5, 2))
+        assert_product(got, a, b)
+    assert len(decided) == 4
+
+
 def test_a_subclass_is_as_its_memory_unless_it_says_what_operations_do():
     class Own(torch.Tensor):
         pass

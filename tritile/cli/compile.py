@@ -43,7 +43,10 @@ _HELP: Final = (
     "says; filled again with another --at, it tells the new paths. It may be read-only: then nothing else "
     "can be compiled.",
     "Triton's modules are built here with a C compiler and Python's headers. Where they run they need the "
-    "same minor version of Python, the same kind of processor, and a C library no older than the one here.",
+    "same minor version of Python, the same kind of processor, and a C library no older than the one here. "
+    "From Triton 3.8 on they are found only where Triton is installed at the same path, and libcuda.so.1 is "
+    "where TRITON_LIBCUDA_PATH, set on both sides, says: without it, where it is here, or in the place of "
+    "Debian and Ubuntu. Elsewhere Triton builds them at its first use, and kernels are found all the same.",
     "Not covered are transposes in place; tensors that do not start on 16 bytes, or whose strides are of "
     "another class than the problem's; kernels decorated with tritile.autotune; what a call falls back on "
     "where its config turns out not to run; and AMD GPUs, for which Triton compiles otherwise for tensors of "

@@ -31,11 +31,20 @@ class Missing(Exception):
         self.key, self.told = key, told
 
 
+def _is_name(text: str) -> bool:
+    """Whether it names a file of the folder that it is told of, and none elsewhere."""
+    return text not in ("", "..") and Path(text).name == text
+
+
 def _group_of(file: Path) -> dict[str, str]:
-    """The names and paths that a group file tells; none where it is damaged or there is none."""
+    """The names and paths that a group file tells; none where it is damaged or there is none.
+
+    One that names a file of another folder counts as damaged: files of these names are written and removed.
+    """
     try:
         paths = json.loads(file.read_text())["child_paths"]
-        return {str(name): str(path) for name, path in paths.items()}
+        told = {str(name): str(path) for name, path in paths.items()}
+        return told if all(map(_is_name, told)) else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -11,12 +11,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.kernels import gluon_tma as tma
 from tritile.kernels.epilogue import finished
 from tritile.kernels.verdict import wanted
 
@@ -190,7 +190,11 @@ def flat(tile):
     """A (1, 1, rows, columns) tile in shared memory as (rows, columns)."""
     shape: gl.constexpr = [tile.shape[2], tile.shape[3]]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, tile.dtype)
-    return tile._reinterpret(tile.dtype, shape, layout)
+    if tma.REINTERPRET:
+        tile = tile.reinterpret(tile.dtype, shape, layout)
+    else:
+        tile = tile._reinterpret(tile.dtype, shape, layout)
+    return tile
 
 
 @gluon.jit

@@ -6,11 +6,13 @@ in it. All of them end when the caller does, however that ends.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,10 +24,13 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 from tritile.errors import TuningError, brief
-from tritile.measure.served import kill, nurse_forked
+from tritile.measure.served import NUMBER_BYTES, kill, nurse_forked
 
 T = TypeVar("T")
 START_S: Final = 120.0  # for importing torch on a busy machine
+_STALLED_S: Final = 30.0  # without more of an answer that has begun
+_LARGEST: Final = 1 << 28  # bytes of an answer
+_numbers: Final = itertools.count(1)  # of requests
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from tritile.measure.served import nurse; nurse(int(sys.argv[1]))"
@@ -35,9 +40,9 @@ _PROGRAM: Final = (
 class ChildError(TuningError):
     """A request that failed in another process.
 
-    `kind` is "hung", "died", or the class of the error raised there; `lost` says that the process is
-    gone, and with it what it held; `blameless` that nothing tells that it was the request's doing: the
-    process was killed from outside, or nobody knows how it ended.
+    `kind` is "hung", "died", "garbled", or the class of the error raised there; `lost` says that the process
+    is gone, and with it what it held; `blameless` that nothing tells that it was the request's doing: the
+    process was killed from outside, nobody knows how it ended, or it had written before it was asked.
     """
 
     def __init__(self, text: str, kind: str, lost: bool, blameless: bool = False) -> None:
@@ -125,7 +130,8 @@ class Nursery:
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
+                # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
+                [sys.executable, "-P", "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
@@ -145,7 +151,7 @@ class Nursery:
             process.wait()
 
     def close(self) -> None:
-        """End it; those that were forked from it go on."""
+        """End it, and the processes that were forked from it."""
         with self._lock:
             self._end()
 
@@ -173,27 +179,37 @@ class Child:
     def ask(self, function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
         """What the function returns there. It is sent by name where it can be imported, else whole.
 
-        Raises ChildError where it raises, takes more than `limit_s` seconds, or ends the process, and
-        TuningError where there is no process to ask.
+        Raises ChildError where it raises, takes more than `limit_s` seconds, ends the process, or writes to
+        its socket so that no answer can be read, and TuningError where there is no process to ask.
         """
-        request = cloudpickle.dumps((function, arguments, limit_s))
+        number = next(_numbers).to_bytes(NUMBER_BYTES, "big")
+        request = number + cloudpickle.dumps((function, arguments, limit_s))
         if self._connection is None:
             self._start()
         assert self._connection is not None
+        answer, stray = None, False
         try:
-            self._connection.send_bytes(request)
-            answer = self._connection.recv_bytes() if self._connection.poll(limit_s) else None
-        except (EOFError, OSError):
+            stray = self._connection.poll()  # what was not asked for, or its end
+            if not stray:
+                self._connection.send_bytes(request)
+            if stray or self._connection.poll(limit_s):
+                answer = self._connection.recv_bytes(_LARGEST)
+        except (EOFError, ConnectionError):
             raise self._death() from None
+        except OSError as error:  # a length that no answer has, or less than that
+            raise self._garbled(error, stray) from error
         except BaseException:  # Ctrl-C, say: whoever asks next would get this answer
-            self.kill()
-            self.close()
+            self._drop()
             raise
         if answer is None:
-            self.kill()
-            self.close()
+            self._drop()
             raise ChildError(f"hung: no answer in {limit_s:g} s", "hung", True)
-        value, kind, text, lost = pickle.loads(answer)
+        try:
+            if answer[:NUMBER_BYTES] != number:
+                raise ValueError("it is not of this request")
+            value, kind, text, lost = pickle.loads(answer[NUMBER_BYTES:])
+        except Exception as error:  # whatever unpickling raises
+            raise self._garbled(error, stray) from error
         if lost:
             self.close()
         if kind:
@@ -206,6 +222,7 @@ class Child:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
             with theirs:
                 self.pid = self._nursery.fork(theirs.fileno(), self._said.fileno())
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_STALLED_S), 0))
             self._connection = Connection(ours.detach())
         except OSError as error:
             raise TuningError(f"no process can be started: {brief(error)}") from error
@@ -215,6 +232,16 @@ class Child:
         pid = self.pid
         if pid is not None:
             kill(pid)
+
+    def _drop(self) -> None:
+        """End the process and forget it; a later request starts another."""
+        self.kill()
+        self.close()
+
+    def _garbled(self, error: Exception, stray: bool) -> ChildError:
+        """End the process, of which an answer cannot be read; the error that tells so."""
+        self._drop()
+        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", "garbled", True, stray)
 
     def _death(self) -> ChildError:
         """The error that tells how the process ended."""

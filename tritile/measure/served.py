@@ -1,6 +1,7 @@
 """What runs in other processes: a nursery, from which they are forked, and answering requests."""
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import pickle
@@ -16,7 +17,9 @@ from triton.runtime.cache import triton_key
 
 from tritile.errors import TritileError, brief
 
+NUMBER_BYTES: Final = 8  # of a request, ahead of it and of its answer
 _GRACE_S: Final = 20.0  # after its limit, when a process that nobody killed ends itself
+_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
 def kill(pid: int) -> None:
@@ -26,28 +29,58 @@ def kill(pid: int) -> None:
 
 
 def nurse(number: int) -> None:
-    """Fork a process for each "f" with two files, tell how one ended for each "w", until all is closed."""
+    """Fork a process for each "f" with two files, tell how one ended for each "w", until all is closed.
+
+    The processes end with this one, and this one with its caller, which closes the socket however it ends.
+    """
     control = socket.socket(fileno=number)
     triton_key()  # of Triton's own files, hundreds of megabytes: once for all that are forked
+    forked: set[int] = set()
     while True:
-        text, files, _, _ = socket.recv_fds(control, 64, 2)
+        try:
+            text, files, _, _ = socket.recv_fds(control, 64, 2)
+        except ConnectionResetError:  # closed before all was read that this process told
+            text, files = b"", []
         if not text:
+            for pid in forked:
+                kill(pid)
             os._exit(0)
         if text == b"f":
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                os.dup2(files[1], 2)
-                os.close(files[1])
-                serve(files[0])
-            for file in files:
-                os.close(file)
-            with contextlib.suppress(OSError):  # it may have ended
-                os.setpgid(pid, pid)
-            control.sendall(b"%d\n" % pid)
+            pid = _forked(control, files)
+            forked.add(pid)
+            answer = b"%d\n" % pid
         else:
-            code = _ended(int(text[1:]))
-            control.sendall(b"\n" if code is None else b"%d\n" % code)
+            pid = int(text[1:])
+            code = _ended(pid)
+            forked.discard(pid)
+            answer = b"\n" if code is None else b"%d\n" % code
+        with contextlib.suppress(BrokenPipeError):
+            control.sendall(answer)
+
+
+def _forked(control: socket.socket, files: list[int]) -> int:
+    """A process that serves the first of two files, and writes its errors to the second; its number."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _end_with(parent)
+        control.close()
+        os.dup2(files[1], 2)
+        os.close(files[1])
+        serve(files[0])
+    for file in files:
+        os.close(file)
+    with contextlib.suppress(OSError):  # it may have ended
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, even amid a call that never returns."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def nurse_forked(number: int) -> NoReturn:
@@ -93,7 +126,10 @@ def _gpu_is_lost() -> bool:
 
 
 def serve(number: int) -> None:
-    """Answer requests from this socket until it is closed: (value, kind of error, text, lost)."""
+    """Answer requests from this socket until it is closed: (value, kind of error, text, lost).
+
+    A request is `NUMBER_BYTES` of its number, which its answer has too, and a pickle.
+    """
     connection = Connection(number)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         while True:
@@ -102,7 +138,7 @@ def serve(number: int) -> None:
             except (EOFError, OSError):
                 os._exit(0)  # without waiting for a GPU that may not answer
             try:
-                function, arguments, limit_s = pickle.loads(request)
+                function, arguments, limit_s = pickle.loads(request[NUMBER_BYTES:])
                 # In C, so that it ends a process that hangs in a compiler after its caller was killed.
                 faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nowhere)
                 answer = (function(*arguments), "", "", False)
@@ -112,6 +148,6 @@ def serve(number: int) -> None:
             finally:
                 faulthandler.cancel_dump_traceback_later()
             try:
-                connection.send_bytes(cloudpickle.dumps(answer))
+                connection.send_bytes(request[:NUMBER_BYTES] + cloudpickle.dumps(answer))
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)

@@ -12,18 +12,18 @@ from tritile.ops import permute as ops
 from tritile.ops.checks import check_like, check_tensor
 
 
-def _permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    return ops.eager("permute", x, list(dims), out)
+def _permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
+    return ops.eager("permute", input, list(dims), out)
 
 
-def _fake(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    check_tensor("permute", "x", x)
-    order = ops.ordered(x.ndim, list(dims))
-    shape = tuple(x.shape[d] for d in order)
+def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
+    check_tensor("permute", "input", input)
+    order = ops.ordered(input.ndim, list(dims))
+    shape = tuple(input.shape[d] for d in order)
     if out is not None:
-        check_like("permute", out, shape, x.dtype, x)
-    result = x.new_empty(shape) if out is None else out
-    foresee(x.device, lambda like: ops.described(like(x), like(result), order).problem)
+        check_like("permute", out, shape, input.dtype, input)
+    result = input.new_empty(shape) if out is None else out
+    foresee(input.device, lambda like: ops.described(like(input), like(result), order).problem)
     return result
 
 
@@ -54,6 +54,6 @@ def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> 
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 
 
-PERMUTE, _ = define("permute", "Tensor x, int[] dims", _permute, _fake, into=True)
-differentiate(PERMUTE, lambda x, dims: Permute.of(PERMUTE, x, dims))
+PERMUTE, _ = define("permute", "Tensor input, int[] dims", _permute, _fake, into=True)
+differentiate(PERMUTE, lambda input, dims: Permute.of(PERMUTE, input, dims))
 batch(PERMUTE, _batched)

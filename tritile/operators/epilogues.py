@@ -16,6 +16,7 @@ from tritile.ops.described import described
 from tritile.ops.fused import Product, check_activation
 from tritile.ops.gated import eager as eager_gated
 from tritile.ops.gated import gated_of
+from tritile.ops.recall import name_of_role
 from tritile.problem import Tiled
 
 _WORDS: Final = "ScalarType? out_dtype=None, str? precision=None"
@@ -47,46 +48,48 @@ def composed(
 
 
 def _linear(
-    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
+    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
     out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    return fused.eager_linear(x, weight, bias, activation, residual, out, out_dtype, precision)
+    return fused.eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
 def _fake_linear(
-    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
+    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
     out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    of = fused.linear_of(x, weight, bias, residual, activation)
+    of = fused.linear_of(input, weight, bias, residual, activation)
     return fake_of(of, out, out_dtype, precision)
 
 
 def _record_linear(
-    x: Any, weight: Any, bias: Any, activation: Any, residual: Any, out_dtype: Any, precision: Any
+    input: Any, weight: Any, bias: Any, activation: Any, residual: Any, out_dtype: Any, precision: Any
 ) -> torch.Tensor:
-    refuse_fp8("linear", x=x, weight=weight)
+    refuse_fp8("linear", input=input, weight=weight)
     check_activation("linear", activation)
 
     def product(residual: Any) -> torch.Tensor:
-        return Linear.of(LINEAR, x, weight, bias, None, residual, out_dtype, precision)
+        return Linear.of(LINEAR, input, weight, bias, None, residual, out_dtype, precision)
 
     return composed(product, activation, residual)
 
 
 LINEAR, _ = define(
     "linear",
-    f"Tensor x, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, *, {_WORDS}",
+    "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
+    f"*, {_WORDS}",
     _linear,
     _fake_linear,
     into=True,
 )
 differentiate(LINEAR, _record_linear)
 batch(LINEAR, batched_linear)
-autocast(LINEAR, "x", "weight")
+autocast(LINEAR, "input", "weight")
 
 
 def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
     """Define "addmm" or "baddbmm"."""
+    of_a, of_b = (name_of_role(op, role) for role in "ab")
 
     def kernel(
         input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
@@ -104,20 +107,20 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
 
     weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
     overload, _ = define(
-        op, f"Tensor input, Tensor a, Tensor b, *, {weights}, {_WORDS}", kernel, fake, into=True
+        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_WORDS}", kernel, fake, into=True
     )
 
     def record(
         input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *words: Any
     ) -> torch.Tensor:
-        refuse_fp8(op, a=a, b=b)
+        refuse_fp8(op, **{of_a: a, of_b: b})
         check_activation(op, activation)
         y = Weighted.of(overload, input, a, b, beta, alpha, None, *words)
         return activated(y, activation or "")
 
     differentiate(overload, record)
     batch(overload, rule)
-    autocast(overload, "a", "b")
+    autocast(overload, of_a, of_b)
 
 
 _define_weighted("addmm", batched_addmm)
@@ -125,35 +128,35 @@ _define_weighted("baddbmm", batched_baddbmm)
 
 
 def _gated(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    input: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    tensors = (input, weight_gate, weight_up, bias_gate, bias_up)
     return eager_gated(tensors, activation, out, out_dtype, precision)
 
 
 def _fake_gated(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    input: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    of = gated_of((x, weight_gate, weight_up, bias_gate, bias_up), activation, precision)
+    of = gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)
     return fake_of(of, out, out_dtype, precision)
 
 
 def _record_gated(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any, out_dtype: Any,
-    precision: Any,
+    input: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any,
+    out_dtype: Any, precision: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Two products, whose values the derivative takes."""
-    gated_of((x, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
+    gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
     words = {"out_dtype": out_dtype, "precision": precision}
-    gate, up = LINEAR(x, weight_gate, bias_gate, **words), LINEAR(x, weight_up, bias_up, **words)
+    gate, up = LINEAR(input, weight_gate, bias_gate, **words), LINEAR(input, weight_up, bias_up, **words)
     return activated(gate, activation or "") * up
 
 
 GATED_LINEAR, _ = define(
     "gated_linear",
-    'Tensor x, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
+    'Tensor input, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
     f"Tensor? bias_up=None, *, {_WORDS}",
     _gated,
     _fake_gated,
@@ -161,4 +164,4 @@ GATED_LINEAR, _ = define(
 )
 differentiate(GATED_LINEAR, _record_gated)
 batch(GATED_LINEAR, batched_gated)
-autocast(GATED_LINEAR, "x", "weight_gate", "weight_up")
+autocast(GATED_LINEAR, "input", "weight_gate", "weight_up")

@@ -168,11 +168,11 @@ def _batched_quantized(
 
 LINEAR_QUANTIZED, _ = define(
     "linear_quantized",
-    "Tensor x, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
+    "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
     "int group_size, int n, int k",
     _quantized,
     _fake_quantized,
 )
 differentiate(LINEAR_QUANTIZED, _record_quantized)
 batch(LINEAR_QUANTIZED, _batched_quantized)
-autocast(LINEAR_QUANTIZED, "x", dtype_of="scales")
+autocast(LINEAR_QUANTIZED, "input", dtype_of="scales")

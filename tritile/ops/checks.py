@@ -157,7 +157,8 @@ def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *l
     if like:
         check_same_device(op, like[0], "out", out)
     if out.dtype != dtype:
-        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}")
+        asking = "" if op in ("permute", "transpose") else ", or out_dtype to ask for another"
+        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{asking}")
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
     if out.is_conj() or out.is_neg():
@@ -168,4 +169,4 @@ def check_no_overlap(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
     """An output that shares no memory with any input."""
     for position, tensor in enumerate(inputs):
         if overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps the memory of input {position}: wanted memory of its own")
+            raise OverlapError(f"{op}: out overlaps operand {position}: wanted memory of its own")

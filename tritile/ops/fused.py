@@ -46,13 +46,13 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
     """A matrix whose rows are as long as those of x. Raises ShapeError where it is not, DtypeError, ..."""
-    for own, tensor in (("x", x), (name, weight)):
+    for own, tensor in (("input", x), (name, weight)):
         check_tensor(op, own, tensor)
     if weight.ndim not in ranks:
         wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in sorted(ranks, reverse=True))
         raise ShapeError(f"{op}: {name} is {tuple(weight.shape)}: wanted {wanted}")
     if x.ndim and x.shape[-1] != weight.shape[-1]:
-        shapes = f"x is {tuple(x.shape)} and {name} {tuple(weight.shape)}"
+        shapes = f"input is {tuple(x.shape)} and {name} {tuple(weight.shape)}"
         raise ShapeError(f"{op}: {shapes}: rows of {weight.shape[-1]} elements, wanted {x.shape[-1]}")
 
 
@@ -89,7 +89,6 @@ def checked(
     """
     op, _, a, b, extras = of
     names = name_of_role(op, "a"), name_of_role(op, "b")
-    out_dtype = out_dtype or getattr(out, "dtype", None)
     shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
     if not dtype.is_floating_point:
         raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")
@@ -154,7 +153,7 @@ def fused_product(
 
 
 def linear(
-    x: torch.Tensor,
+    input: torch.Tensor,
     weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
@@ -164,13 +163,14 @@ def linear(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(x @ weight^T + bias) + residual in one launch, torch's linear and what follows it.
+    """activation(input @ weight^T + bias) + residual in one launch, torch's linear and what follows it.
 
     Args:
-        x: (..., K), of a floating dtype of `tritile.matmul`.
-        weight: (N, K), or (K,) for a result without N; of x's dtype. Or what `tritile.quantize` made of an
-            (N, K) for x's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken. It may be
-            unpacked first where x has more than 256 rows, on Hopper, into 2 N K bytes that last for the call.
+        input: (..., K), of a floating dtype of `tritile.matmul`.
+        weight: (N, K), or (K,) for a result without N; of input's dtype. Or what `tritile.quantize` made of
+            an (N, K) for input's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken. It
+            may be unpacked first where input has more than 256 rows, on Hopper, into 2 N K bytes that last
+            for the call.
         bias: (N,), or any shape that broadcasts to the result's.
         activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
         residual: of a shape that broadcasts to the result's, added last.
@@ -178,11 +178,11 @@ def linear(
         out_dtype: as `tritile.matmul` takes it.
         precision: likewise.
 
-    bias and residual are float16, bfloat16 or float32 (float64 where x is). Sums, and all that follows
+    bias and residual are float16, bfloat16 or float32 (float64 where input is). Sums, and all that follows
     them, are kept in float32 (float64 for float64), and rounded once, as they are stored.
 
-    Differentiable by all tensors, as `tritile.matmul` is; by x and bias alone where the weight is quantized.
-    Where a gradient is wanted, an activation is a step of torch's own after the product.
+    Differentiable by all tensors, as `tritile.matmul` is; by input and bias alone where the weight is
+    quantized. Where a gradient is wanted, an activation is a step of torch's own after the product.
 
     Raises as `tritile.matmul` does, before any launch.
     """
@@ -192,12 +192,12 @@ def linear(
         given = ", ".join(name for name, value in others.items() if value is not None)
         if given:
             raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
-        return quantized_linear(x, weight, bias)
-    if dispatched(x, weight, bias, residual, out):
+        return quantized_linear(input, weight, bias)
+    if dispatched(input, weight, bias, residual, out):
         words: dict[str, Any] = {"activation": activation, "residual": residual}
         words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted("linear", x, weight, bias, out=out, **words)
-    return eager_linear(x, weight, bias, activation, residual, out, out_dtype, precision)
+        return diverted("linear", input, weight, bias, out=out, **words)
+    return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
 def eager_linear(
@@ -223,13 +223,14 @@ _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 
 def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any) -> Product:
     """The product that "addmm" or "baddbmm" makes. Raises a TritileError for operands that do not fit."""
-    rank = _RANKS[op]
-    for name, tensor in (("a", a), ("b", b)):
+    rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
+    for name, tensor in ((of_a, a), (of_b, b)):
         check_tensor(op, name, tensor)
         if tensor.ndim != rank:
             raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
     if rank == 3 and a.shape[0] != b.shape[0]:
-        raise ShapeError(f"{op}: a is {tuple(a.shape)} and b {tuple(b.shape)}: wanted one batch size")
+        shapes = f"{of_a} is {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
+        raise ShapeError(f"{op}: {shapes}: wanted one batch size")
     weights = _check_number(op, "alpha", alpha), _check_number(op, "beta", beta)
     check_tensor(op, "input", added)
     extras = Extras(None, None, added, None, check_activation(op, activation), *weights)
@@ -262,8 +263,8 @@ def eager_weighted(
 
 def addmm(
     input: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
     *,
     beta: float = 1,
     alpha: float = 1,
@@ -272,12 +273,12 @@ def addmm(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(beta * input + alpha * (a @ b)) in one launch, with the meaning of `torch.addmm`.
+    """activation(beta * input + alpha * (mat1 @ mat2)) in one launch, with the meaning of `torch.addmm`.
 
     Args:
         input: of a shape that broadcasts to (M, N); not read where beta is 0.
-        a: (M, K).
-        b: (K, N).
+        mat1: (M, K).
+        mat2: (K, N).
         beta: a number, by which input is multiplied.
         alpha: a number, by which the product is.
         activation: as `tritile.linear` takes it.
@@ -287,13 +288,13 @@ def addmm(
 
     Raises as `tritile.linear` does.
     """
-    return _weighted("addmm", input, a, b, out, beta, alpha, activation, out_dtype, precision)
+    return _weighted("addmm", input, mat1, mat2, out, beta, alpha, activation, out_dtype, precision)
 
 
 def baddbmm(
     input: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
     *,
     beta: float = 1,
     alpha: float = 1,
@@ -302,5 +303,19 @@ def baddbmm(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """The same as `tritile.addmm` for a (B, M, K) and b (B, K, N), with the meaning of `torch.baddbmm`."""
-    return _weighted("baddbmm", input, a, b, out, beta, alpha, activation, out_dtype, precision)
+    """The same as `tritile.addmm` of batches, with the meaning of `torch.baddbmm`.
+
+    Args:
+        input: of a shape that broadcasts to (B, M, N); not read where beta is 0.
+        batch1: (B, M, K).
+        batch2: (B, K, N).
+        beta: as `tritile.addmm` takes it, and so the others.
+        alpha: likewise.
+        activation: likewise.
+        out: likewise.
+        out_dtype: likewise.
+        precision: likewise.
+
+    Raises as `tritile.linear` does.
+    """
+    return _weighted("baddbmm", input, batch1, batch2, out, beta, alpha, activation, out_dtype, precision)

@@ -21,7 +21,7 @@ def _check_weights(x: Any, gate: Any, up: Any) -> None:
         check_weight(_OP, x, name, weight, (2,))
         check_same_device(_OP, x, name, weight)
     if name_of(x.dtype) not in GATED_DTYPES:
-        raise DtypeError(f"{_OP}: x is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
+        raise DtypeError(f"{_OP}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
     if gate.dtype != up.dtype:
         kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
         raise DtypeError(f"{_OP}: {kinds}: wanted one dtype")
@@ -31,7 +31,7 @@ def _check_weights(x: Any, gate: Any, up: Any) -> None:
 
 
 def gated_linear(
-    x: torch.Tensor,
+    input: torch.Tensor,
     weight_gate: torch.Tensor,
     weight_up: torch.Tensor,
     *,
@@ -42,14 +42,14 @@ def gated_linear(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(x @ weight_gate^T + bias_gate) * (x @ weight_up^T + bias_up) in one launch.
+    """activation(input @ weight_gate^T + bias_gate) * (input @ weight_up^T + bias_up) in one launch.
 
     With "silu" this is SwiGLU, with "gelu" GEGLU, with "relu" ReGLU (Shazeer, arXiv 2002.05202). Both
-    products share each tile of x that is read, and neither is stored.
+    products share each tile of input that is read, and neither is stored.
 
     Args:
-        x: (..., K), float16, bfloat16, float32 or float64.
-        weight_gate: (N, K), of x's dtype, any strides.
+        input: (..., K), float16, bfloat16, float32 or float64.
+        weight_gate: (N, K), of input's dtype, any strides.
         weight_up: the same, with strides of its own: the two may be halves of one (2 N, K).
         activation: of the gate, as `tritile.linear` takes it.
         bias_gate: (N,), or any shape that broadcasts to the result's, of a dtype that `tritile.linear` adds.
@@ -63,11 +63,11 @@ def gated_linear(
 
     Raises as `tritile.linear` does.
     """
-    if dispatched(x, weight_gate, weight_up, bias_gate, bias_up, out):
+    if dispatched(input, weight_gate, weight_up, bias_gate, bias_up, out):
         words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
         words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted(_OP, x, weight_gate, weight_up, out=out, **words)
-    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+        return diverted(_OP, input, weight_gate, weight_up, out=out, **words)
+    tensors = (input, weight_gate, weight_up, bias_gate, bias_up)
     return eager(tensors, activation, out, out_dtype, precision)
 
 

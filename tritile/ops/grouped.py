@@ -70,8 +70,9 @@ def grouped_matmul(
         scale_a: float32, of fp8 operands: one for each row of a, contiguous. (total,) where groups share
             rows; (groups, M) of a matrix for each group; (groups * M,) where they share K.
         scale_b: the same for each column of b: (total,), (groups, N) or (groups * N,).
-        out_dtype: float16, bfloat16 or float32. Default: that of out, else a's own; bfloat16 for fp8.
-        out: the result goes here: its shape exactly, any strides, no memory shared with the operands.
+        out_dtype: float16, bfloat16 or float32. Default: a's own; bfloat16 for fp8.
+        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with the
+            operands.
         precision: of float32 products, "ieee" (without `tritile.matmul`'s compensation), "tf32x3" or "tf32",
             by default as there; of fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
 

@@ -128,8 +128,6 @@ def result_of(
         check_tensor(OP, name, tensor)
     check_same_device(OP, of.a, "b", of.b)
     dtype = _check_dtypes(of, out_dtype)
-    if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES:
-        dtype = out.dtype
     precision = _check_precision(of.a.dtype, precision)
     check_gpu(OP, of.a)
     shape, groups, shared, scales = _shapes(of)

@@ -37,16 +37,17 @@ _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
     """The shape of the result. Raises a TritileError for arguments that do not fit."""
-    check_tensor("linear", "x", x)
+    check_tensor("linear", "input", x)
     n, k = weight.shape
     if x.dtype != weight.dtype:
         raise DtypeError(
-            f"linear: x is {name_of(x.dtype)} and the weight quantized for {name_of(weight.dtype)}: "
+            f"linear: input is {name_of(x.dtype)} and the weight quantized for {name_of(weight.dtype)}: "
             f"wanted {name_of(weight.dtype)}, or a weight of quantize(..., dtype=...)"
         )
     check_same_device("linear", x, "weight", weight.packed)
     if x.ndim == 0 or x.shape[-1] != k:
-        raise ShapeError(f"linear: x is {tuple(x.shape)} and weight {weight.shape}: wanted x of (..., {k})")
+        shapes = f"input is {tuple(x.shape)} and weight {weight.shape}"
+        raise ShapeError(f"linear: {shapes}: wanted input of (..., {k})")
     if bias is not None:
         check_tensor("linear", "bias", bias)
         check_same_device("linear", x, "bias", bias)

@@ -138,14 +138,15 @@ def check_gpu(op: str, a: torch.Tensor) -> None:
         )
 
 
-def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The shape torch.matmul gives. Raises ShapeError where it gives none."""
-    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    shapes = f"{names[0]} {tuple(a.shape)} and {names[1]} {tuple(b.shape)}"
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"{op}: {shapes}: wanted at least one dimension each")
     inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
     if a.shape[-1] != inner:
-        raise ShapeError(f"{op}: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {inner}")
+        last = f"the last dimension of {names[0]}, {a.shape[-1]}"
+        raise ShapeError(f"{op}: {shapes}: {last}, is not {names[1]}'s {inner}")
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError as error:
@@ -157,7 +158,7 @@ def _result_shape(op: str, a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 def result_of(
     a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
-    scaled: bool = False, names: tuple[str, str] = ("a", "b"),
+    scaled: bool = False, names: tuple[str, str] = ("input", "other"),
 ) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
     """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
 
@@ -168,12 +169,10 @@ def result_of(
         check_tensor(op, name, tensor)
     check_same_device(op, a, names[1], b)
     dtype = _check_dtypes(op, names, a, b, out_dtype, scaled)
-    if isinstance(out, torch.Tensor) and out_dtype is None and out.dtype in _OUT_DTYPES[a.dtype]:
-        dtype = out.dtype
     precision = check_precision(op, a.dtype, precision)
     for operand in (a, b):
         check_gpu(op, operand)
-    shape = _result_shape(op, a, b)
+    shape = _result_shape(op, names, a, b)
     _check_depth(op, a, precision)
     if out is not None:
         check_like(op, out, shape, dtype, a)
@@ -192,8 +191,8 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
 
 
 def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    input: torch.Tensor,
+    other: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -202,13 +201,14 @@ def matmul(
     """The matrix product of two tensors, with the meaning of `torch.matmul`.
 
     Args:
-        a: (..., M, K), or (K,).
-        b: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
+        input: (..., M, K), or (K,).
+        other: (..., K, N), or (K,). Batch dimensions broadcast, without a copy. Any strides.
             One dtype for both: float16, bfloat16, float32, float64, complex64, complex128, int8, and on
             GPUs that have it float8_e4m3fn and float8_e5m2. Lazy conjugation is carried out on the way.
-        out: the result goes here: its shape exactly, any strides, no memory shared with a or b.
-        out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default
-            that of out, else a's own; bfloat16 for fp8; int32 for int8.
+        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with input or
+            other.
+        out_dtype: of the result: fp32 or either 16-bit type for fp8, 16-bit and fp32 operands. Default:
+            input's own; bfloat16 for fp8; int32 for int8.
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
             keeps the error at or below that of torch's fp32; "fp16x3" takes three products of fp16 parts
             on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
@@ -235,17 +235,63 @@ def matmul(
     (|re a| + |im a|) (|re b| + |im b|), and not beside itself, and may be NaN where sums overflow. Either
     way operands that are made over take a workspace, of up to four times the size of one of them.
 
-    Differentiable by a and b, backward and forward, any number of times, by products of the same precision;
-    not in fp8, nor into `out`. torch's compiler, transforms, autocast and subclasses meet it as
+    Differentiable by input and other, backward and forward, any number of times, by products of the same
+    precision; not in fp8, nor into `out`. torch's compiler, transforms, autocast and subclasses meet it as
     `torch.ops.tritile.matmul`.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
     UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
     TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(a, b, out):
-        return diverted("matmul", a, b, out=out, out_dtype=out_dtype, precision=precision)
-    return eager(a, b, out, out_dtype, precision)
+    if dispatched(input, other, out):
+        return diverted("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
+    return eager(input, other, out, out_dtype, precision)
+
+
+def _matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
+    """Raises ShapeError where these are no operands of torch's `mm` (rank 2) or `bmm` (3), DtypeError, ..."""
+    for name, tensor in (("input", input), ("mat2", mat2)):
+        check_tensor(op, name, tensor)
+        if tensor.ndim != rank:
+            raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
+    if input.shape[-1] != mat2.shape[-2] or input.shape[:-2] != mat2.shape[:-2]:
+        wanted = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
+        shapes = f"input is {tuple(input.shape)} and mat2 {tuple(mat2.shape)}"
+        raise ShapeError(f"{op}: {shapes}: wanted {wanted}")
+
+
+def mm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """Multiply two matrices, (M, K) by (K, N), with the meaning of `torch.mm`.
+
+    The other arguments are those of `tritile.matmul`. Raises ShapeError for operands of other dimensions,
+    and as `tritile.matmul` does.
+    """
+    _matrices("mm", input, mat2, 2)
+    return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
+
+
+def bmm(
+    input: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> torch.Tensor:
+    """Multiply two batches of matrices, (B, M, K) by (B, K, N), with the meaning of `torch.bmm`.
+
+    The other arguments are those of `tritile.matmul`. Raises ShapeError for operands of other dimensions, or
+    of two batch sizes, and as `tritile.matmul` does.
+    """
+    _matrices("bmm", input, mat2, 3)
+    return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
 
 
 def eager(

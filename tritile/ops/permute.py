@@ -121,15 +121,15 @@ def ordered(ndim: int, dims: Any) -> list[int]:
     return found
 
 
-def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """A contiguous copy of x with its dimensions in another order: `x.permute(dims).contiguous()`.
+def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A contiguous copy of input, its dimensions in another order: `input.permute(dims).contiguous()`.
 
     Args:
-        x: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
+        input: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
             negation are carried out on the way.
-        dims: which dimension of x comes at each place; negative ones count from the end.
-        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with x; or x
-            itself, where two dimensions of one size are exchanged.
+        dims: which dimension of input comes at each place; negative ones count from the end.
+        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with input;
+            or input itself, where two dimensions of one size are exchanged.
 
     Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
 
@@ -137,9 +137,9 @@ def permute(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = 
     arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode
     "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(x, out):
-        return diverted("permute", x, ordered(x.ndim, dims), out=out)
-    return eager("permute", x, dims, out)
+    if dispatched(input, out):
+        return diverted("permute", input, ordered(input.ndim, dims), out=out)
+    return eager("permute", input, dims, out)
 
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
@@ -155,35 +155,35 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     return _first(op, x, which, out, key) if hit is None else _again(op, hit, x, out)
 
 
-def contiguous(x: torch.Tensor) -> torch.Tensor:
-    """x itself where it is contiguous, else a contiguous copy: of a slice, an expanded or a permuted view.
+def contiguous(input: torch.Tensor) -> torch.Tensor:
+    """Return input where it is contiguous, else a contiguous copy of a sliced, expanded or permuted view.
 
     Unlike torch's, the result is never lazily conjugated or negated. Raises as `permute` does for what is
     to be copied.
     """
-    if not isinstance(x, torch.Tensor) or x.is_nested or x.layout != torch.strided:
-        check_tensor("contiguous", "x", x)
-    if x.is_contiguous() and not (x.is_conj() or x.is_neg()):
-        return x
-    return permute(x, tuple(range(x.ndim)))
+    if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
+        check_tensor("contiguous", "input", input)
+    if input.is_contiguous() and not (input.is_conj() or input.is_neg()):
+        return input
+    return permute(input, tuple(range(input.ndim)))
 
 
 def transpose(
-    x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
+    input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A contiguous copy of x with two dimensions exchanged: `x.transpose(dim0, dim1).contiguous()`.
+    """A contiguous copy of input, two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
 
     Args:
-        x: as of `permute`; a vector, or a scalar, is its own transpose.
+        input: as of `permute`; a vector, or a scalar, is its own transpose.
         dim0: a dimension to exchange; a negative one counts from the end.
         dim1: the other.
         out: as of `permute`.
 
     Raises and warns as `permute` does.
     """
-    if dispatched(x, out):
-        return diverted("permute", x, swapped(x.ndim, dim0, dim1), out=out)
-    return eager("transpose", x, (dim0, dim1), out)
+    if dispatched(input, out):
+        return diverted("permute", input, swapped(input.ndim, dim0, dim1), out=out)
+    return eager("transpose", input, (dim0, dim1), out)
 
 
 def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
@@ -214,7 +214,7 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
 
     `which`: the two dimensions that "transpose" exchanges, or the order that "permute" wants.
     """
-    check_tensor(op, "x", x)
+    check_tensor(op, "input", x)
     dims = swapped(x.ndim, *which) if op == "transpose" else ordered(x.ndim, which)
     shape = tuple(x.shape[d] for d in dims)
     if out is None:

@@ -23,17 +23,22 @@ from tritile.views import Call
 
 
 def _matmul_call(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    input: torch.Tensor,
+    other: torch.Tensor,
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> Call:
-    dense_a, dense_b, out, precision = matmul_op.checked(a, b, out, out_dtype, precision)
-    if out.numel() == 0 or a.shape[-1] == 0:
-        raise ShapeError(f"plan: a product of {tuple(a.shape)} and {tuple(b.shape)} launches no kernel")
+    dense_a, dense_b, out, precision = matmul_op.checked(input, other, out, out_dtype, precision)
+    if out.numel() == 0 or input.shape[-1] == 0:
+        shapes = f"{tuple(input.shape)} and {tuple(other.shape)}"
+        raise ShapeError(f"plan: a product of {shapes} launches no kernel")
     return described(dense_a, dense_b, out, precision)
+
+
+def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
+    return _matmul_call(input, mat2, **words)
 
 
 def _grouped_call(
@@ -66,17 +71,21 @@ def _permute_call(op: str, x: torch.Tensor, which: Any, out: torch.Tensor | None
     return permute_op.described(x, out, dims)
 
 
-def _transposed(x: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None) -> Call:
-    return _permute_call("transpose", x, (dim0, dim1), out)
+def _transposed(
+    input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
+) -> Call:
+    return _permute_call("transpose", input, (dim0, dim1), out)
 
 
-def _permuted(x: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> Call:
-    return _permute_call("permute", x, dims, out)
+def _permuted(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> Call:
+    return _permute_call("permute", input, dims, out)
 
 
 IN_PLACE: Final = "in place: one config for all, never measured"
 _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
+    matmul_op.mm: _mm_call,
+    matmul_op.bmm: _mm_call,
     grouped_op.grouped_matmul: _grouped_call,
     permute_op.permute: _permuted,
     permute_op.transpose: _transposed,
@@ -92,8 +101,8 @@ def plan(
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
-        what: `tritile.matmul`, `grouped_matmul`, `permute` or `transpose`, followed by the arguments of the
-            call; or a problem alone.
+        what: `tritile.matmul`, `mm`, `bmm`, `grouped_matmul`, `permute` or `transpose`, followed by the
+            arguments of the call; or a problem alone.
         args: the call's positional arguments.
         device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
             problem the current GPU.
@@ -113,7 +122,7 @@ def plan(
             return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else None
     else:
-        wanted = "tritile.matmul, grouped_matmul, permute, transpose or a problem"
+        wanted = "tritile.matmul, mm, bmm, grouped_matmul, permute, transpose or a problem"
         raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
     device = device or here
     if device is None:

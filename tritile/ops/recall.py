@@ -17,15 +17,16 @@ from tritile.views import MatmulCall
 # The tensors of each operation in the order of its arguments: by what they are to a product, and the
 # argument's name.
 ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "matmul": (("a", "a"), ("b", "b")),
-    "linear": (("a", "x"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
-    "addmm": (("bias", "input"), ("a", "a"), ("b", "b")),
-    "baddbmm": (("bias", "input"), ("a", "a"), ("b", "b")),
+    "matmul": (("a", "input"), ("b", "other")),
+    "linear": (("a", "input"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
+    "addmm": (("bias", "input"), ("a", "mat1"), ("b", "mat2")),
+    "baddbmm": (("bias", "input"), ("a", "batch1"), ("b", "batch2")),
     "scaled_matmul": tuple(
         (name, name) for name in ("a", "b", "scale_a", "scale_b", "bias", "residual", "zero_a", "zero_b")
     ),
     "gated_linear": (
-        ("a", "x"), ("b", "weight_gate"), ("up", "weight_up"), ("bias", "bias_gate"), ("bias_up", "bias_up"),
+        ("a", "input"), ("b", "weight_gate"), ("up", "weight_up"), ("bias", "bias_gate"),
+        ("bias_up", "bias_up"),
     ),
 }  # fmt: skip
 _ADDED: Final = ("bias", "residual", "bias_up")  # of which elements are read just before theirs are written

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -190,16 +190,25 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     return ready
 
 
-def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    problem, index = call.problem, call.tensors[0].device.index
-    device, failures = devices.gpu(index), []
+def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
+    """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
+
+    Ranking the whole space takes longer than all else that a first call does: it waits until the planned
+    config is found not to run.
+    """
     only = fixed(call)
-    first = only or planned(problem, index).config
-    others = [] if only else [c for c in model.screened(problem, device, _FALLBACKS) if c != first]
-    candidates = [first, *others]
-    for config in candidates:
+    first = only or planned(call.problem, call.tensors[0].device.index).config
+    yield first
+    if only is None:
+        yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
+
+
+def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
+    device, failures = devices.gpu(call.tensors[0].device.index), []
+    for config in _candidates(call, device):
         try:
             return launch.prepare(call, config)
         except TuningError as error:
             failures.append(str(error))
-    raise UnsupportedError(f"no config runs {problem.label} on {device.name}: {'; '.join(failures[:3])}")
+    label = call.problem.label
+    raise UnsupportedError(f"no config runs {label} on {device.name}: {'; '.join(failures[:3])}")

@@ -13,9 +13,11 @@ import tritile.ops.matmul as matmul_op
 from tritile import device as devices
 from tritile import table
 from tritile.errors import brief
+from tritile.report import tested
 from tritile.report.environment import environment
 from tritile.store import store_of
 from tritile.switch import building
+from tritile.versions import OLDEST_TRITON, parsed, untested
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,17 @@ class Finding:
 
 
 def _versions() -> list[Finding]:
-    parts = tuple(int(part) for part in triton.__version__.split(".")[:2] if part.isdigit())
+    old = parsed(triton.__version__) < OLDEST_TRITON
+    oldest = ".".join(map(str, OLDEST_TRITON))
     python = ".".join(map(str, sys.version_info[:3]))
     found = [
         Finding("python", python, sys.version_info >= (3, 11), ""),
-        Finding("torch", torch.__version__),
+        Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding(
-            "triton", triton.__version__, parts >= (3, 6), "" if parts >= (3, 6) else "install triton 3.6+"
+            "triton",
+            triton.__version__,
+            not old,
+            f"install triton {oldest} or later" if old else untested("triton", triton.__version__),
         ),
     ]
     for name in ("typer", "rich"):
@@ -50,15 +56,24 @@ def _gpu() -> list[Finding]:
     if gpu is None:
         advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
-    shipped = table.shipped(gpu)
-    entries = f"{len(shipped.entries)} entries" if shipped else "none"
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} processors, {gpu.shared_memory} B shared memory"
     return [
         Finding("GPU", facts),
         Finding("driver", environment(gpu)["driver"] or "unknown"),
         Finding("assembler", gpu.compiler or "unknown"),
-        Finding("shipped table", entries, True, "" if shipped else "run tuning/autotune.py once"),
+        _table(gpu),
     ]
+
+
+def _table(gpu: devices.Device) -> Finding:
+    shipped = table.shipped(gpu)
+    if shipped is None:
+        return Finding("shipped table", "none", True, "run tuning/autotune.py once")
+    found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
+    found += f" with triton {shipped.triton or 'of unknown version'}"
+    other = shipped.triton not in ("", gpu.triton)
+    advice = f"triton {gpu.triton} is in use: the table counts all the same, but times may differ"
+    return Finding("shipped table", found, True, advice if other else "")
 
 
 def _cache(folder: Path) -> Finding:
@@ -93,6 +108,22 @@ def _switch() -> Finding:
     return Finding("use_in_torch in C++", found, True, advice)
 
 
+def _tested(records: Path) -> list[Finding]:
+    """What is still to be tested on a GPU, in a checkout: nothing is said where tritile was installed."""
+    if not records.is_dir():
+        return []
+    try:
+        waiting = tested.pending(records)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "mend or remove that file")]
+    if not waiting:
+        return [Finding("GPU tests", f"passed as the kernels are, on triton {' and '.join(tested.STACKS)}")]
+    kernels = sorted({what.kernel for what in waiting})
+    reasons = sorted({what.reason or "no reason given" for what in waiting})
+    text = f"pending on triton {', '.join(sorted({what.triton for what in waiting}))}: {', '.join(kernels)}"
+    return [Finding("GPU tests", f"{text} ({'; '.join(reasons)})", True, "on a GPU: make test-gpu")]
+
+
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache folder, the switch's library, and a kernel that is really run."""
-    return [*_versions(), *_gpu(), _cache(cache), _switch(), _kernel()]
+    """Look at versions, GPU, cache, the switch's library, GPU tests, and a kernel that is really run."""
+    return [*_versions(), *_gpu(), _cache(cache), _switch(), *_tested(tested.RECORDS), _kernel()]

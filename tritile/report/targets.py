@@ -101,7 +101,7 @@ def _peak_rate(results: list[Result]) -> Values:
     return sorted(rates)[-1:]
 
 
-def _class(line: Result) -> str:
+def kind_of(line: Result) -> str:
     """What kind of permutation this is, of x that fills 64 MiB: the rest is "small"."""
     case = Case(line["suite"], "permute", line["dtype"], shape=tuple(line["shape"]), dims=tuple(line["dims"]))
     problem, size = case.problem, PERMUTE_ITEMSIZE[case.dtype]
@@ -123,7 +123,7 @@ def _by_copy(kind: str) -> Select:
 
     def select(results: list[Result]) -> Values:
         lines = [line for line in latest(results) if line["op"] == "permute" and line.get("copy_gbps")]
-        return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines if _class(line) == kind]
+        return [(line["gbps"] / line["copy_gbps"], _label(line)) for line in lines if kind_of(line) == kind]
 
     return select
 

@@ -8,6 +8,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile import ahead, plans
+from tritile.compiles import OPTIONS
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import brief
@@ -78,7 +79,7 @@ def taken(rung: Rung, n: int, config: Config, device: Device) -> Resources:
     pointers = [Pointer(getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
     with compiling_for(device):
         given = arguments(rung.runs, pointers, n, config)
-        kernel = rung.runs.jitted.warmup(*given, grid=(1,), **config.to_triton().all_kwargs())
+        kernel = rung.runs.jitted.warmup(*given, grid=(1,), **OPTIONS, **config.to_triton().all_kwargs())
     check_fits(kernel, device)
     return resources(kernel)
 
@@ -106,5 +107,5 @@ def run_compiled(rung: Rung, given: Matrices, config: Config | None, processors:
         return
     assert config is not None
     kernel, n = rung.runs, given[0].shape[0]
-    options = config.to_triton().all_kwargs()
+    options = {**OPTIONS, **config.to_triton().all_kwargs()}
     kernel.jitted[kernel.grid(n, config, processors)](*arguments(kernel, given, n, config), **options)

@@ -1,7 +1,8 @@
 """The library of `crossing.cpp`: built by a C++ compiler, for one version of torch and of Python, and kept.
 
-It lies in tritile's cache. A process that finds none starts another that builds it, and does with Python's
-kernels alone, as where there is no compiler.
+It lies in tritile's cache, in a folder that only this user may write to. A process that finds none starts
+another that builds it, and does with Python's kernels alone, as where there is no compiler, or where others
+could have written what lies there.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -59,7 +61,7 @@ def _name() -> str:
 
 def path() -> Path:
     """Where the library lies, or is to lie: by its source, torch, Python and the processor."""
-    return cache_dir() / _name()
+    return cache_dir() / "library" / _name()
 
 
 def _failed() -> Path:
@@ -75,19 +77,45 @@ def _is_there(file: Path) -> bool:
         return False
 
 
+def _made(folder: Path) -> None:
+    """Make the library's folder: what is loaded from it is code, so that others may not write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _distrusted(there: Path) -> str:
+    """Why a library that lies there is not to be loaded, "" where only this user or root could write it."""
+    for place in (there.parent, there):
+        try:
+            found = place.lstat() if place is there else place.stat()
+        except OSError:  # nothing is there, or not for this user
+            continue
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to user {found.st_uid}"
+        if place is there and not stat.S_ISREG(found.st_mode):
+            return f"{place} is no plain file"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {place}"
+    return ""
+
+
 def build(wait_s: float = _SECONDS) -> Path:
     """Build the library, if it is not there; where it lies.
 
-    Raises UnsupportedError where there is no compiler, or it fails, OSError where the cache cannot be
-    written, and filelock.Timeout where another process has been building for longer than `wait_s` seconds.
+    Raises UnsupportedError where there is no compiler, it fails, or others may write to the folder, OSError
+    where the cache cannot be written, and filelock.Timeout where another process has been building for longer
+    than `wait_s` seconds.
     """
     there = path()
-    there.parent.mkdir(parents=True, exist_ok=True)
+    _made(there.parent)
+    reason = _distrusted(there)
+    if reason:
+        raise UnsupportedError(f"no library is built: {reason}")
     with FileLock(there.with_suffix(".lock"), timeout=wait_s):
         if not there.exists():
             with tempfile.TemporaryDirectory(dir=there.parent, prefix="crossing-") as scratch:
                 made = Path(scratch, there.name)
                 _compile(made)
+                made.chmod(0o755)
                 made.replace(there)
     return there
 
@@ -115,12 +143,15 @@ def _compile(made: Path) -> None:
 
 @functools.cache
 def _loaded(there: Path) -> Crossing | None:
+    reason = _distrusted(there)
     try:
-        return Crossing(there)
+        if not reason:
+            return Crossing(there)
     except (OSError, AttributeError) as error:
-        text = f"{there} cannot be loaded, and use_in_torch does without: {brief(error)}"
-        warnings.warn(text, StoreWarning, stacklevel=3)
-        return None
+        reason = brief(error)
+    text = f"{there} cannot be loaded, and use_in_torch does without: {reason}"
+    warnings.warn(text, StoreWarning, stacklevel=3)
+    return None
 
 
 @functools.cache
@@ -131,7 +162,9 @@ def _building(there: Path) -> None:
     command = [sys.executable, "-P", "-c", f"from {__name__} import build; build(wait_s=0)"]
     nothing, environment = subprocess.DEVNULL, {**os.environ, "TRITILE_CROSSING": "0"}
     with contextlib.suppress(OSError, Timeout):
-        there.parent.mkdir(parents=True, exist_ok=True)
+        _made(there.parent)
+        if _distrusted(there):
+            return
         with FileLock(there.with_suffix(".lock"), timeout=0):  # nobody is building, and the folder is ours
             pass
         process = subprocess.Popen(
@@ -144,6 +177,9 @@ def state() -> tuple[str, str]:
     """What there is of the library, and what to do about that, "" where there is nothing to do."""
     if not wants_crossing():
         return "not wanted", "TRITILE_CROSSING is 0"
+    reason = _distrusted(path())
+    if reason:
+        return "not loaded", f"{reason}: remove it, and only you may write to the next"
     if _is_there(path()):
         return "built", ""
     if _is_there(_failed()):

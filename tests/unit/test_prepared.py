@@ -1,0 +1,56 @@
+"""Preparing a call: in which order configs are tried, and when the space is ranked for more of them."""
+
+import pytest
+import torch
+
+from tritile import launch, model, plans
+from tritile.device import target_device
+from tritile.errors import TuningError, UnsupportedError
+from tritile.ops import run
+from tritile.ops.described import described
+
+HOPPER = target_device("nvidia-h200")
+
+
+@pytest.fixture
+def call(monkeypatch):
+    monkeypatch.setattr(run.devices, "gpu", lambda index: HOPPER)
+    a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
+    plans.forget()
+    return described(a, b, out, "ieee")
+
+
+def preparing(monkeypatch, fail):
+    """Stands for compiling: fails for the first `fail` configs; returns those that were tried."""
+    tried = []
+
+    def prepare(call, config):
+        tried.append(config)
+        if len(tried) <= fail:
+            raise TuningError(f"refused {len(tried)}")
+        return config
+
+    monkeypatch.setattr(launch, "prepare", prepare)
+    return tried
+
+
+def test_a_first_call_ranks_nothing_beyond_its_plan(call, monkeypatch):
+    tried = preparing(monkeypatch, fail=0)
+    monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
+    assert run.prepared(call) == plans.plan_for(call.problem, HOPPER).config
+    assert len(tried) == 1
+
+
+def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypatch):
+    tried = preparing(monkeypatch, fail=3)
+    assert run.prepared(call) == tried[3]
+    wanted = [plans.plan_for(call.problem, HOPPER).config]
+    wanted += [config for config in model.screened(call.problem, HOPPER, 8) if config not in wanted]
+    assert tried == wanted[:4]
+
+
+def test_where_none_runs_the_error_says_why(call, monkeypatch):
+    tried = preparing(monkeypatch, fail=100)
+    with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3"):
+        run.prepared(call)
+    assert 1 < len(tried) <= 9

@@ -1,0 +1,103 @@
+"""Arguments of torch's operations go by torch's names: calls with keywords carry over."""
+
+import inspect
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tritile
+from tritile.errors import DtypeError, ShapeError
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+A, B, C = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
+BATCHES = {1: A.expand(2, 3, 4), 2: B.expand(2, 4, 5)}
+# Each operation of torch, all of its arguments by keyword, and the shape of the result.
+CALLS = {
+    torch.matmul: ({"input": A, "other": B}, (3, 5)),
+    torch.mm: ({"input": A, "mat2": B}, (3, 5)),
+    torch.bmm: ({"input": BATCHES[1], "mat2": BATCHES[2]}, (2, 3, 5)),
+    torch.addmm: ({"input": C, "mat1": A, "mat2": B, "beta": 2, "alpha": 0.5}, (3, 5)),
+    torch.baddbmm: ({"input": C, "batch1": BATCHES[1], "batch2": BATCHES[2], "beta": 2}, (2, 3, 5)),
+    F.linear: ({"input": A, "weight": B.mT, "bias": B[0]}, (3, 5)),
+    torch.transpose: ({"input": A, "dim0": 0, "dim1": 1}, (4, 3)),
+    torch.permute: ({"input": BATCHES[1], "dims": (2, 0, 1)}, (4, 2, 3)),
+}  # fmt: skip
+
+
+def ours(function):
+    return getattr(tritile, function.__name__)
+
+
+def parameters(function):
+    return inspect.signature(function).parameters
+
+
+def documented(function):
+    """The parameters of a function of torch's, as the first line of its documentation has them."""
+    (signature,) = re.findall(rf"^\s*{function.__name__}\((.*)\) -> ", function.__doc__, re.MULTILINE)[:1]
+    return parameters(eval(f"lambda {signature}: None"))
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_parameters_have_torchs_names_places_and_defaults(function):
+    theirs, mine = documented(function), parameters(ours(function))
+    places = [name for name, each in theirs.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    places = [name for name in places if name != "out_dtype"]  # ours is a keyword everywhere
+    assert list(mine)[: len(places)] == places
+    assert set(theirs) <= set(mine)
+    for name, each in theirs.items():
+        if each.default is not each.empty:
+            assert mine[name].default == each.default
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_calls_with_torchs_keywords(function):
+    words, shape = CALLS[function]
+    wanted = function(**words)
+    assert tuple(wanted.shape) == shape
+    for out in (None, torch.full(shape, torch.nan)):
+        got = ours(function)(**words, out=out)
+        torch.testing.assert_close(got, wanted.contiguous(), rtol=1e-6, atol=1e-5)
+        assert out is None or got is out
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_operators_have_the_names_of_their_functions(function):
+    name = {"mm": "matmul", "bmm": "matmul", "transpose": "permute"}.get(function.__name__, function.__name__)
+    schema = getattr(torch.ops.tritile, name).default._schema
+    assert {argument.name for argument in schema.arguments} <= set(parameters(getattr(tritile, name)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tritile.mm(A, B[:, 0]), ("mm: mat2 is (4,)", "2 dimensions")),
+        (lambda: tritile.mm(BATCHES[1], BATCHES[2]), ("mm: input is (2, 3, 4)", "2 dimensions")),
+        (lambda: tritile.mm(A, A), ("mm: input is (3, 4) and mat2 (3, 4)", "(M, K) and (K, N)")),
+        (lambda: tritile.bmm(A, B), ("bmm: input is (3, 4)", "3 dimensions")),
+        (lambda: tritile.bmm(BATCHES[1], BATCHES[2][:1]), ("(2, 3, 4) and mat2 (1, 4, 5)", "(B, K, N)")),
+        (lambda: tritile.bmm(BATCHES[1], BATCHES[1]), ("(2, 3, 4) and mat2 (2, 3, 4)", "(B, M, K)")),
+    ],
+)
+def test_products_of_other_dimensions_are_refused_as_by_torch(call, words):
+    with pytest.raises(ShapeError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_mm_takes_tensors_alone():
+    with pytest.raises(DtypeError, match="mm: mat2 is list"):
+        tritile.mm(A, [1.0])
+
+
+def test_mm_and_bmm_are_differentiable_and_planned():
+    a, b = A.double().requires_grad_(), B.double().requires_grad_()
+    assert torch.autograd.gradcheck(tritile.mm, (a, b))
+    batches = [tensor.double().clone().requires_grad_() for tensor in BATCHES.values()]
+    assert torch.autograd.gradcheck(tritile.bmm, batches)
+    words = {"device": tritile.target_device("sm_90")}
+    assert tritile.plan(tritile.mm, A, mat2=B, **words) == tritile.plan(tritile.matmul, A, B, **words)
+    planned = tritile.plan(tritile.bmm, BATCHES[1], BATCHES[2].contiguous(), **words)
+    assert planned.problem.sizes[0] == 2

@@ -1,0 +1,111 @@
+"""Versions of Triton and torch: newer ones warn, tables measured by another count, and bounds are open."""
+
+import re
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import triton
+
+from tritile import launch, plans, table, versions
+from tritile.config import Config
+from tritile.device import TARGETS
+from tritile.errors import NotTunedError, UntestedWarning
+from tritile.problem import MatmulProblem
+from tritile.report import doctor
+
+ROOT = Path(__file__).parents[2]
+H200 = replace(TARGETS["nvidia-h200"], triton="3.9.0")
+PROBLEM = MatmulProblem(1, 512, 512, 512, "bfloat16", "bfloat16")
+TILE = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8)
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
+    """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
+    facts = replace(H200, triton="3.6.0").to_dict()
+    made = table.Table(facts, True, launch.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
+    table.write(made, tmp_path / "nvidia-h200.json")
+    monkeypatch.setattr(table, "_folder", lambda: tmp_path)
+    for forget in (table._shipped.cache_clear, plans.forget):
+        forget()
+    yield made
+    for forget in (table._shipped.cache_clear, plans.forget):
+        forget()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "newer"),
+    [
+        ("triton", "3.6.0", False),
+        ("triton", "3.9.7+git1234", False),
+        ("triton", "3.10.0", True),
+        ("triton", "4.0.0a1", True),
+        ("torch", "2.15.1+cpu", False),
+        ("torch", "2.16.0.dev20270101", True),
+        ("torch", "unknown", False),
+    ],
+)
+def test_newer_than_tested(name, version, newer):
+    told = versions.untested(name, version)
+    assert bool(told) == newer
+    if newer:
+        assert version in told
+        assert ".".join(map(str, versions.NEWEST[name])) in told
+
+
+def test_a_newer_triton_warns_once_and_plans(monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "4.1.2")
+    versions.warn_untested.cache_clear()
+    plans.forget()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = [plans.plan_for(replace(PROBLEM, m=m), H200, "off") for m in (64, 128)]
+    finally:
+        versions.warn_untested.cache_clear()
+        plans.forget()
+    assert None not in found
+    (warning,) = (w for w in caught if w.category is UntestedWarning)
+    assert re.search(r"triton 4\.1\.2 .* 3\.9", str(warning.message))
+
+
+def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
+    plan = plans.plan_for(PROBLEM, H200, "strict")
+    assert (plan.source, plan.config) == ("table", TILE)
+    assert plan.why.endswith("measured with triton 3.6.0, in use is 3.9.0")
+    near = plans.near(replace(PROBLEM, n=520), H200)
+    assert near.why.endswith("measured with triton 3.6.0, in use is 3.9.0")
+    found = doctor._table(H200)
+    assert "measured with triton 3.6.0" in found.found
+    assert "triton 3.9.0 is in use" in found.advice
+
+
+def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
+    same = replace(H200, triton="3.6.0")
+    assert "triton" not in plans.plan_for(PROBLEM, same, "cached").why
+    assert doctor._table(same).advice == ""
+
+
+def test_a_table_of_other_kernels_does_not_count_in_mode_strict(shipped, tmp_path):
+    table.write(replace(shipped, kernels={"matmul/tile": "0123"}), tmp_path / "nvidia-h200.json")
+    table._shipped.cache_clear()
+    with pytest.raises(NotTunedError):
+        plans.plan_for(PROBLEM, H200, "strict")
+
+
+def test_no_dependency_has_an_upper_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    assert [text for texts in wanted for text in texts if re.search(r"<|==|~=|!=", text)] == []
+
+
+def test_the_stacks_of_the_makefile_are_the_tested_ones():
+    (line,) = re.findall(r"^STACKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    stacks = [versions.parsed(version) for version in line.split()]
+    assert (stacks[0], stacks[-1]) == (versions.OLDEST_TRITON, versions.NEWEST["triton"])
+    pinned = re.search(r"^triton==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+    assert pinned in line.split()

@@ -1,0 +1,14 @@
+"""Give TMA's names in Gluon as triton 3.6 and 3.7 have them, in every later version too."""
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+store_wait = tma.store_wait
+if hasattr(tma, "async_load"):  # from 3.8 on; 3.9 keeps the old names for errors
+    async_copy_global_to_shared = tma.async_load
+    async_copy_shared_to_global = tma.async_store
+else:
+    async_copy_global_to_shared = tma.async_copy_global_to_shared
+    async_copy_shared_to_global = tma.async_copy_shared_to_global
+# Whether shared memory has `reinterpret`, from 3.9 on, for `_reinterpret`.
+REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))

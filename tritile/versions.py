@@ -1,0 +1,38 @@
+"""The versions of Triton and torch with which tritile is tested."""
+
+import functools
+import re
+import warnings
+from typing import Final
+
+import torch
+import triton
+
+from tritile.errors import UntestedWarning
+
+OLDEST_TRITON: Final = (3, 6)
+# The newest of `make test-stacks`, and the newest torch that was tried.
+NEWEST: Final = {"triton": (3, 9), "torch": (2, 15)}
+
+
+def parsed(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version, zeros where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def untested(name: str, version: str) -> str:
+    """Say that a version of "triton" or "torch" is newer than the newest tested; "" where it is not."""
+    newest = NEWEST[name]
+    if parsed(version) <= newest:
+        return ""
+    tested = ".".join(map(str, newest))
+    return f"{name} {version} is newer than {tested}, the newest with which tritile is tested"
+
+
+@functools.cache
+def warn_untested() -> None:
+    """Warn with UntestedWarning, once in a process, where Triton or torch is newer than the newest tested."""
+    for text in (untested("triton", triton.__version__), untested("torch", torch.__version__)):
+        if text:
+            warnings.warn(f"{text}: run `tritile doctor` if anything fails", UntestedWarning, stacklevel=3)
