@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tritile
-from tests.complexes import assert_complex, numbers, parts
-from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty
+from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
+from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed, poison_empty
 from tritile import device as devices
 from tritile import launch, model
 from tritile.ops import matmul as matmul_op
@@ -259,6 +259,30 @@ def test_three_products_lose_what_their_bound_says():
         return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
 
     assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_sums_with_complex_weights(dtype):
+    """Twice each, as the second call meets the product again; at last replayed from a graph."""
+    a, b, added = (gpu(shape, dtype, i) for i, shape in enumerate([(3, 131, 75), (3, 75, 66), (131, 66)]))
+    words = {"beta": 0.5 - 2j, "alpha": 1 + 3j}
+    sides = Sides(bias=added.conj(), **words)
+    buffer, out = frame((131, 66), dtype, "sliced", "cuda")
+    for _ in range(2):
+        assert_complex_fused(tritile.baddbmm(added.conj(), a, b.conj(), **words), a, b.conj(), sides)
+        assert tritile.addmm(added.conj(), a[0], b[0], out=out, **words) is out
+        assert_complex_fused(out, a[0], b[0], sides)
+        assert guard_intact(buffer, out)
+        got = tritile.linear(a, b[0].mT, added[0], residual=added)
+        assert_complex_fused(got, a, b[0], Sides(bias=added[0], residual=added))
+    nothing = torch.full_like(added, math.nan)
+    assert_complex_fused(tritile.addmm(nothing, a[0], b[0], beta=0, alpha=1j), a[0], b[0], Sides(alpha=1j))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = tritile.addmm(added.conj(), a[0], b[0], **words)
+    a.neg_()
+    graph.replay()
+    assert_complex_fused(got, a[0], b[0], sides)
 
 
 @pytest.mark.serial
