@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # The versions of Triton that `make test-stacks` tests, oldest first; constraints.txt pins one of them.
 STACKS := 3.6.0 3.7.1 3.8.0 3.9.0
+# What goes with one: the interpreter of triton 3.6 takes no later numpy.
+BESIDE_3.6.0 := numpy==2.3.5
 # Test processes at a time. Each holds a copy of torch: a number per core is more than most machines want.
 JOBS ?= 2
 
@@ -52,7 +54,7 @@ test-stack-%: $(VENV)/triton-%/.installed
 
 $(VENV)/triton-%/.installed: $(INSTALLED)
 	rm -rf $(@D)
-	$(PY) -m pip install --quiet --no-deps --target $(@D) triton==$*
+	$(PY) -m pip install --quiet --no-deps --target $(@D) triton==$* $(BESIDE_$*)
 	@touch $@
 
 # On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.

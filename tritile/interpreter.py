@@ -153,6 +153,24 @@ def _summed_in_order() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _truths_spread() -> Iterator[None]:
+    """Let what a comparison of scalars gives be truth values when it is spread over a block.
+
+    The interpreter makes them integers, which it refuses as a mask from Triton 3.9 on.
+    """
+    whole = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, block: Any, scalar: Any) -> Any:
+        if scalar.data.dtype == np.bool_:
+            scalar = TensorHandle(scalar.data, tl.int1)
+        return whole(self, block, scalar)
+
+    with _undone(lambda: setattr(InterpreterBuilder, "create_splat", whole)):
+        InterpreterBuilder.create_splat = create_splat
+        yield
+
+
 def interpret(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any], in_order: bool = False
 ) -> None:
@@ -164,7 +182,14 @@ def interpret(
     try:
         summed = _summed_in_order() if in_order else contextlib.nullcontext()
         # A sum that overflows is infinite, as on a GPU, and no matter for numpy to warn of.
-        with library_lock, np.errstate(all="ignore"), summed, _interpreted_library(), _patched_once():
+        with (
+            library_lock,
+            np.errstate(all="ignore"),
+            summed,
+            _truths_spread(),
+            _interpreted_library(),
+            _patched_once(),
+        ):
             interpreted(kernel)[grid](*args, **kwargs)
     except InterpreterError as error:
         if "0-dimensional arrays" not in str(error):

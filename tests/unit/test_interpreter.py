@@ -188,3 +188,16 @@ def test_numpy_warns_of_nothing(dtype):
         tritile.linear(a, a, activation="gelu")
     assert torch.isinf(made[0, 0])
     assert torch.isnan(made[1, 2])
+
+
+@triton.jit
+def first_alone(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    start = n * tl.program_id(0)
+    tl.store(y_ptr + start + i, tl.load(x_ptr + i, mask=i < n), mask=(i < n) & (start == 0))
+
+
+def test_a_comparison_of_scalars_masks_a_block():
+    x, y = torch.arange(1.0, 6.0), torch.zeros(10)
+    interpret(first_alone, (2,), (x, y, 5), {"BLOCK": 8})
+    assert y.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, *[0.0] * 5]
