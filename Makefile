@@ -35,7 +35,7 @@ tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
 test: lint typecheck
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(JOBS) -m "not stacks"
 
 # On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
 test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
@@ -63,5 +63,5 @@ pictures: $(INSTALLED)
 	$(PY) -m tritile ladder --from tuning/ladder/nvidia-h200.json --plot tuning/pictures/ladder.svg
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .triton
 	find tritile tests tuning -name __pycache__ -type d -prune -exec rm -rf {} +
