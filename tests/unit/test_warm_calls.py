@@ -46,7 +46,9 @@ def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_ca
     assert len(first_calls) == 1  # the others were known
 
 
-@pytest.mark.parametrize("rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"])
+@pytest.mark.parametrize(
+    "rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"]
+)
 def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
     for _ in range(2):
