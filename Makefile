@@ -40,7 +40,7 @@ tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
 test: lint typecheck
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(JOBS) -m "not stacks"
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \
@@ -83,5 +83,5 @@ pictures: $(INSTALLED)
 	$(PY) -m tritile ladder --from tuning/ladder/nvidia-h200.json --plot tuning/pictures/ladder.svg
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .triton
 	find tritile tests tuning -name __pycache__ -type d -prune -exec rm -rf {} +

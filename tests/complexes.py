@@ -11,7 +11,7 @@ step of each factor of S, so one of |S|) and by that of two additions: three ste
 
 import torch
 
-from tests.reference import assert_product, tolerance
+from tests.reference import Sides, assert_product, assert_within, product64, tolerance
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
@@ -59,3 +59,48 @@ def assert_complex(
     bound = sum(tolerance(x, y, re.dtype, real, on_cores) for x, y in pairs)
     bound = bound + 3 * torch.finfo(re.dtype).eps * (sums[0].double() @ sums[1].double())
     assert bool(((im.double() - wanted).abs() <= bound).all())  # NaN is out of bounds too
+
+
+def _times(number: complex, z: torch.Tensor, errors: tuple, eps: float):
+    """number * z, and what its parts err by, z's parts erring by `errors`.
+
+    Each part is a sum of two products, which are rounded, as the number's parts and the sum are: by half an
+    eps of the magnitudes each. In complex128 the number is exact, and the reference errs as much again.
+    """
+    re, im = abs(complex(number).real), abs(complex(number).imag)
+    of_re, of_im = errors
+    magnitudes = re * z.real.abs() + im * z.imag.abs(), re * z.imag.abs() + im * z.real.abs()
+    passed = re * of_re + im * of_im, re * of_im + im * of_re
+    found = tuple(error + 2 * eps * size for error, size in zip(passed, magnitudes, strict=True))
+    return number * z, found
+
+
+def assert_complex_fused(
+    got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sides: Sides, precision: str = "ieee"
+) -> None:
+    """alpha * (a @ b) + beta * bias + residual of finite complex tensors, by four products, within its bound.
+
+    A number of 1 multiplies nothing. An addition errs by half an eps of each part of its result, and so may
+    that of the reference.
+    """
+    assert got.dtype == a.dtype
+    (a_re, a_im), (b_re, b_im) = parts(a), parts(b)
+    rest = (got.real.dtype, precision, got.is_cuda)
+    rows = torch.cat([a_re, a_im], -1)
+    sums, errors = [], []
+    for columns in (torch.cat([b_re, -b_im], -2), torch.cat([b_im, b_re], -2)):
+        sums.append(product64(rows, columns))
+        errors.append(tolerance(rows, columns, *rest))
+    eps, wanted, bound = torch.finfo(got.dtype).eps, torch.complex(*sums), tuple(errors)
+    if sides.alpha != 1:
+        wanted, bound = _times(sides.alpha, wanted, bound, eps)
+    terms = [(sides.bias, sides.beta), (sides.residual, 1)]
+    for term, weight in ((t.to(torch.complex128), w) for t, w in terms if t is not None and w != 0):
+        added, more = (term, (0.0, 0.0)) if weight == 1 else _times(weight, term, (0.0, 0.0), eps)
+        wanted = wanted + added
+        bound = tuple(
+            error + of_term + eps * part.abs()
+            for error, of_term, part in zip(bound, more, parts(wanted), strict=True)
+        )
+    for part, right, error in zip(parts(got), parts(wanted), bound, strict=True):
+        assert_within(part, right, error)

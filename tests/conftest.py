@@ -10,9 +10,14 @@ for _library in ("OMP", "OPENBLAS"):  # small products, several test processes: 
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+import triton  # noqa: E402
 
 from tritile.switch import building  # noqa: E402
 from tritile.switch.crossing import Crossing  # noqa: E402
+
+# What tests compile is kept from run to run: Triton's own keys hold a kernel's source and the compiler's.
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".triton" / triton.__version__))
+OTHER_TARGETS = {"sm_80", "sm_100", "gfx942"}  # beside Hopper, for which `make test` compiles
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -22,6 +27,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        targets = {str(given.get(argument)) for argument in ("name", "target")}
+        if item.path.parent.name == "kernels" and targets & OTHER_TARGETS:
+            item.add_marker(pytest.mark.stacks)
     if torch.cuda.is_available():
         return
     for item in items:

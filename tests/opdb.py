@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import tritile
-from tests.complexes import assert_complex
+from tests.complexes import assert_complex, assert_complex_fused
 from tests.reference import Sides, assert_fused, assert_product
 
-NAMES = ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "nn.functional.linear")
+PLAIN = ("matmul", "mm", "bmm", "mv")
+NAMES = (*PLAIN, "addmm", "baddbmm", "nn.functional.linear")
+NAMED = {"mv": "matmul"}  # what is called otherwise here
 
 
 def samples(name: str, device: str, dtype: torch.dtype):
@@ -20,23 +22,22 @@ def samples(name: str, device: str, dtype: torch.dtype):
             yield from op.sample_inputs(device, dtype)
 
 
-def check(name: str, sample, dtype: torch.dtype, precision: str = "ieee") -> bool:
-    """Whether tritile takes a sample; if so its answer is within the bound of a product."""
-    tensors = (sample.input, *sample.args)
-    if dtype.is_complex and name not in ("matmul", "mm", "bmm", "mv"):
-        return False  # no epilogue has complex numbers
-    if name in ("matmul", "mm", "bmm", "mv"):
-        got = tritile.matmul(*tensors)
+def check(name: str, sample, dtype: torch.dtype, precision: str = "ieee") -> None:
+    """tritile's answer to a sample is within the bound of a product."""
+    tensors, words = (sample.input, *sample.args), sample.kwargs
+    if name in PLAIN:
+        got = getattr(tritile, NAMED.get(name, name))(*tensors, **words)
         if dtype.is_complex:
             assert_complex(got, *tensors, precision) if got.numel() else None
         else:
             assert_product(got, *tensors, precision)
-    elif name == "nn.functional.linear":
+        return
+    if name == "nn.functional.linear":
         x, weight, *bias = tensors
-        got = tritile.linear(x, weight, *bias, **sample.kwargs)
-        assert_fused(got, x, weight.mT, Sides(bias=(bias or [sample.kwargs.get("bias")])[0]), precision)
+        got = tritile.linear(*tensors, **words)
+        a, b, sides = x, weight.mT, Sides(bias=(bias or [words.get("bias")])[0])
     else:
         added, a, b = tensors
-        got = getattr(tritile, name)(added, a, b, **sample.kwargs)
-        assert_fused(got, a, b, Sides(bias=added, **sample.kwargs), precision)
-    return True
+        got = getattr(tritile, name)(*tensors, **words)
+        sides = Sides(bias=added, **words)
+    (assert_complex_fused if dtype.is_complex else assert_fused)(got, a, b, sides, precision)

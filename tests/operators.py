@@ -99,7 +99,24 @@ def linear_samples() -> list[Sample]:
         _sample("addmm", "gelu_tanh", _addmm, (more, A, B), activation="gelu_tanh", alpha=-1),
         _sample("baddbmm", "plain", _addmm, (drawn(2, 3, 5), X, drawn(2, 4, 5))),
         _sample("baddbmm", "stretched", _addmm, (more, X, drawn(2, 4, 5)), beta=3),
+        *complex_samples(),
     ]  # fmt: skip
+
+
+def complex_samples() -> list[Sample]:
+    """What is added to products of complex numbers, with complex weights."""
+
+    def z(*shape: int, seed: int = 0) -> torch.Tensor:
+        return torch.complex(drawn(*shape, seed=seed), drawn(*shape, seed=seed + 7))
+
+    a, b, weights = z(3, 4), z(4, 5), {"beta": 0.5 - 2j, "alpha": 1 + 3j}
+    return [
+        _sample("linear", "complex", _linear, (z(2, 3, 4), z(5, 4), z(5), z(2, 3, 5)), ("residual",)),
+        _sample("linear", "conjugated", _linear, (z(2, 3, 4).conj(), z(5, 4).conj(), z(5))),
+        _sample("addmm", "complex weights", _addmm, (z(5), a, b), **weights),
+        _sample("addmm", "conjugated operands", _addmm, (z(3, 5).conj(), a, z(5, 4).mH), alpha=-1j),
+        _sample("baddbmm", "complex batches", _addmm, (z(3, 5), z(2, 3, 4), z(2, 4, 5)), **weights),
+    ]
 
 
 def permute_samples() -> list[Sample]:

@@ -13,10 +13,11 @@ import triton
 
 from tritile import device as devices
 from tritile import direct
+from tritile.compiles import compiles_heard
 from tritile.config import Config
 from tritile.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
 from tritile.device import Device
-from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
+from tritile.errors import CompiledWarning, InvalidValueError, NotTunedError, UntunedWarning
 from tritile.forms import DESCRIPTORS, Forms
 from tritile.interpreter import library_lock
 from tritile.problem import KernelProblem, Problem, doublings
@@ -94,9 +95,13 @@ class Autotuner(SearchingAutotuner):
         return KernelProblem(self.base_fn.__qualname__, key, tuple(_dtypes(values)))
 
     def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                return devices.gpu(value.device.index)
+        """The GPU of a call's tensors; INTERPRETER of a call that is interpreted, as on host tensors."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        for value in tensors:
+            if value.is_cuda:
+                return devices.gpu(value.get_device())
+        if tensors and all(value.device.type == "cpu" for value in tensors):
+            return devices.INTERPRETER
         return devices.current_gpu() or devices.INTERPRETER
 
     def _finder(self) -> Callable[[Config], triton.Config | None]:
@@ -131,19 +136,17 @@ class Autotuner(SearchingAutotuner):
 
     def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """What the kernel's own pruning and performance model say, else its first config."""
-        with self._lock:
-            self.nargs = dict(zip(self.arg_names, args, strict=False))
-            try:
-                configs = self.prune_configs(kwargs)
-                if self.perf_model is None:
-                    return configs[0]
-                values = {**self.nargs, **kwargs}
-                return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
-            finally:
-                self.nargs = {}
+        configs = self.offered(args, kwargs) if self.space is None else self.configs
+        if self.perf_model is None:
+            return configs[0]
+        values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """The config for this call, by the mode in force. Raises NotTunedError in mode "strict"."""
+        """The config for this call, by the mode in force.
+
+        Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
+        """
         warn_untested()
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
@@ -151,12 +154,20 @@ class Autotuner(SearchingAutotuner):
             self.cache.clear()  # what was guessed before is to be chosen anew
             return best
         config = self.remembered(problem, device) if mode != "off" else None
-        if config is not None:
-            return config
-        if mode == "strict":
+        if config is None:
+            config = self._guessed(problem, args, kwargs, mode, device)
+        if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
+            config = self.first_right(config, problem, args, kwargs)
+        return config
+
+    def _guessed(
+        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], mode: str, device: Device
+    ) -> triton.Config:
+        """The config for a call of which nothing is remembered. Raises NotTunedError in mode "strict"."""
+        if mode == "strict" and self.measurable(device):
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
         near = self._nearest(problem, device) if mode != "off" else None
-        if near is None and self.perf_model is None and mode == "cached":
+        if near is None and self.perf_model is None and mode == "cached" and self.measurable(device):
             warnings.warn(
                 f"{problem.label} was never measured on {device.name}: using the first config. "
                 'Run once under tritile.mode("tune") or TRITILE_MODE=tune.',
@@ -190,11 +201,13 @@ class Autotuner(SearchingAutotuner):
                 return kernel
         if met is not None:
             self.best_config, options = met
+            if mode == "strict":
+                self._compile_aloud(call, args, kwargs, options)
             with library_lock:
                 kernel = self.fn.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
             self._keep_direct(call, kernel, args, options)
             return kernel
-        if len(self.configs) == 1 and self.space is None:
+        if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
             config = self.configs[0]
         else:
             problem = self.problem(args, kwargs)
@@ -214,7 +227,32 @@ class Autotuner(SearchingAutotuner):
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
         elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
             self.cache[form] = config, options
+        if mode == "strict":
+            self._compile_aloud(call, args, kwargs, options)
         return self.fn.run(*args, **kwargs, **options)
+
+    def _compile_aloud(
+        self, call: direct.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        """Compile ahead of the first launch of a call; warn with CompiledWarning where that takes place."""
+        if ("compiled", call) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
+            return
+        with compiles_heard() as seconds:
+            self.fn.fn.run(*args, **(kwargs | options | {"warmup": True}))
+        if seconds:
+            label = self.problem(args, kwargs).label
+            warnings.warn(
+                f"{label} was compiled at its first call, in {sum(seconds):.1f} s: "
+                "a folder TRITON_CACHE_DIR that is kept has it the next time",
+                CompiledWarning,
+                stacklevel=4,
+            )
+        self._keep(("compiled", call), True)
+
+    def _keep(self, key: Any, value: Any) -> None:
+        if len(self.cache) >= _MOST_MET:
+            self.cache.clear()
+        self.cache[key] = value
 
     def _keep_direct(
         self, call: direct.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
@@ -224,9 +262,7 @@ class Autotuner(SearchingAutotuner):
             return
         launch = direct.launch_of(self.fn.fn, kernel, args, options)
         if launch is not None:
-            if len(self.cache) >= _MOST_MET:
-                self.cache.clear()
-            self.cache[call] = self.best_config, launch
+            self._keep(call, (self.best_config, launch))
 
 
 def autotune(
@@ -275,13 +311,14 @@ def autotune(
             "evolution" of a space, up to 96 of them.
         reference: called with those of the kernel's arguments that it names, on untouched copies; returns
             the tensors that are right, by name of argument. The winner is checked against it, on
-            outputs filled with NaN. What is both read and written must be in `restore_value`.
+            outputs filled with NaN. What is both read and written must be in `restore_value`. On host
+            tensors, which are not timed, mode "tune" runs the first config whose answer is right.
         ragged: called with the arguments by name; returns arguments of a call whose sizes end amid
             tiles ("grid" may be among them), on which the winner is checked too.
         tolerance: the relative error |out - reference| / |reference| that is allowed. Default: four times
             epsilon of the output's dtype, 16 times of fp32.
         isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
-            as where a `do_bench` is given, answers are not checked.
+            as where a `do_bench` is given, memory around the arguments is not watched.
 
     Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
     As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name

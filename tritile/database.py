@@ -26,6 +26,7 @@ APPLICATION_ID: Final = 0x74726974
 VERSION: Final = 1
 READ_S = 1.0  # that a read waits for a lock at the most
 WRITE_S = 10.0  # that a write waits
+_COMMIT_MS: Final = 100  # that a commit waits for those who read: no new ones come in meanwhile
 _MOST_BYTES: Final = 1 << 30  # of a damaged file that is looked through
 # `arch` has no type, so that 90 and "90" stay apart.
 _SCHEMA: Final = (
@@ -102,7 +103,7 @@ def identity_of(path: Path) -> Identity:
 
 def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Connection:
     # A connection is used by its own thread only; `Store.close` closes those of other threads too.
-    # SQLite itself does not wait for locks: `Store` waits, and holds nothing meanwhile.
+    # SQLite itself hardly waits for locks: `Store` waits, and holds nothing meanwhile.
     connection = sqlite3.connect(where, wait_s, isolation_level=None, check_same_thread=False, uri=uri)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
@@ -114,8 +115,10 @@ def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
     connection.execute(f"BEGIN {kind}")
     try:
         yield
+        connection.execute(f"PRAGMA busy_timeout = {_COMMIT_MS}")
         connection.execute("COMMIT")
     finally:
+        connection.execute("PRAGMA busy_timeout = 0")
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")

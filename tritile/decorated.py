@@ -1,5 +1,6 @@
 """A call of a decorated kernel as the tuner takes it: packed, compiled, timed and checked elsewhere."""
 
+import copy
 import functools
 import inspect
 import tempfile
@@ -13,7 +14,8 @@ import triton
 
 from tritile.config import Config
 from tritile.device import INTERPRETER, Device
-from tritile.errors import TuningError, UnsupportedError
+from tritile.errors import TuningError, UnsupportedError, brief
+from tritile.forms import DESCRIPTORS
 from tritile.measure.answers import error_of, overlap, poison
 from tritile.measure.engine import tune
 from tritile.measure.protocols import Stage, Taken
@@ -27,6 +29,11 @@ from tritile.search import SearchSpace
 from tritile.trial import Trial
 
 Named = dict[str, Any]
+
+
+def _settings(config: Config | triton.Config) -> Named:
+    """All that a config sets, by name."""
+    return dict((config.to_triton() if isinstance(config, Config) else config).all_kwargs())
 
 
 @dataclass(frozen=True)
@@ -55,24 +62,27 @@ class KernelCall:
         given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if name != "grid"}
 
-    def launch(self, config: Config, **options: Any) -> Any:
+    def launch(self, config: Config | triton.Config, **options: Any) -> Any:
         """Launch with a config; the compiled kernel."""
-        settings = config.to_triton().all_kwargs()
-        hook = self.hooks.get(config.key)
+        settings = _settings(config)
+        hook = self.hooks.get(config.key) if isinstance(config, Config) else config.pre_hook
         if hook is not None:
             hook(self.named | settings)
         return self.fn.run(*self.args, **(self.kwargs | settings | options))
 
-    def reset(self, config: Config) -> None:
+    def reset(self, config: Config | triton.Config) -> None:
         """Make its tensors ready for a launch with a config, as far as hooks do that.
 
         As in Triton a hook is given what the config sets too, and takes the place of `reset_to_zero`.
         """
         if self.pre_hook is not None:
-            self.pre_hook(self.named | config.to_triton().all_kwargs(), reset_only=True)
+            self.pre_hook(self.named | _settings(config), reset_only=True)
             return
         for name in self.reset_to_zero:
             self.named[name].zero_()
+
+
+Posed = Callable[[KernelCall], KernelCall]  # a call, at its own sizes or at ragged ones
 
 
 @dataclass(frozen=True)
@@ -149,16 +159,9 @@ class _Stage:
                 call.named[name].copy_(right[name])
 
     def check(self, config: Config, run: Run) -> float | None:
-        error = self._checked(config, _same)
-        if self.calls[0].ragged is None:
-            return error
-        try:
-            found = self._checked(config, _ragged)
-        except TuningError as wrong:
-            raise TuningError(f"at ragged sizes: {wrong}") from wrong
-        return max((e for e in (error, found) if e is not None), default=None)
+        return _at_both_sizes(self.calls[0], functools.partial(self._checked, config))
 
-    def _checked(self, config: Config, posed: Callable[[KernelCall], KernelCall]) -> float | None:
+    def _checked(self, config: Config, posed: Posed) -> float | None:
         memory = self._copied()
         error = checked(posed(self._call(memory)), config)
         if not memory.whole():
@@ -173,6 +176,18 @@ def _same(call: KernelCall) -> KernelCall:
 def _ragged(call: KernelCall) -> KernelCall:
     """The call at its ragged sizes, where it has some."""
     return call if call.ragged is None else _with(call, call.ragged(call.named))
+
+
+def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> float | None:
+    """Check a call at its own sizes, and at ragged ones where it has some; the larger error."""
+    error = check(_same)
+    if call.ragged is None:
+        return error
+    try:
+        found = check(_ragged)
+    except TuningError as wrong:
+        raise TuningError(f"at ragged sizes: {wrong}") from wrong
+    return max((e for e in (error, found) if e is not None), default=None)
 
 
 def _with(call: KernelCall, named: Named) -> KernelCall:
@@ -209,7 +224,7 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     return wanted
 
 
-def checked(call: KernelCall, config: Config) -> float | None:
+def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     """Run a config on outputs that are poisoned, unless another argument lies there too.
 
     Returned is the largest relative error, None where nothing says what is right.
@@ -226,6 +241,31 @@ def checked(call: KernelCall, config: Config) -> float | None:
     call.launch(config)
     return max((error_of(name, call.named[name], tensor, call.tolerance) for name, tensor in wanted.items()),
                default=None)  # fmt: skip
+
+
+def _copied(call: KernelCall) -> KernelCall:
+    """The call on copies of its tensors, which share memory as these do."""
+    ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
+    plain = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
+    return _with(call, copy.deepcopy(plain))
+
+
+def checked_here(call: KernelCall, config: triton.Config) -> float | None:
+    """Check a config in this process, on copies of the call's tensors; the largest relative error.
+
+    Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
+    """
+
+    def check(posed: Posed) -> float | None:
+        referred(posed(_copied(call)))  # what fails here is not the config's
+        try:
+            return checked(posed(_copied(call)), config)
+        except TuningError:
+            raise
+        except Exception as error:  # whatever one config raises, the others still deserve their turn
+            raise TuningError(brief(error)) from error
+
+    return _at_both_sizes(call, check)
 
 
 def tuned_elsewhere(

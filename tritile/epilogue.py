@@ -17,8 +17,8 @@ def finished(
     sums: torch.Tensor,
     sides: Sequence[torch.Tensor | None],
     activation: str = "",
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
     up: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.

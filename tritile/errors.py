@@ -61,6 +61,10 @@ class IsolationWarning(UserWarning):
     """A kernel cannot be sent to another process: it is measured in this one, which it may take down."""
 
 
+class WrongAnswerWarning(UserWarning):
+    """A config of a decorated kernel that fails the kernel's reference: another one runs."""
+
+
 class CompiledWarning(UserWarning):
     """Mode `strict` met a call whose kernels were not in Triton's cache on disk, and had to be compiled."""
 

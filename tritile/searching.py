@@ -14,9 +14,16 @@ from triton.runtime.autotuner import Autotuner as TritonAutotuner
 
 from tritile import device as devices
 from tritile.config import Config
-from tritile.decorated import KernelCall, tuned_elsewhere
+from tritile.decorated import KernelCall, checked_here, tuned_elsewhere
 from tritile.device import Device
-from tritile.errors import InvalidValueError, IsolationWarning, TuningError, UnsupportedError, brief
+from tritile.errors import (
+    InvalidValueError,
+    IsolationWarning,
+    TuningError,
+    UnsupportedError,
+    WrongAnswerWarning,
+    brief,
+)
 from tritile.interpreter import HostAware
 from tritile.measure.log import keeper
 from tritile.measure.tasks import Rules, now, proposed, tried_of, whole
@@ -28,6 +35,7 @@ from tritile.store import Store, store_of
 from tritile.timing import do_bench as timed
 from tritile.trial import Trial
 
+_OPENING: Final = 8  # configs of a space that are tried where nothing is timed
 _MOST: Final = 96  # configs of a space that a search tries: by replay, then some 1% from the best
 
 
@@ -127,6 +135,23 @@ class SearchingAutotuner(TritonAutotuner):
         rules = Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), most=_MOST)
         return whole(rules) if self.space is None or self.search == "exhaustive" else rules
 
+    def _call(
+        self, args: Sequence[Any], kwargs: dict[str, Any], hooks: Mapping[str, Callable[..., Any]]
+    ) -> KernelCall:
+        return KernelCall(
+            self.fn,
+            tuple(self.arg_names),
+            tuple(args),
+            kwargs,
+            hooks,
+            tuple(self.reset_to_zero),
+            tuple(self.restore_value),
+            self.pre_hook if self.user_defined_pre_hook else None,
+            self.reference,
+            self.ragged,
+            self.tolerance,
+        )
+
     def _measure_elsewhere(
         self,
         configs: Sequence[triton.Config],
@@ -139,22 +164,11 @@ class SearchingAutotuner(TritonAutotuner):
         plain = {plain_config(config, self.family): config for config in configs}
         if None in plain:
             return None
+        hooks = {config.key: own.pre_hook for config, own in plain.items() if config and own.pre_hook}
         space = self.space or Listed(config for config in plain if config is not None)
         store = store_of(device)
         known = {t.config: t for t in store.trials(self.digest, problem) if t.config in space}
-        call = KernelCall(
-            self.fn,
-            tuple(self.arg_names),
-            tuple(args),
-            kwargs,
-            {config.key: own.pre_hook for config, own in plain.items() if config and own.pre_hook},
-            tuple(self.reset_to_zero),
-            tuple(self.restore_value),
-            self.pre_hook if self.user_defined_pre_hook else None,
-            self.reference,
-            self.ragged,
-            self.tolerance,
-        )
+        call = self._call(args, kwargs, hooks)
         found, remember = dict(known), keeper(store)
 
         def keep(digest: str, trial: Trial) -> None:
@@ -215,10 +229,69 @@ class SearchingAutotuner(TritonAutotuner):
                 found[config] = trial.us / 1e3
             else:
                 failures.append(f"{config}: {trial.failure}")
-        if not found:
-            raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
         self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}
-        return min(found, key=found.__getitem__)
+        for config in sorted(found, key=found.__getitem__):
+            plain = plain_config(config, self.family)
+            failure = self._verdict(config, known.get(plain.key) if plain else None, args, kwargs, store)
+            if failure is None:
+                return config
+            failures.append(f"{config}: {failure}")
+        raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
+
+    def _verdict(
+        self,
+        config: triton.Config,
+        trial: Trial | None,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        store: Store,
+    ) -> str | None:
+        """Check a measured config by the reference, and remember what was found; why it fails, or None."""
+        if self.reference is None or (trial is not None and trial.error is not None):
+            return None
+        error, failure = None, None
+        try:
+            error = checked_here(self._call(args, kwargs, {}), config)
+        except TuningError as wrong:
+            failure = str(wrong)[:200]
+        if trial is not None:
+            us = trial.us if failure is None else None
+            store.add(self.digest, replace(trial, us=us, error=error, failure=failure))
+        return failure
+
+    def first_right(
+        self, likely: triton.Config, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> triton.Config:
+        """Return the first config whose answer is right: `likely`, or else one of those that are offered.
+
+        Nothing is timed. Warns with WrongAnswerWarning of each config that is wrong.
+        Raises TuningError, naming the reasons, where all are.
+        """
+        if self.reference is None:
+            return likely
+        call, failures = self._call(args, kwargs, {}), []
+        offered = self.offered(args, kwargs)
+        for config in (likely, *(other for other in offered if other != likely)):
+            try:
+                checked_here(call, config)
+            except TuningError as wrong:
+                text = f"{config} of {problem.label} is left out: {wrong}"
+                warnings.warn(text, WrongAnswerWarning, stacklevel=5)
+                failures.append(text)
+            else:
+                return config
+        raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
+
+    def offered(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[triton.Config]:
+        """The configs of a list that its pruning leaves for a call; the first few of a space."""
+        if self.space is not None:
+            return [config.to_triton() for config in self.space.opening(_OPENING)]
+        with self._lock:
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            try:
+                return list(self.prune_configs(kwargs))
+            finally:
+                self.nargs = {}
 
     def _measure_one(
         self,

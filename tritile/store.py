@@ -34,9 +34,10 @@ __all__ = ["BATCH", "Store", "Trial", "end_stand_ins", "is_frozen", "own_store",
 BATCH: Final = 256
 RETRY_S: Final = 30.0  # for which a file that failed is left alone
 _ATTEMPTS: Final = 4
-_PAUSE_S: Final = 0.1  # the longest between two looks at a lock
+_PAUSE_S: Final = 0.01  # the longest between two looks at a lock
 _MOST_UNWRITTEN: Final = 4096
-# Held while SQLite is at work in any thread, and never while one waits for a lock of another process.
+# Held while SQLite is at work in any thread, and not while one waits for a lock of another process, but for
+# the tenth of a second that a commit gives those who read.
 _LOCK = threading.RLock()
 _STORES: "weakref.WeakSet[Store]" = weakref.WeakSet()
 _ABANDONED: list[Any] = []
@@ -58,6 +59,9 @@ class Store:
     trial it was adding. A file that fails, or that another process keeps locked, is left alone for `RETRY_S`
     seconds: reads find nothing meanwhile, and trials wait in memory for the next one to be added.
     A process checks a file as it first opens it. `path` is the file.
+
+    Trials count for the GPU, the versions of Triton and its assembler, and the kernel's source that they were
+    measured with (`trial.ENVIRONMENT_COLUMNS`), whatever the driver: it loads the machine code as it is.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
@@ -76,9 +80,10 @@ class Store:
             environment, row = self._environment(kernel), row_of(trial)
         except InvalidValueError as error:
             return self._warn("trial", f"a trial cannot be remembered: {error}")
-        self._unwritten[environment, row[0], row[2]] = environment, row
-        if len(self._unwritten) > _MOST_UNWRITTEN:
-            self._unwritten.pop(next(iter(self._unwritten)), None)
+        with _LOCK:
+            self._unwritten[environment, row[0], row[2]] = environment, row
+            if len(self._unwritten) > _MOST_UNWRITTEN:
+                del self._unwritten[next(iter(self._unwritten))]
         return self._write()
 
     def flush(self) -> int:
@@ -100,9 +105,10 @@ class Store:
         if not self._unwritten:
             return
         if self._attempt(put, False, write=True):
-            for key, value in written:
-                if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
-                    self._unwritten.pop(key, None)
+            with _LOCK:
+                for key, value in written:
+                    if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
+                        del self._unwritten[key]
 
     def trials(self, kernel: str, problem: Problem) -> list[Trial]:
         """Everything measured for this problem, with this kernel on this very device."""
@@ -155,25 +161,24 @@ class Store:
         self, kernel: str, where: str, wanted: Problem | None = None, first: bool = False
     ) -> list[Trial]:
         """The valid trials that meet the condition, of each problem all or only the first."""
-
-        def select(connection: sqlite3.Connection) -> list[Trial]:
-            found: list[Trial] = []
-            done = None
-            with contextlib.closing(connection.execute(f"{database.SELECT} AND {where}", values)) as rows:
-                for row in rows:
-                    if first and row[0] == done:
-                        continue
-                    with self._skipping():
-                        found.append(trial_from(row))
-                        done = row[0]
-            return found
-
         try:
             values = self._environment(kernel)
             values += () if wanted is None else (problem_key(wanted),)
         except (ValueError, TypeError):
             return []  # not of a form in which anything is remembered
-        return self._attempt(select, [])
+        query = f"{database.SELECT} AND {where}"
+        nothing: list[Any] = []
+        # All at once: who reads keeps others from writing.
+        rows = self._attempt(lambda c: c.execute(query, values).fetchall(), nothing)
+        found: list[Trial] = []
+        done = None
+        for row in rows:
+            if first and row[0] == done:
+                continue
+            with self._skipping():
+                found.append(trial_from(row))
+                done = row[0]
+        return found
 
     def _valid(self, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[Row, Trial]]:
         """Environment and trial of each row of `database.SELECT_ALL`, bad rows left out."""
@@ -202,7 +207,7 @@ class Store:
         Work is done again where the file was set aside meanwhile, by this process or by another: what
         was written into the old file would be lost otherwise. Where a lock is held, it waits a moment.
         """
-        result, left, pause = nothing, _ATTEMPTS, _PAUSE_S / 100
+        result, left, pause = nothing, _ATTEMPTS, _PAUSE_S / 10
         deadline = time.monotonic() + (database.WRITE_S if write else database.READ_S)
         while left and time.monotonic() >= (self._writes_from if write else self._reads_from):
             try:

@@ -1,11 +1,10 @@
 """Tables: the best configs of one GPU model as JSON, exported from a store and shipped in the package."""
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
-import os
+import stat
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,12 +16,14 @@ from typing import Any, Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.files import write_whole
 from tritile.problem import Problem, problem_key, problem_to_dict
 from tritile.store import Store
 from tritile.trial import MAX_US, Trial, number_from, pair_from
 
 FORMAT: Final = 2
-MAX_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 8 << 20  # some 20,000 entries
+_MOST_SKIPPED: Final = 1000
 _TOP: Final = ("format", "device", "measured", "kernels", "entries")
 
 
@@ -96,7 +97,10 @@ def _entry(data: Any) -> Entry:
 
 
 def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
-    """The valid entries; of two for one problem, the first. One StoreWarning counts the others."""
+    """The valid entries; of two for one problem, the first. One StoreWarning counts the others.
+
+    Raises InvalidValueError where more than `_MOST_SKIPPED` are not valid.
+    """
     good: dict[Problem, Entry] = {}
     skipped, reason = 0, ""
     for line in lines:
@@ -107,6 +111,10 @@ def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
             good[entry.problem] = entry
         except InvalidValueError as error:
             skipped, reason = skipped + 1, reason or str(error)
+            if skipped > _MOST_SKIPPED:
+                raise InvalidValueError(
+                    f"{name}: more than {_MOST_SKIPPED} entries are not valid: {reason[:200]}"
+                ) from error
     if skipped:
         text = (
             f"{name}: skipped {skipped} of {skipped + len(good)} entries that are not valid: {reason[:200]}"
@@ -143,8 +151,10 @@ def _loss(data: Any, name: str) -> Loss | None:
 
 def _parsed(raw: bytes, name: str) -> Table:
     """The table in these bytes of JSON. Raises InvalidValueError if there is none."""
+    if len(raw) > MAX_BYTES:
+        raise InvalidValueError(f"{name} holds more than {MAX_BYTES >> 20} MiB: that is no table")
     try:
-        data = json.loads(raw.decode()) if len(raw) <= MAX_BYTES else None
+        data = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(f"{name} is no JSON: {error}") from error
     if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
@@ -169,9 +179,17 @@ def read(path: Path) -> Table:
 
 def _read(file: Path | Traversable, name: str) -> Table:
     try:
-        return _parsed(file.read_bytes(), name)
+        if isinstance(file, Path):  # else of the package
+            facts = file.stat()
+            if not stat.S_ISREG(facts.st_mode):  # of a pipe or a device there may be no end
+                raise InvalidValueError(f"{name} is no file")
+            if facts.st_size > MAX_BYTES:
+                raise InvalidValueError(f"{name} is of {facts.st_size} bytes: wanted {MAX_BYTES} at most")
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidValueError(f"{name} cannot be read: {error}") from error
+    return _parsed(raw, name)
 
 
 def _order(entry: Entry) -> tuple[str, tuple[int, ...], str]:
@@ -206,16 +224,7 @@ def write(table: Table, path: Path) -> None:
     except (ValueError, TypeError, RecursionError, StoreWarning) as error:
         raise InvalidValueError(f"{path} is not written: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    write_whole(path, text)
 
 
 def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:

@@ -19,7 +19,9 @@ _MAX_COUNT: Final = 2**31
 _KEYS: Final = ("problem", "op", "config")
 _FACTS: Final = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 TRIAL_COLUMNS: Final = (*_KEYS, *_FACTS)
-# What decides how fast a config is: fields of Device, and the digest of the kernel.
+# What decides how fast a config is: fields of Device, and the digest of the kernel. Not the driver's version:
+# Triton's assembler makes the machine code, which a driver loads as it is, and each update of a driver would
+# void all that was measured.
 ENVIRONMENT_COLUMNS: Final = (
     "name", "backend", "arch", "processors", "l2_bytes", "shared_memory", "triton", "compiler", "kernel"
 )  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tritile
-from tests.complexes import assert_complex, numbers, parts
-from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty
+from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
+from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed, poison_empty
 from tritile import device as devices
 from tritile import launch, model
 from tritile.ops import matmul as matmul_op
@@ -67,9 +67,11 @@ def test_forms(form, dtype, precision):
         assert_complex(tritile.matmul(x, y, precision=precision), x, y, precision)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3-3m"])
 @pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
-def test_layouts(a_layout, b_layout, precision):
+def test_layouts(a_layout, b_layout):
+    """Each pair in one precision, and each layout of either operand in all of them."""
+    turn = [*LAYOUTS].index(a_layout) + [*LAYOUTS].index(b_layout)
+    precision = ("ieee", "tf32", "tf32x3-3m")[turn % 3]
     for n in (33, 300):
         a, b = placed(gpu((65, 67)), a_layout), placed(gpu((67, n), seed=1), b_layout)
         assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
@@ -79,8 +81,11 @@ SIZES = [(1, 1, 1), (2, 3, 5), (257, 263, 269), (1, 1009, 513), (1009, 1, 513), 
 SIZES += [(64, 64, 10007), (512, 512, 512), (129, 257, 65)]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+# Every size by each dtype's own kernels; by others, whose laying out is the same, one ragged and one deep.
+SIZED = [(*case, size) for case in CASES for size in SIZES if case[1] == "ieee" or size in SIZES[2:8:5]]
+
+
+@pytest.mark.parametrize(("dtype", "precision", "size"), SIZED, ids=str)
 def test_sizes(dtype, precision, size):
     m, n, k = size
     a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
@@ -259,6 +264,30 @@ def test_three_products_lose_what_their_bound_says():
         return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
 
     assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_sums_with_complex_weights(dtype):
+    """Twice each, as the second call meets the product again; at last replayed from a graph."""
+    a, b, added = (gpu(shape, dtype, i) for i, shape in enumerate([(3, 131, 75), (3, 75, 66), (131, 66)]))
+    words = {"beta": 0.5 - 2j, "alpha": 1 + 3j}
+    sides = Sides(bias=added.conj(), **words)
+    buffer, out = frame((131, 66), dtype, "sliced", "cuda")
+    for _ in range(2):
+        assert_complex_fused(tritile.baddbmm(added.conj(), a, b.conj(), **words), a, b.conj(), sides)
+        assert tritile.addmm(added.conj(), a[0], b[0], out=out, **words) is out
+        assert_complex_fused(out, a[0], b[0], sides)
+        assert guard_intact(buffer, out)
+        got = tritile.linear(a, b[0].mT, added[0], residual=added)
+        assert_complex_fused(got, a, b[0], Sides(bias=added[0], residual=added))
+    nothing = torch.full_like(added, math.nan)
+    assert_complex_fused(tritile.addmm(nothing, a[0], b[0], beta=0, alpha=1j), a[0], b[0], Sides(alpha=1j))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = tritile.addmm(added.conj(), a[0], b[0], **words)
+    a.neg_()
+    graph.replay()
+    assert_complex_fused(got, a[0], b[0], sides)
 
 
 @pytest.mark.serial

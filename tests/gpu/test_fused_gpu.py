@@ -116,9 +116,16 @@ every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 SIZES = [(256, 320, 512), (301, 203, 517), (77, 515, 259), (1, 33, 256), (64, 1, 256)]
 
 
-@every_config
-@pytest.mark.parametrize("how", SIDES, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+# Every epilogue at one ragged size; at each other size one, a different one for each config.
+EPILOGUES = [(config, how, SIZES[1]) for config in CONFIGS for how in SIDES]
+EPILOGUES += [
+    (config, SIDES[(i + j) % 6], size)
+    for i, config in enumerate(CONFIGS)
+    for j, size in enumerate((SIZES[0], *SIZES[2:]))
+]
+
+
+@pytest.mark.parametrize(("config", "how", "size"), EPILOGUES, ids=str)
 def test_every_family_with_every_epilogue(config, how, size):
     m, n, k = size
     a, b, sides = gpu((m, k)), gpu((k, n), seed=1), sides_of(how, m, n)
@@ -128,10 +135,14 @@ def test_every_family_with_every_epilogue(config, how, size):
     assert guard_intact(buffer, out)
 
 
+ADDED_LAYOUTS = ("sliced", "offset", "column", "column_sliced")
+
+
 @every_config
-@pytest.mark.parametrize("layout", ["sliced", "offset", "column", "column_sliced"])
-@pytest.mark.parametrize("how", SIDES[1:4], ids=str)
-def test_results_and_what_is_added_lie_in_any_way(config, layout, how):
+@pytest.mark.parametrize("layout", ADDED_LAYOUTS)
+def test_results_and_what_is_added_lie_in_any_way(config, layout):
+    """Each config has three ways to add in four layouts, each family every pair of them."""
+    how = SIDES[1 + (CONFIGS.index(config) + ADDED_LAYOUTS.index(layout)) % 3]
     m, n, k = 200, 330, 264
     a, b, sides = gpu((m, k), FP16), gpu((k, n), FP16, 1), sides_of(how, m, n, FP32)
     lain = sides._replace(
@@ -433,9 +444,17 @@ def test_one_tensor_as_both_operands_and_then_two():
 GATED = [config for config in CONFIGS if config.family != "warpgroups"]
 
 
-@pytest.mark.parametrize("config", GATED, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "offset"])
+# Every layout at one ragged size; each other size with one, a different one for each config.
+GATED_LAYOUTS = ("row", "column", "sliced", "offset")
+GATED_CASES = [(config, SIZES[1], layout) for config in GATED for layout in GATED_LAYOUTS]
+GATED_CASES += [
+    (config, size, GATED_LAYOUTS[(i + j) % 4])
+    for i, config in enumerate(GATED)
+    for j, size in enumerate((SIZES[0], *SIZES[2:]))
+]
+
+
+@pytest.mark.parametrize(("config", "size", "layout"), GATED_CASES, ids=str)
 def test_gated_products(config, size, layout):
     m, n, k = size
     x, gate, up = gpu((m, k)), gpu((n, k), seed=1), gpu((n, k), seed=2)

@@ -356,7 +356,7 @@ def test_orders_of_dimensions(shape, order, dtype):
     assert same_bits(tritile.permute(tritile.permute(x, order), back), raw)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(75))
 def test_any_permutation_of_any_permuted_view(seed):
     draw = random.Random(seed)
     shape = tuple(draw.choice((1, 2, 3, 5, 8, 17, 33)) for _ in range(draw.randint(2, 5)))

@@ -108,10 +108,15 @@ def run(config, x, weight, out, bias=None):
     return prepared, call
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=name)
-@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_configs_and_kinds_of_weights(config, bits, group, zeros, dtype):
+# Each config with four kinds of weights and both dtypes, each kind with configs of every family.
+DRAWN = [
+    (config, KINDS[(i + 5 * j) % 12], HALF[(i + j) % 2]) for i, config in enumerate(CONFIGS) for j in range(4)
+]
+
+
+@pytest.mark.parametrize(("config", "kind", "dtype"), DRAWN, ids=str)
+def test_configs_and_kinds_of_weights(config, kind, dtype):
+    bits, group, zeros = kind
     weight = weight_of(200, 1096, dtype, bits, group, zeros)
     x, bias = values((70, 1096), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
     out = torch.empty(70, 200, dtype=dtype, device="cuda")
@@ -130,17 +135,13 @@ def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
     assert torch.equal(out.t(), weight.dequantize())
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=name)
-@pytest.mark.parametrize(
-    ("m", "n", "k"),
-    [
-        (1, 1, 1), (1, 4096, 4096), (3, 130, 530), (16, 64, 1024), (17, 33, 1023), (33, 1000, 1025),
-        (129, 257, 129), (127, 4097, 2047), (1, 47, 4100), (256, 256, 4104),
-    ],
-    ids=str,
-)  # fmt: skip
+SIZES = [(1, 1, 1), (1, 4096, 4096), (17, 33, 1023), (129, 257, 129), (127, 4097, 2047), (256, 256, 4104)]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SIZES, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_ragged_sizes(config, m, n, k, dtype):
+def test_ragged_sizes(config, m, n, k):
+    dtype = HALF[(CONFIGS.index(config) + SIZES.index((m, n, k))) % 2]  # kinds of weights are drawn with both
     weight = weight_of(n, k, dtype, 4, 64)
     x = values((m, k), dtype, 0, "cuda")
     x = on_16_bytes(x) if config.family == "descriptor" else x
@@ -160,10 +161,10 @@ def test_layouts_of_x(m, dtype, layout):
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
-@pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize("config", UNPACKED, ids=str)
-def test_layouts_of_x_beside_an_unpacked_weight(config, dtype, layout):
+def test_layouts_of_x_beside_an_unpacked_weight(config, layout):
     """x is read where it lies or copied, in a launch between that of the weight and the product."""
+    dtype = HALF[UNPACKED.index(config) % 2]
     weight, bias = weight_of(320, 520, dtype, 4, 32, True), values((320,), dtype, 2, "cuda")
     x = placed(values((200, 520), dtype, 0, "cuda"), layout)
     out = torch.empty(200, 320, dtype=dtype, device="cuda")

@@ -9,8 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tritile
-from tests.complexes import assert_complex, numbers, parts
-from tests.reference import LAYOUTS, bytes_of, frame, guard_intact, name, placed, poison_empty, poisoned
+from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
+from tests.reference import (
+    LAYOUTS,
+    Sides,
+    bytes_of,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    poisoned,
+)
 from tritile import launch, plans
 from tritile.device import TARGETS
 from tritile.errors import TuningError
@@ -286,6 +296,69 @@ def test_three_products_err_where_parts_cancel():
         return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
 
     assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
+
+
+WEIGHTS = [(0.5 - 2j, 1 + 3j), (1, -1j), (2, 0.25), (1 + 0j, 1), (0, 3j)]  # beta, alpha
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize(("beta", "alpha"), WEIGHTS, ids=str)
+def test_sums_with_complex_weights(beta, alpha, dtype):
+    a, b = numbers((2, 9, 21), dtype).conj(), numbers((2, 21, 13), dtype, 1)
+    for shape, layout in (((2, 9, 13), "sliced"), ((9, 1), "column"), ((), "row")):
+        added = (
+            numbers(shape, dtype, 2) if beta else torch.full(shape, complex(math.nan, math.inf), dtype=dtype)
+        )
+        sides, words = Sides(bias=added.conj(), alpha=alpha, beta=beta), {"alpha": alpha, "beta": beta}
+        assert_complex_fused(tritile.baddbmm(added.conj(), a, b, **words), a, b, sides)
+        sides = sides._replace(bias=added[0].conj() if shape == (2, 9, 13) else added.conj())
+        buffer, out = frame((9, 13), dtype, layout)
+        assert tritile.addmm(sides.bias, a[0], b[0], out=out, **words) is out
+        assert_complex_fused(out, a[0], b[0], sides)
+        assert guard_intact(buffer, out)
+
+
+def test_a_complex_sum_in_place():
+    x, weight, added, bias = (
+        numbers(shape, DTYPES[0], seed) for seed, shape in enumerate([(9, 21), (13, 21), (9, 13), (13,)])
+    )
+    out = added.clone()
+    version = out._version
+    assert tritile.addmm(out, x, weight.mT, beta=2j, out=out) is out
+    assert out._version > version
+    assert_complex_fused(out, x, weight.mT, Sides(bias=added, beta=2j))
+    out.copy_(added)
+    assert tritile.linear(x, weight, bias, residual=out, out=out) is out
+    assert_complex_fused(out, x, weight.mT, Sides(bias=bias, residual=added))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("weight_shape", [(13, 21), (21,)], ids=str)
+def test_complex_linear(form, weight_shape):
+    _, layout, other = FORMS[form]
+    x, weight = placed(numbers((4, 9, 21), DTYPES[0]), layout), numbers(weight_shape, DTYPES[0], 1)
+    weight = placed(weight, other) if weight.ndim == 2 else weight
+    shape = (4, 9, 13)[: 1 + weight.ndim]
+    bias, residual = numbers(shape[-1:], DTYPES[0], 2), numbers(shape, DTYPES[0], 3)
+    got = tritile.linear(x, weight, bias, residual=residual.conj())
+    sides, columns = (bias, residual.conj()), weight
+    if weight.ndim == 1:
+        sides, columns = tuple(side.unsqueeze(-1) for side in sides), weight.unsqueeze(0)
+    got = got if weight.ndim == 2 else got.unsqueeze(-1)
+    assert_complex_fused(got, x, columns.mT, Sides(bias=sides[0], residual=sides[1]))
+
+
+def test_what_an_empty_complex_sum_leaves():
+    added, x = numbers((9, 13), DTYPES[0]), torch.empty(9, 0, dtype=DTYPES[0])
+    assert torch.equal(tritile.addmm(added, x, x.mT.new_empty(0, 13), beta=-1, alpha=3j), -added)
+    assert torch.equal(tritile.linear(x, x.new_empty(13, 0), added), added)
+    assert tritile.addmm(added[:0], x[:0], x.new_empty(0, 13), beta=1j).shape == (0, 13)
+
+
+def test_weights_of_one_spread_no_infinity():
+    a, b = torch.eye(3, dtype=DTYPES[0]), torch.ones(3, 3, dtype=DTYPES[0])
+    added = torch.full((3, 3), complex(math.inf, 1.0), dtype=DTYPES[0])
+    assert torch.equal(tritile.addmm(added, a, b), torch.full_like(added, complex(math.inf, 1.0)))
 
 
 @st.composite

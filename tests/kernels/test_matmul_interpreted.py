@@ -25,9 +25,11 @@ from tests.reference import (
     values,
 )
 from tritile import launch
+from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import DtypeError
 from tritile.ops import matmul as matmul_op
+from tritile.ops.described import described
 from tritile.space import illegal
 
 pytestmark = [
@@ -296,3 +298,13 @@ def test_any_product(product, seed):
     tritile.matmul(placed(a, a_layout), placed(b, b_layout), out=out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
+
+
+def test_what_rounding_loses_of_each_block_of_k_is_added_again():
+    """One block adds up to 1, each of 127 others to a fourth of the step of fp32 at 1."""
+    step = torch.finfo(torch.float32).eps
+    a, b, out = torch.zeros(16, 128 * 32), torch.ones(128 * 32, 16), torch.empty(16, 16)
+    a[:, 0], a[:, 32::32] = 1.0, step / 4
+    config = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
+    launch.run_interpreted(described(a, b, out, "ieee"), config)
+    assert float((out.double() - (1 + 127 * step / 4)).abs().max()) <= step

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from tritile import cli, errors, launch, table
+from tritile.cli import tune as tune_module
 from tritile.config import Config
 from tritile.deploy import fill as deployment
 from tritile.device import target_device
@@ -78,6 +79,20 @@ def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
     assert made.device["name"] == "NVIDIA H200"
     (entry,) = made.entries
     assert (entry.problem.m, entry.problem.n, entry.problem.k, entry.us) == (512, 256, 128, None)
+
+
+def test_tune_says_what_is_remembered_and_what_is_lost(tmp_path, capsys):
+    (tmp_path / "folder").write_text("a file, as of now")
+    store = Store(H200, tmp_path / "folder")
+    with pytest.warns(errors.StoreWarning, match="tried again"):
+        store.add("digest", Trial(PROBLEM, CONFIG, 2.0))
+    store.add("digest", Trial(PROBLEM, CONFIG, 1.0))
+    tune_module._finish(store)
+    assert "1 trials are lost" in capsys.readouterr().out
+    (tmp_path / "folder").unlink()
+    tune_module._finish(store)
+    assert "remembered in" in capsys.readouterr().out
+    assert store.best("digest", PROBLEM).us == 1.0
 
 
 MIXED = """

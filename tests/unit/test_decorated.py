@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,17 @@ import triton
 import triton.language as tl
 
 import tritile
+from tritile import device as devices
 from tritile.config import Config
 from tritile.decorated import KernelCall, KernelSubject, tuned_elsewhere
 from tritile.device import INTERPRETER, target_device
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.errors import (
+    InvalidValueError,
+    TuningError,
+    UnsupportedError,
+    UntunedWarning,
+    WrongAnswerWarning,
+)
 from tritile.interpreter import HostAware
 from tritile.measure.answers import allowed_error, error_of, poison
 from tritile.measure.pool import CompilePool
@@ -31,6 +39,7 @@ from tritile.measure.workshop import _compile
 from tritile.problem import KernelProblem
 from tritile.search import STRATEGIES, Listed
 from tritile.source import source_hash
+from tritile.store import store_of
 from tritile.trial import Trial
 
 H200 = target_device("nvidia-h200")
@@ -505,3 +514,102 @@ def test_deprecated_arguments_are_taken_with_a_warning_at_the_line_that_gives_th
 def test_arguments_by_position_are_those_of_triton():
     mine, theirs = (list(inspect.signature(f).parameters) for f in (tritile.autotune, triton.autotune))
     assert mine[: len(theirs)] == theirs
+
+
+def host_call(reference, *, strays=(1, 0), configs=None, **told):
+    """A kernel whose config of STRAY=-1 leaves an element unwritten, and arguments in host memory."""
+    configs = configs or [triton.Config({"BLOCK": 32, "STRAY": stray}) for stray in strays]
+    kernel = tritile.autotune(configs, ["N"], reference=reference, **told)(even(scale))
+    x, out = torch.randn(90), torch.full((90,), 5.0)
+    return kernel, (x, out[:77], 77), out
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["a list", "a space"])
+def test_a_config_that_is_wrong_on_host_tensors_is_told_and_another_runs(listed):
+    configs = None if listed else tritile.Space({"BLOCK": (32,), "STRAY": (0, -1)})
+    kernel, args, out = host_call(right, strays=(-1, 0), configs=configs)
+    expected = 3 * args[0][:77]
+    with tritile.mode("tune"):
+        with pytest.warns(WrongAnswerWarning, match=r"STRAY: -1.*scale N=77.*wrong answer.*out") as caught:
+            kernel[named_grid](*args)
+            kernel[named_grid](*args)  # looked at once
+    assert [warning.filename for warning in caught] == [__file__]
+    assert kernel.best_config.kwargs["STRAY"] == 0
+    assert torch.equal(args[1], expected)
+    assert bool((out[77:] == 5).all())
+
+
+def test_the_only_config_is_checked_too():
+    kernel, args, out = host_call(right, strays=(-1,))
+    told = pytest.raises(TuningError, match=r"no config works for scale N=77.*wrong answer")
+    with tritile.mode("tune"), pytest.warns(WrongAnswerWarning), told:
+        kernel[named_grid](*args)
+    assert bool((out == 5).all())  # on copies alone
+
+
+def test_ragged_sizes_are_checked_on_host_tensors():
+    def wrong_at_61(x, N):
+        return {"out": 3 * x[:N] + (N == 61)}
+
+    def ragged(named):
+        return named | {"N": 61, "out": named["out"][:61]}
+
+    kernel, args, _ = host_call(wrong_at_61, strays=(0,), ragged=ragged)
+    with (
+        tritile.mode("tune"),
+        pytest.warns(WrongAnswerWarning),
+        pytest.raises(TuningError, match="at ragged"),
+    ):
+        kernel[named_grid](*args)
+
+
+def test_what_a_reference_raises_is_not_a_configs_fault():
+    def broken(x):
+        raise KeyError("mine")
+
+    kernel, args, _ = host_call(broken)
+    with tritile.mode("tune"), pytest.raises(KeyError, match="mine"):
+        kernel[named_grid](*args)
+
+
+def test_a_winner_measured_in_this_process_is_checked():
+    times = {-1: 1.0, 0: 2.0, 1: 3.0}
+    ran = []
+
+    def bench(call, quantiles):
+        ran.append(strays[len(ran)])
+        return times[ran[-1]]
+
+    strays = (0, -1, 1)
+    kernel, args, _ = host_call(right, strays=strays, do_bench=bench)
+    with tritile.mode("tune"):
+        kernel[named_grid](*args)
+    assert kernel.best_config.kwargs["STRAY"] == 0
+    problem = kernel.problem(args, {})
+    found = {t.config["STRAY"]: t for t in store_of(INTERPRETER).trials(kernel.digest, problem)}
+    assert (found[0].us, found[0].error) == (2000.0, 0.0)
+    assert found[-1].us is None
+    assert "wrong answer" in found[-1].failure
+    assert found[1].error is None  # slower than one that is right
+    tritile.forget()
+    with tritile.mode("strict"):
+        kernel[named_grid](*args)
+    assert kernel.best_config.kwargs["STRAY"] == 0
+
+
+def test_strict_and_cached_run_host_tensors_as_matmul_does():
+    a = torch.randn(3, 5)
+    for mode in ("strict", "cached"):
+        kernel, args, _ = host_call(None, strays=(0, 1))
+        with tritile.mode(mode), warnings.catch_warnings():
+            warnings.simplefilter("error", UntunedWarning)
+            kernel[named_grid](*args)
+            assert torch.equal(args[1], 3 * args[0][:77])
+            torch.testing.assert_close(tritile.matmul(a, a.mT), a @ a.mT)
+
+
+def test_host_tensors_are_the_interpreters_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(devices, "current_gpu", lambda: H200)
+    kernel, args, _ = host_call(None)
+    assert kernel._device(args, {}) is INTERPRETER
+    assert kernel._device((), {"N": 5}) is H200

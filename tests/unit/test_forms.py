@@ -4,6 +4,8 @@ Tensors say that they are on a GPU, and a launch is written down: BLOCK, and wha
 """
 
 import math
+import types
+import warnings
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
 from tritile import device
-from tritile.errors import InvalidValueError
+from tritile.errors import CompiledWarning, InvalidValueError
 from tritile.forms import Forms
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
@@ -221,3 +223,47 @@ def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
     assert half != single
     forms = Forms(tuned.arg_names, tuned.keys)
     assert len({forms.of("tune", args, {}) for args in given}) == 2
+
+
+class Compiling(Recorder):
+    """Compiles, as Triton tells its listener, what was not compiled before."""
+
+    def __init__(self, kernel):
+        super().__init__(kernel)
+        self.compiled = set()
+
+    def run(self, *args, **kwargs):
+        super().run(*args, **kwargs)
+        form = kwargs["BLOCK"], *[value for value in args if isinstance(value, int)]
+        listener = triton.knobs.compilation.listener
+        if form not in self.compiled and listener is not None:
+            times = types.SimpleNamespace(total=2.5e6)
+            listener(src=None, metadata={}, metadata_group={}, times=times, cache_hit=False)
+        self.compiled.add(form)
+
+
+def test_strict_warns_of_what_was_compiled_ahead_of_its_launch(monkeypatch):
+    tuned = Tuned(monkeypatch)
+    tuned.recorder = Compiling(kernel)
+    monkeypatch.setattr(tuned.tuner.fn, "fn", tuned.recorder)
+    given = on_gpu(), on_gpu(), 50, 0.5
+    with tritile.mode("tune"):
+        tuned(*given)
+    tuned.recorder.compiled.clear()
+    tuned.recorder.launches.clear()
+    with tritile.mode("strict"):
+        with pytest.warns(CompiledWarning, match=r"kernel N=50.*compiled.*2\.5 s"):
+            tuned(*given)
+        assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False]
+        tuned(*given)
+        assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False, False]
+    tuned.recorder.compiled.clear()
+    tuned.recorder.launches.clear()
+    tritile.forget()
+    with tritile.mode("strict"), warnings.catch_warnings():
+        warnings.simplefilter("error", CompiledWarning)
+        with pytest.raises(CompiledWarning):
+            tuned(*given)
+    assert [launch["warmup"] for launch in tuned.recorder.launches] == [True]  # nothing was launched
+    with tritile.mode("cached"):
+        tuned(*given)

@@ -339,3 +339,12 @@ def test_converting_refuses_before_anything_changes(given, why):
     with pytest.raises(InvalidValueError, match=why):
         convert(**({"model": net} | given))
     assert type(net.up) is nn.Linear
+
+
+def test_a_layer_of_complex_numbers():
+    layer = torch.nn.Linear(5, 7, dtype=torch.complex64)
+    x = torch.randn(3, 5, dtype=torch.complex64)
+    wanted = layer(x)
+    made = tritile.nn.convert(layer, "linear")
+    assert type(made) is tritile.nn.Linear
+    torch.testing.assert_close(made(x), wanted)

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarni
 
 
 # One of each formula.
-FEW = [s for s in DOUBLES if s.label in ("vector by batch", "conjugated", "silu", "weights", "dims")]
+FEW = [
+    s
+    for s in DOUBLES
+    if s.label in ("vector by batch", "conjugated", "silu", "weights", "complex weights", "dims")
+]
 
 
 def wanting(sample: Sample) -> tuple[torch.Tensor, ...]:

@@ -20,6 +20,7 @@ CALLS = [
     (OPS.matmul.out, (A, B), {"out": drawn(3, 5)}),
     (OPS.linear.default, (X, W, drawn(5)), {"activation": "relu", "residual": drawn(5)}),
     (OPS.addmm.default, (drawn(5), A, B), {"alpha": 2, "beta": 0.5}),
+    (OPS.addmm.default, (drawn(5).cdouble(), 1j * A, B.cdouble()), {"alpha": 1 + 2j, "beta": 0.5j}),
     (OPS.baddbmm.default, (drawn(5), X, drawn(2, 4, 5)), {}),
     (OPS.gated_linear.default, (X, W, W), {"bias_up": drawn(5)}),
     (OPS.permute.default, (X, [2, 0, 1]), {}),
@@ -54,7 +55,7 @@ def test_what_torch_asks_of_an_operator(which):
 
 def differentiable(op, tensor):
     """Whether a gradient by this argument is there."""
-    fits = tensor.is_floating_point() and tensor.dtype != FP8
+    fits = (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != FP8
     return (
         fits and "out" not in str(op) and op not in (OPS.scaled_matmul.default, OPS.linear_quantized.default)
     )

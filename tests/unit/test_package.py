@@ -12,7 +12,7 @@ import tritile
 PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
 ROWS = (
-    ("errors", "threads", "version"),
+    ("errors", "files", "threads", "version"),
     ("settings", "markup", "epilogue", "versions"),
     ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
     ("device", "compiles", "counting", "quantized"),
@@ -51,7 +51,7 @@ ROWS = (
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune")}
-IMPORTS_NOTHING = {"errors", "source", "threads", "version"}  # of ours
+IMPORTS_NOTHING = {"errors", "files", "source", "threads", "version"}  # of ours
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
 OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
 OPTIONAL_ROOMS = {"report", "cli"}

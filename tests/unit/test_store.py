@@ -604,6 +604,25 @@ def test_a_lock_that_is_soon_released_is_waited_for(store: Store, clock: Clock) 
     assert 0 < clock.slept < 0.1
 
 
+def test_a_write_waits_for_who_reads_and_is_done_whole(store: Store, clock: Clock) -> None:
+    store.add(KERNEL, trial())
+    reading = raw(store)
+    reading.execute("BEGIN")
+    assert reading.execute("SELECT count(*) FROM trials").fetchone() == (1,)
+    sleep = clock.sleep
+
+    def sleep_and_end(seconds: float) -> None:
+        sleep(seconds)
+        reading.close()
+
+    clock.sleep = sleep_and_end  # type: ignore[method-assign]
+    store.add(KERNEL, trial(1.0, 1))
+    assert 0 < clock.slept < 0.1
+    assert clock.free
+    assert store.flush() == 0
+    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 1)]
+
+
 def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: Clock) -> None:
     store.add(KERNEL, trial())
     with contextlib.closing(raw(store)) as connection:

@@ -42,7 +42,7 @@ from tritile.measure.workshop import Workshop
 from tritile.problem import Tiled
 from tritile.report.environment import environment
 from tritile.search import STRATEGIES
-from tritile.store import store_of
+from tritile.store import Store, store_of
 from tritile.subject import DEFAULT, is_tuned
 from tritile.trial import Trial
 from tritile.tune import study as studies
@@ -112,6 +112,15 @@ def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
     return todo
 
 
+def _finish(store: Store) -> None:
+    """Write what is not written yet, and say where it is, or how much is lost."""
+    lost = store.flush()
+    if lost:
+        console.print(f"{lost} trials are lost: {store.path} cannot be written", style="red")
+    else:
+        console.print(f"remembered in {store.path}")
+
+
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     """Tune on the current GPU; how many problems are left."""
     todo, failed = _todo(problems, device, wish.force), 0
@@ -131,12 +140,12 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
             failed += done.best is None
             bar.update(task, advance=1)
             _tell(done)
+    _finish(store_of(device))
     left = sum(not is_tuned(problem, device) for problem in todo)
     if watch.failures:
         console.print(f"configs that failed: {watch.reasons}", highlight=False)
     if left > failed:
         console.print(f"{left - failed} problems are left: the same command goes on with them")
-    console.print(f"remembered in {store_of(device).path}")
     return left
 
 
@@ -174,7 +183,8 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
             _tell(done, f"rank {place.rank}: ")
         left = shards.left
     if place.rank == 0:
-        console.print(f"remembered in {store.path}; {left} problems are left")
+        _finish(store)
+        console.print(f"{left} problems are left")
     return failed + left
 
 

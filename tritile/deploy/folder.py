@@ -6,7 +6,6 @@ paths: a folder that is copied elsewhere holds nothing, for Triton, until its gr
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any, Final
 
 from triton import knobs
 from triton.runtime.cache import CacheManager, _base32
+
+from tritile.files import write_whole
 
 _GROUP: Final = "__grp__"
 _READ: Final = (".json", ".cubin", ".ptx")  # what loading a kernel, and launching it, asks for
@@ -49,9 +50,7 @@ def _group_of(file: Path) -> dict[str, str]:
 
 
 def _write(group: Path, paths: dict[str, str]) -> None:
-    partial = group.with_name(f".{group.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps({"child_paths": paths}))
-    partial.replace(group)
+    write_whole(group, json.dumps({"child_paths": paths}))
 
 
 class _Reader(CacheManager):  # type: ignore[misc]

@@ -18,7 +18,7 @@ Filter = Callable[[str, torch.nn.Linear], bool]
 _HALF: Final = (torch.bfloat16, torch.float16)
 # What each kind makes of a layer, and of which dtypes.
 _DTYPES: Final[dict[str, tuple[torch.dtype, ...]]] = {
-    "linear": (*_HALF, torch.float32, torch.float64),
+    "linear": (*_HALF, torch.float32, torch.float64, torch.complex64, torch.complex128),
     "fp8": (*_HALF, torch.float32),
     "int8": _HALF,
     "int4": _HALF,
@@ -127,8 +127,9 @@ def convert(
 
     Args:
         model: any module, itself a linear layer maybe.
-        kind: "linear" (weights as they are: float16, bfloat16, float32 or float64), "fp8" (a scale for each
-            row, of weights of float16, bfloat16 or float32), "int8" or "int4" (of float16 or bfloat16).
+        kind: "linear" (weights as they are: float16, bfloat16, float32, float64 or complex), "fp8" (a scale
+            for each row, of weights of float16, bfloat16 or float32), "int8" or "int4" (of float16 or
+            bfloat16).
         filter: called with a layer's name and the layer; where it gives False the layer is left alone.
         group_size: columns that share a scale, of "int8" and "int4": 32, 64 or 128.
         zero_points: whether each group has one, of "int8" and "int4".

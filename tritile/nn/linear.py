@@ -18,8 +18,10 @@ class Linear(torch.nn.Linear):
         out_features: N, that of the result.
         bias: whether there is one, (N,).
         device: of the parameters.
-        dtype: of the parameters, and of the input: float16, bfloat16, float32 or float64.
-        activation: done as the product is stored: "relu", "gelu", "gelu_tanh", "silu", or None.
+        dtype: of the parameters, and of the input: float16, bfloat16, float32, float64, complex64 or
+            complex128.
+        activation: done as the product is stored: "relu", "gelu", "gelu_tanh", "silu", or None; of real
+            numbers alone.
 
     Raises InvalidValueError for an activation that is none. A call raises as `tritile.linear` does.
     """

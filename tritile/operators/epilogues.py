@@ -31,6 +31,9 @@ def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str
         def plain(tensor: torch.Tensor) -> torch.Tensor:
             return like(tensor).resolve_neg()
 
+        if of.a.is_complex():  # a plain product, to which torch adds
+            sums = torch.empty(shape, dtype=dtype, device="meta")
+            return described(plain(of.a), plain(of.b), sums, how).problem
         return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
 
     foresee(of.a.device, problem)
@@ -66,7 +69,7 @@ def _record_linear(
     input: Any, weight: Any, bias: Any, activation: Any, residual: Any, out_dtype: Any, precision: Any
 ) -> torch.Tensor:
     refuse_fp8("linear", input=input, weight=weight)
-    check_activation("linear", activation)
+    check_activation("linear", activation, input)
 
     def product(residual: Any) -> torch.Tensor:
         return Linear.of(LINEAR, input, weight, bias, None, residual, out_dtype, precision)
@@ -114,7 +117,7 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
         input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *words: Any
     ) -> torch.Tensor:
         refuse_fp8(op, **{of_a: a, of_b: b})
-        check_activation(op, activation)
+        check_activation(op, activation, a)
         y = Weighted.of(overload, input, a, b, beta, alpha, None, *words)
         return activated(y, activation or "")
 

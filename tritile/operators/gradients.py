@@ -82,6 +82,11 @@ def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
     return g if type(weight) in (int, float) and weight == 1 else g * weight
 
 
+def conjugate(weight: Any) -> Any:
+    """The conjugate of a number, by which a gradient is multiplied where a value is by the number."""
+    return weight.conjugate() if isinstance(weight, complex) else weight
+
+
 def gradient_of_added(g: torch.Tensor, like: tuple[Shape, torch.dtype] | None) -> torch.Tensor | None:
     """The gradient of what is added to a product, of this shape and dtype."""
     return None if like is None else g.sum_to_size(like[0]).to(like[1])
@@ -114,10 +119,10 @@ class Linear(Formula):
         grad_x = grad_weight = None
         if weight is not None:
             rows = weight if len(of_weight) == 2 else weight.unsqueeze(0)
-            grad_x = multiplied(g, rows, weight.dtype, ctx.precision)
+            grad_x = multiplied(g, rows.conj(), weight.dtype, ctx.precision)
         if x is not None:
             x, g = (t.flatten(0, -2) if len(of_x) > 1 else t.unsqueeze(0) for t in (x, g))
-            grad_weight = multiplied(g.mT, x, x.dtype, ctx.precision).reshape(of_weight)
+            grad_weight = multiplied(g.mT, x.conj(), x.dtype, ctx.precision).reshape(of_weight)
         return None, grad_x, grad_weight, bias, None, residual, None, None
 
     @staticmethod
@@ -146,10 +151,10 @@ class Weighted(Formula):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Those of input, a and b."""
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
-        grad_input = gradient_of_added(multiply(g, ctx.beta), ctx.added)
+        grad_input = gradient_of_added(multiply(g, conjugate(ctx.beta)), ctx.added)
         grad_a = None if b is None else gradient_of_left(g, b, of_a, ctx.precision)
         grad_b = None if a is None else gradient_of_right(g, a, of_b, ctx.precision)
-        both = (None if grad is None else multiply(grad, ctx.alpha) for grad in (grad_a, grad_b))
+        both = (None if grad is None else multiply(grad, conjugate(ctx.alpha)) for grad in (grad_a, grad_b))
         return None, grad_input, *both, *[None] * 5
 
     @staticmethod

@@ -15,8 +15,9 @@ from tritile.views import BlockScales, Fused, MatmulCall, View
 class Extras(NamedTuple):
     """Tensors of a `tritile.problem.Epilogue`, each of a shape that broadcasts to that of the result.
 
-    `up` is the second matrix of a gated product, `blocks` are scales of a and b for each 128 of K, and
-    `shared` says by how many rows and columns these are: see `tritile.problem.BLOCK_SCALES`.
+    `alpha` and `beta` are complex for complex operands alone. `up` is the second matrix of a gated product,
+    `blocks` are scales of a and b for each 128 of K, and `shared` says by how many rows and columns these
+    are: see `tritile.problem.BLOCK_SCALES`.
     """
 
     scale_a: torch.Tensor | None = None
@@ -24,8 +25,8 @@ class Extras(NamedTuple):
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     activation: str = ""
-    alpha: float = 1.0
-    beta: float = 1.0
+    alpha: complex = 1.0
+    beta: complex = 1.0
     bias_up: torch.Tensor | None = None
     zero_a: torch.Tensor | None = None
     zero_b: torch.Tensor | None = None

@@ -82,5 +82,7 @@ def _check_words(op: str, words: dict[str, Any]) -> None:
             raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
     for name in ("alpha", "beta"):
         number = words.get(name, 1)
-        if isinstance(number, bool) or not isinstance(number, int | float | torch.SymInt | torch.SymFloat):
+        if isinstance(number, bool) or not isinstance(
+            number, complex | torch.SymInt | torch.SymFloat | int | float
+        ):
             raise InvalidValueError(f"{op}: {name} is {number!r}: wanted a number")

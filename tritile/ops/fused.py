@@ -32,7 +32,8 @@ _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
     check_tensor(op, name, tensor)
     check_same_device(op, like, name, tensor)
-    wanted = (torch.float64,) if like.dtype == torch.float64 else _ADDED
+    alike = like.dtype == torch.float64 or like.is_complex()
+    wanted = (like.dtype,) if alike else _ADDED
     if tensor.dtype not in wanted:
         dtypes = ", ".join(map(name_of, wanted))
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {dtypes}")
@@ -56,17 +57,27 @@ def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]
         raise ShapeError(f"{op}: {shapes}: rows of {weight.shape[-1]} elements, wanted {x.shape[-1]}")
 
 
-def _check_number(op: str, name: str, value: Any) -> float:
+def _check_number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+    if isinstance(value, complex):
+        if value.imag and not like.is_complex():
+            wanted = f"a real number for {name_of(like.dtype)}"
+            raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
+        return value if like.is_complex() else value.real
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
     return float(value)
 
 
-def check_activation(op: str, activation: Any) -> str:
-    """The activation's name, "" for None. Raises InvalidValueError for what is none."""
+def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
+    """The activation's name, "" for None. Raises InvalidValueError for what is none.
+
+    `of`: the first operand of the product, where it is known. Raises DtypeError where that is complex.
+    """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         wanted = ", ".join(ACTIVATIONS)
         raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
+    if activation and of is not None and of.is_complex():
+        raise DtypeError(f"{op}: activation {activation!r} of {name_of(of.dtype)}: wanted a real dtype")
     return activation or ""
 
 
@@ -90,8 +101,8 @@ def checked(
     op, _, a, b, extras = of
     names = name_of_role(op, "a"), name_of_role(op, "b")
     shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
-    if not dtype.is_floating_point:
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating dtype")
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
     for role in SIDES:
         tensor = getattr(extras, role)
         if tensor is not None and role not in _ZEROS:
@@ -115,6 +126,24 @@ def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str
     return None
 
 
+def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
+    """Multiply complex operands, and do what follows by torch: the kernels store real sums.
+
+    Parts are added as real numbers, as torch's complex addition multiplies by 1 + 0i, which turns the other
+    part of an infinity into NaN.
+    """
+    extras = of.extras
+    sums = product.eager(of.a, of.b, None, None, precision)
+    if extras.alpha != 1:
+        sums.mul_(extras.alpha)
+    read = dict(zip(SIDES, extras.tensors, strict=True))
+    for term, weight in ((read["bias"], extras.beta), (read["residual"], 1)):
+        if term is not None:
+            term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
+            torch.view_as_real(sums).add_(torch.view_as_real(term))
+    return sums if out is None else written(out.copy_(sums))
+
+
 def fused_product(
     of: Product,
     out: torch.Tensor | None,
@@ -132,6 +161,8 @@ def fused_product(
     if out is not None:
         check_room(op, out)
         check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
+    if a.is_complex():
+        return _complex_product(of, out, precision)
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
     if result.numel() == 0:
         return result
@@ -166,7 +197,7 @@ def linear(
     """activation(input @ weight^T + bias) + residual in one launch, torch's linear and what follows it.
 
     Args:
-        input: (..., K), of a floating dtype of `tritile.matmul`.
+        input: (..., K), of a floating or complex dtype of `tritile.matmul`.
         weight: (N, K), or (K,) for a result without N; of input's dtype. Or what `tritile.quantize` made of
             an (N, K) for input's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken. It
             may be unpacked first where input has more than 256 rows, on Hopper, into 2 N K bytes that last
@@ -178,8 +209,9 @@ def linear(
         out_dtype: as `tritile.matmul` takes it.
         precision: likewise.
 
-    bias and residual are float16, bfloat16 or float32 (float64 where input is). Sums, and all that follows
-    them, are kept in float32 (float64 for float64), and rounded once, as they are stored.
+    bias and residual are float16, bfloat16 or float32 (float64 or complex where input is, of its very dtype).
+    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once, as they are
+    stored. Complex results have no activation; what is added to them is added by torch, after the product.
 
     Differentiable by all tensors, as `tritile.matmul` is; by input and bias alone where the weight is
     quantized. Where a gradient is wanted, an activation is a step of torch's own after the product.
@@ -214,7 +246,7 @@ def eager_linear(
 def linear_of(x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> Product:
     """The product that `linear` makes. Raises a TritileError for operands that do not fit each other."""
     check_weight("linear", x, "weight", weight, (1, 2))
-    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation))
+    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, x))
     return Product("linear", (x, weight, bias, residual), x, weight.t(), extras)
 
 
@@ -231,9 +263,9 @@ def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, acti
     if rank == 3 and a.shape[0] != b.shape[0]:
         shapes = f"{of_a} is {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
         raise ShapeError(f"{op}: {shapes}: wanted one batch size")
-    weights = _check_number(op, "alpha", alpha), _check_number(op, "beta", beta)
+    weights = _check_number(op, "alpha", alpha, a), _check_number(op, "beta", beta, a)
     check_tensor(op, "input", added)
-    extras = Extras(None, None, added, None, check_activation(op, activation), *weights)
+    extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
     return Product(op, (added, a, b), a, b, extras)
 
 
@@ -266,8 +298,8 @@ def addmm(
     mat1: torch.Tensor,
     mat2: torch.Tensor,
     *,
-    beta: float = 1,
-    alpha: float = 1,
+    beta: complex = 1,
+    alpha: complex = 1,
     activation: str | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -279,8 +311,8 @@ def addmm(
         input: of a shape that broadcasts to (M, N); not read where beta is 0.
         mat1: (M, K).
         mat2: (K, N).
-        beta: a number, by which input is multiplied.
-        alpha: a number, by which the product is.
+        beta: a number, by which input is multiplied; complex for complex operands alone.
+        alpha: a number, by which the product is; likewise.
         activation: as `tritile.linear` takes it.
         out: the result goes here. It may be input itself, and share no memory otherwise.
         out_dtype: as `tritile.matmul` takes it.
@@ -296,8 +328,8 @@ def baddbmm(
     batch1: torch.Tensor,
     batch2: torch.Tensor,
     *,
-    beta: float = 1,
-    alpha: float = 1,
+    beta: complex = 1,
+    alpha: complex = 1,
     activation: str | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,

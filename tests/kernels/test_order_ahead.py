@@ -1,0 +1,75 @@
+"""The order of what kernels do to memory, read from what they are compiled to for Hopper."""
+
+import os
+import re
+
+import pytest
+import torch
+
+from tritile import ahead
+from tritile.config import Config
+from tritile.device import target_device
+from tritile.launch import compiles_of
+from tritile.offline import Pointer, compiling_for
+from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.space import tile
+from tritile.views import PermuteCall
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+H200 = target_device("nvidia-h200")
+SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
+TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
+# PTX that reads or writes global memory.
+GLOBAL = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red|cp\.async(\.bulk)?(\.tensor)?)\S*\.global", re.MULTILINE)
+# In Triton's own language, before a compiler adds barriers of its own.
+STEPS = re.compile(r"^\s*(?:%\S+ = )?(?:tt\.(load|store|atomic)|(?:gpu|ttg)\.\w*(barrier))", re.MULTILINE)
+
+
+def turned(m, n, family="tile"):
+    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=1)
+
+
+def shared_k(split):
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+
+
+def steps(kernel):
+    return [found[1] or found[2] for found in STEPS.finditer(kernel.asm["ttir"])]
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (TURN, turned(64, 64)),
+        (KEPT, turned(32, 32)),
+        (TURN, turned(64, 64, "packed")),
+        (SQUARE, shared_k(1)),
+        (SQUARE, shared_k(4)),
+    ],
+    ids=["turn", "copy", "packed turn", "product", "shared K"],
+)
+def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, config):
+    ptx = ahead.compiled_for(problem, config, H200).asm["ptx"]
+    wait, first = ptx.find("griddepcontrol.wait"), GLOBAL.search(ptx)
+    assert first
+    assert 0 < wait < first.start()
+
+
+def test_parts_of_a_sum_are_written_before_any_thread_says_so():
+    order = steps(ahead.compiled_for(SQUARE, shared_k(4), H200))
+    assert order[:3] == ["store", "barrier", "atomic"]
+
+
+@pytest.mark.parametrize("words", [1, 2])
+def test_tiles_that_change_places_are_read_before_either_is_written(words):
+    x = Pointer(torch.int64 if words == 2 else torch.int16)
+    problem = PermuteProblem.turned(1, 100, 100, 16 if words == 2 else 2)
+    call = PermuteCall(problem, x, x, in_place=True)
+    with compiling_for(H200):
+        (compiled,) = compiles_of(call, tile.in_place(problem), H200, Pointer)
+        kernel = compiled()
+    assert kernel.name == "transpose_in_place"
+    assert steps(kernel) == ["load", "load", "barrier", "store", "store"]

@@ -1,0 +1,67 @@
+"""Programs that share the K of a tile, in the interpreter and in orders that are drawn.
+
+Whoever comes last, waits or gives up: the product is right, and every counter is as the next launch wants it.
+"""
+
+import random
+
+import pytest
+import torch
+
+from tests.interleaved import interleaved
+from tests.reference import assert_product, values
+from tritile import launch
+from tritile.config import Config
+from tritile.interpreter import interpret
+from tritile.ops.described import described
+from tritile.work import tma, work_of
+
+PROGRAMS_AT_ONCE = 64  # as many as the GPU runs, so that those of one tile wait for each other
+A, B = values((40, 128), torch.float32), values((128, 20), torch.float32, 1)
+
+
+def first(seed):
+    """Each to its end, in turn, as the interpreter has it."""
+    return lambda left: left[0]
+
+
+def last(seed):
+    return lambda left: left[-1]
+
+
+def fair(seed):
+    return random.Random(seed).choice
+
+
+def one_ahead(seed):
+    """One program goes on nine times of ten, so that it gives up now and then."""
+    draw = random.Random(seed)
+    return lambda left: left[seed % len(left)] if draw.random() < 0.9 else draw.choice(left)
+
+
+def launched(config, counters, choose):
+    out = torch.full((40, 20), float("nan"))
+    call = described(A, B, out, "tf32")  # computed as fp32 here
+    work = work_of(call, config, PROGRAMS_AT_ONCE, False)
+    (step,) = work.steps
+    scratch = [torch.full((s.elements,), float("nan")) for s in work.scratch]
+    buffers = [*call.tensors, *scratch, counters[: work.counters]]
+    with interleaved(choose):
+        interpret(step.kernel, step.grid, tuple(launch._bound(arg, buffers) for arg in step.args), {})
+    assert_product(out, A, B)
+
+
+ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (one_ahead, 3), (one_ahead, 8)]
+
+
+@pytest.mark.parametrize(("order", "polls"), ORDERS)
+@pytest.mark.parametrize("split", [2, 4])
+def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
+    monkeypatch.setattr(tma, "_POLLS", polls)
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+    counters = torch.zeros(8, dtype=torch.int64)
+    for seed in range(3):
+        launched(config, counters, order(seed))
+        assert not (counters & 65535).any()  # of those who gave up
+        assert not ((counters >> 16) % 256).any()  # of those who came
