@@ -1,0 +1,79 @@
+"""Kernels have just the parameters that native launches lay out, on every version of Triton."""
+
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, tile, tma, turned
+from tritile import native
+from tritile.device import target_device
+from tritile.launch import _compiled
+from tritile.loading import Loaded
+from tritile.offline import Pointer, compiling_for
+from tritile.views import posed
+from tritile.work import work_of
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
+)
+BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
+CASES = [
+    (SQUARE, tile(64, 64, 32, 4, 3)),
+    (RAGGED, tile(32, 64, 32, 4, 3)),
+    (SQUARE, tma(64, 64, 64, 4, 4, False, 4, 1)),
+    (RAGGED, tma(128, 128, 64, 8, 3, True, 1, 1)),
+    (SQUARE, groups(128, 128, 64, 2, 4, True, 1)),
+    (RAGGED, groups(192, 96, 64, 3, 3, False, 1)),
+    (TURN, turned(64, 64, 4)),
+    (TURN, turned(128, 64, 8, "packed")),
+]
+
+
+def sizes_of(kernel):
+    """Bytes of each parameter, by the kernel's PTX."""
+    text = re.search(r"\.entry\s+\w+\s*\((.*?)\)\s", kernel.asm["ptx"], re.DOTALL)[1]
+    found = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)[^,\[]*(?:\[(\d+)\])?", text)
+    return [int(array) if array else BYTES[kind] for kind, array in found]
+
+
+class Library(SimpleNamespace):
+    """A CUDA driver that knows the parameters of a kernel, encodes nothing and launches nothing."""
+
+    cuLaunchKernelEx = cuTensorMapReplaceAddress = None
+
+    def cuCtxSetCurrent(self, context):
+        return 0
+
+    def cuTensorMapEncodeTiled(self, *args):
+        return 0
+
+    def cuFuncGetParamInfo(self, function, index, offset, size):
+        if index >= len(self.sizes):
+            return 1
+        size.value = self.sizes[index]
+        return 0
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: str(value).replace(" ", "_"))
+def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monkeypatch):
+    device = target_device("nvidia-h200")
+
+    def make(dtype, elements=0):
+        return Pointer(getattr(torch, dtype))
+
+    with compiling_for(device):
+        call = posed(problem, make)
+        work = work_of(call, config, device.processors, True)
+        sections = [*work.scratch] + [SimpleNamespace(dtype="int64")] * bool(work.counters)
+        buffers = [*call.tensors, *(make(section.dtype) for section in sections)]
+        kernels = [_compiled(step, buffers) for step in work.steps]
+    monkeypatch.setattr(native, "_context_of", lambda device: None)
+    monkeypatch.setattr(native, "loaded", lambda kernel, shared: Loaded(1, 0, 0))
+    for step, kernel in zip(work.steps, kernels, strict=True):
+        library = Library(sizes=sizes_of(kernel))
+        monkeypatch.setattr(native, "_driver", lambda library=library: library)
+        launch = native.NativeLaunch(kernel, step.grid, step.args, [4096] * len(buffers), 0)
+        assert len(launch._described) == len(library.sizes)
