@@ -34,8 +34,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
+# Each process begins with files of its own, so that what a file sets up is set up once, and takes from others' rest.
 test: lint typecheck
-	$(PY) -m pytest -n $(JOBS) -m "not stacks"
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
 
 # On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
 test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
