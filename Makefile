@@ -39,8 +39,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
+# Each process begins with files of its own, so that what a file sets up is set up once, and takes from others' rest.
 test: lint typecheck
-	$(PY) -m pytest -n $(JOBS) -m "not stacks"
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \

@@ -36,8 +36,9 @@ def pytest_run(folder, shard, workers=0):
     plan = {"journal": str(journal), "keys": keys, "shard": shard, "stack": STACK, "done": done}
     (folder / "plan.json").write_text(json.dumps(plan))
     environ = os.environ | {recorder.PLAN: str(folder / "plan.json"), "PYTHONPATH": str(ROOT)}
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = ["-q", "-p", "tests.gpu.recorder", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    options += ["-n", str(workers)] if workers else ["-p", "no:xdist"]
+    options += ["-p", "xdist", "-n", str(workers)] if workers else []
     command = [sys.executable, "-m", "pytest", *options, str(folder / "test_some.py")]
     subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=200)
     return run.read_journal([journal])
