@@ -106,6 +106,10 @@ def frame(
     if layout == "offset":
         buffer = poisoned((1 + math.prod(shape) + 3,), dtype, device)
         return buffer, buffer[1 : 1 + math.prod(shape)].view(shape)
+    if layout == "padded":  # rows start on 16 bytes, wherever they end
+        unit = max(1, 16 // dtype.itemsize)
+        buffer = poisoned((*batch, rows + 2, (-(-columns // unit) + 2) * unit), dtype, device)
+        return buffer, buffer[..., 1 : rows + 1, unit : unit + columns]
     if layout == "sliced":
         buffer = poisoned((*batch, rows + 3, columns + 5), dtype, device)
         return buffer, buffer[..., 1 : rows + 1, 2 : columns + 2]

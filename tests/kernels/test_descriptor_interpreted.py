@@ -74,6 +74,15 @@ def test_outputs_of_any_layout(config, layout):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("columns", [3, 32, 51])
+def test_rows_that_start_on_16_bytes_wherever_they_end(config, columns):
+    a, b = values((2, 37, 64), torch.float32), values((2, 64, columns), torch.float32, 1)
+    buffer, out = frame((2, 37, columns), torch.float32, "padded")
+    run(config, a, placed(b, "padded"), out)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_batches_broadcast_and_of_two_dimensions(config):
     a, b = values((2, 3, 33, 64), torch.float32), values((2, 3, 64, 36), torch.float32, 1)
     turned = a.transpose(0, 1).contiguous().transpose(0, 1)

@@ -96,7 +96,7 @@ def test_sizes(config, size):
 
 
 @every_config
-@pytest.mark.parametrize("layout", ["column", "column_sliced", "strided", "offset"])
+@pytest.mark.parametrize("layout", ["column", "column_sliced", "strided", "offset", "padded"])
 def test_outputs_of_any_layout(config, layout):
     """A result that lies column by column is not made turned: the kernels have two matrices on the right."""
     buffer, out = frame((M, N), FP32, layout)

@@ -117,6 +117,16 @@ def test_results_that_no_descriptor_stores(ragged, layout):
     run(tma(), placed(a, "column") if ragged == "k" else a, b, offs, layout)
 
 
+@pytest.mark.parametrize("config", TMA, ids=str)
+@pytest.mark.parametrize("ragged", ["rows", "k"])
+@pytest.mark.parametrize("columns", [3, 36])
+def test_rows_that_start_on_16_bytes_wherever_they_end(config, ragged, columns):
+    offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
+    a, b = posed(ragged, offs)
+    b = placed(b[..., :columns].contiguous(), "padded")
+    run(config, placed(a, "column") if ragged == "k" else a, b, offs, "padded")
+
+
 def test_operands_that_no_descriptor_sees():
     offs = offsets("uneven")
     a, b = posed("rows", offs)

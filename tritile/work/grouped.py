@@ -93,9 +93,9 @@ def _cut(whole: Descriptor) -> Descriptor:
 
 
 def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
-    """The descriptor that stores tiles of the result; None where no descriptor can."""
+    """The descriptor that stores tiles of the result; None where none can: see `operands.storable`."""
     out = call.out
-    if out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
+    if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
     try:
         whole = _described(out, 2, call.groups, rows, columns)

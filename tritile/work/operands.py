@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from tritile.errors import TuningError
 from tritile.kernels.repack import repack
 from tritile.space.descriptor import turned
-from tritile.views import MatmulCall, View
+from tritile.views import MatmulCall, Placed, View
 from tritile.work.fused import up_index
 from tritile.work.values import Buffer, Descriptor, Section, Step
 
@@ -66,6 +66,17 @@ def readable(seen: Seen, view: View) -> bool:
         return False
     steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
     return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
+
+
+def storable(seen: Seen, view: View) -> bool:
+    """Return whether a descriptor may be stored through: readable, its rows whole numbers of 16 bytes.
+
+    The hardware cuts a store off at 16 bytes, not at the element: what lies behind a row that ends amid them
+    becomes zero. In a workspace that is padding.
+    """
+    stretched = any(size > 1 and step == 0 for size, step in zip(seen.shape, seen.strides, strict=True))
+    whole = seen.shape[3] * view.itemsize % 16 == 0 or isinstance(view.tensor, Placed)
+    return whole and not stretched and readable(seen, view)
 
 
 def described(seen: Seen, itemsize: int) -> Seen:

@@ -17,7 +17,7 @@ from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.space import warpgroups
 from tritile.views import MatmulCall
 from tritile.work.fused import block_scales, extra, verdict
-from tritile.work.operands import Seen, batch_of, described, inputs, readable
+from tritile.work.operands import Seen, batch_of, described, inputs, storable
 from tritile.work.sums import in_parts, input_precision, promoted_turns
 from tritile.work.values import Buffer, Section, Step, Work
 
@@ -36,8 +36,7 @@ def _output(call: MatmulCall) -> _Output:
     """The result as it is stored; `strides`, over batch, rows and columns, serve where no descriptor can."""
     (outer, inner), batch_strides = batch_of(call, call.out)
     seen = Seen(2, (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides), False)
-    stretched = any(size > 1 and s == 0 for size, s in zip(seen.shape, seen.strides, strict=True))
-    by_descriptor = readable(seen, call.out) and not stretched
+    by_descriptor = storable(seen, call.out)
     return _Output(described(seen, call.out.itemsize) if by_descriptor else seen, by_descriptor, seen.strides)
 
 

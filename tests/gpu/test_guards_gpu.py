@@ -1,0 +1,304 @@
+"""Nothing is written outside a result, on a GPU: guard zones around what every operation and family writes.
+
+Rows of results, and of operands, start on 16 bytes and end at every residue modulo 16 bytes, or start
+anywhere. Around results lies poison, which has to stay; around operands lies NaN, which must not be read.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tritile
+from tests.complexes import assert_complex
+from tests.groups import assert_groups, operands
+from tests.reference import (
+    DEFAULT_OUT,
+    DTYPES,
+    assert_product,
+    frame,
+    guard_intact,
+    name,
+    placed,
+    poison_empty,
+    random_bits,
+    same_bits,
+    values,
+)
+from tritile import device as devices
+from tritile import launch
+from tritile.config import Config
+from tritile.ops import groups, linear
+from tritile.ops.described import described
+from tritile.space import illegal
+
+pytestmark = pytest.mark.gpu
+BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+LAYOUTS = ("padded", "column_padded", "sliced", "offset")
+
+
+def tma(m, n, k, warps, stages, **more):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    flags = {"PERSISTENT": False, "SPLIT_K": 1, "SUBTILES": 1} | more
+    return Config.of(warps, stages, "descriptor", **sides, **flags)
+
+
+def warpgroups(m, n, k, consumers, stages, persistent=False, subtiles=1, family="warpgroups"):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, family, **sides, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+def tile(m, n, k):
+    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+
+
+PRODUCTS = [
+    tile(64, 64, 32),
+    tma(64, 64, 64, 4, 3),
+    tma(128, 128, 64, 8, 3, PERSISTENT=True, SUBTILES=2),
+    tma(64, 32, 64, 4, 3, SPLIT_K=2),
+    warpgroups(64, 64, 64, 1, 4),
+    warpgroups(128, 128, 64, 2, 3, True, 2),
+    warpgroups(192, 96, 64, 3, 3),
+    warpgroups(128, 192, 64, 2, 3, True, 2),
+]
+KINDS = [
+    *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),
+    (FP32, "tf32", FP32),
+    (INT8, "ieee", torch.int32),
+    *((dtype, "ieee", out) for dtype in FP8 for out in (BF16, FP32)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    poison_empty(monkeypatch)
+
+
+def sizes(itemsize):
+    """(m, n, k) whose n ends at every residue modulo 16 bytes, beyond a tile and short of one."""
+    for residue in range(max(1, 16 // itemsize)):
+        yield 129 + residue % 2, 128 + residue, 72 + 5 * (residue % 2)
+    yield 3, 1, 65
+    yield 3, 7, 72
+
+
+def cases(itemsize):
+    """Sizes, batches and layouts: padded rows with every size, the others with few."""
+    for size in sizes(itemsize):
+        yield (), size, "padded"
+    for layout in LAYOUTS[1:]:
+        yield (), (133, 131, 77), layout
+    yield (2,), (133, 131, 77), "padded"
+    yield (2,), (133, 131, 77), "column_padded"
+
+
+FEW = ((129, 131, 77), (3, 7, 72), (130, 134, 72))
+
+
+def poised(shape, dtype, seed, layout="padded"):
+    return placed(values(shape, dtype, seed, "cuda"), layout)
+
+
+def run(config, call):
+    """Whether the config may make the call; then it is made."""
+    if illegal(config, call.problem, devices.gpu(0)) is None:
+        launch.prepare(call, config)(*call.tensors)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("config", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("dtype", "precision", "out_dtype"), KINDS, ids=str)
+def test_products_of_every_family(config, dtype, precision, out_dtype):
+    ran = 0
+    for batch, (m, n, k), layout in cases(out_dtype.itemsize):
+        a = poised((*batch, m, k), dtype, 0)
+        b = poised((*batch, n, k), dtype, 1).mT if dtype in FP8 else poised((*batch, k, n), dtype, 1)
+        buffer, out = frame((*batch, m, n), out_dtype, layout, "cuda")
+        if run(config, described(a, b, out, precision)):
+            assert_product(out, a, b, precision)
+            assert guard_intact(buffer, out), (batch, m, n, k, layout)
+            ran += 1
+    if not ran:
+        pytest.skip("illegal for this type on this GPU")
+
+
+GROUPED = [
+    Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8),
+    *(
+        Config.of(
+            4, 3, "descriptor", BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, PERSISTENT=p, SUBTILES=s
+        )
+        for p, s in ((False, 1), (True, 2))
+    ),
+]
+
+
+@pytest.mark.parametrize("config", GROUPED, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, *FP8], ids=name)
+@pytest.mark.parametrize("ragged", ["rows", "columns", "k", "none"])
+def test_groups_of_every_family(config, dtype, ragged):
+    ran, out_dtype = 0, DEFAULT_OUT.get(dtype, dtype)
+    for batch, (m, n, k), layout in cases(out_dtype.itemsize):
+        if batch:
+            continue
+        a, b = operands(ragged, 3, (m, n, k), dtype, "cuda")
+        a = placed(a, "column_padded" if ragged == "k" else "padded")
+        b = placed(b, "column_padded" if dtype in FP8 and ragged != "k" else "padded")
+        shared = {"rows": m, "columns": n, "k": k, "none": 0}[ragged]
+        offs = torch.tensor([shared // 3, shared // 3, shared], dtype=torch.int32, device="cuda")
+        shape = (3, m, n) if ragged in ("k", "none") else (m, n)
+        buffer, out = frame(shape, out_dtype, layout, "cuda")
+        of = groups.Operands(a, b, None if ragged == "none" else offs, None, None)
+        precision = "tf32x3" if dtype == FP32 else "ieee"
+        if run(config, groups.described(of, out, precision)):
+            assert_groups(out, a, b, of.offs, precision)
+            assert guard_intact(buffer, out), (m, n, k, layout)
+            ran += 1
+    if not ran:
+        pytest.skip("illegal for this type on this GPU")
+
+
+@pytest.mark.parametrize("family", ["tile", "descriptor", "unpacked"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
+def test_quantized_weights_of_every_family(family, dtype):
+    sides = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8}
+    configs = {"unpacked": [warpgroups(64, 64, 64, 1, 4, family="unpacked")]}
+    configs = configs.get(family) or [Config.of(4, 3, family, **sides, SPLIT_K=split) for split in (1, 2)]
+    for config in configs:
+        for m, n, k in sizes(2):
+            weight = tritile.quantize(values((n, 4 * k), dtype, 1, "cuda"), bits=4, group_size=32)
+            x = poised((m, 4 * k), dtype, 0)
+            room = torch.full((16 + m * n + 16,), -1, dtype=torch.int16, device="cuda").view(dtype)
+            out = room[16 : 16 + m * n].view(m, n)
+            call = linear.described(x, weight, None, out)
+            if not run(config, call):
+                pytest.skip(illegal(config, call.problem, devices.gpu(0)))
+            torch.testing.assert_close(out, F.linear(x, weight.dequantize()), rtol=2e-2, atol=0.5)
+            assert guard_intact(room, out), (m, n, k)
+
+
+def operations(m, n, k, dtype):
+    """Every operation that takes `out`: its name, its result's shape, and the call."""
+    x, weight, up = poised((m, k), dtype, 0), poised((n, k), dtype, 1), poised((n, k), dtype, 2)
+    bias, residual = poised((1, n), dtype, 3)[0], poised((m, n), dtype, 4)
+    many = [poised((3, *shape), dtype, 5) for shape in ((m, n), (m, k), (k, n))]
+    offs = torch.tensor([m // 2, m], dtype=torch.int32, device="cuda")
+    yield "matmul", (m, n), lambda **o: tritile.matmul(x, weight.mT, **o)
+    yield "vector", (n,), lambda **o: tritile.matmul(x[0], weight.mT, **o)
+    yield "addmm", (m, n), lambda **o: tritile.addmm(residual, x, weight.mT, beta=0.5, alpha=2, **o)
+    yield "baddbmm", (3, m, n), lambda **o: tritile.baddbmm(*many, **o)
+    yield "linear", (m, n), lambda **o: tritile.linear(x, weight, bias, activation="gelu", **o)
+    yield "residual", (m, n), lambda **o: tritile.linear(x, weight, bias, residual=residual, **o)
+    yield "gated", (m, n), lambda **o: tritile.gated_linear(x, weight, up, **o)
+    if dtype != FP64:
+        yield "groups", (m, n), lambda **o: tritile.grouped_matmul(x, many[2][:2], offs, **o)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
+@pytest.mark.parametrize("size", FEW, ids=str)
+def test_operations_as_they_are_called(dtype, size):
+    near = {"rtol": 0.05, "atol": 0.25} if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-2}
+    for op, shape, call in operations(*size, dtype):
+        like = call()
+        for layout in LAYOUTS if len(shape) > 1 else ("padded",):
+            buffer, out = frame(shape if len(shape) > 1 else (1, *shape), dtype, layout, "cuda")
+            out = out if len(shape) > 1 else out[0]
+            call(out=out)
+            torch.testing.assert_close(out, like, **near, msg=lambda text, op=op: f"{op}: {text}")
+            assert guard_intact(buffer, out), (op, layout)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(FP32, p) for p in ("tf32", "tf32x3", "fp16x3")]
+    + [(FP64, "ozaki")]
+    + [(torch.complex64, p) for p in ("ieee", "tf32")]
+    + [(torch.complex128, "ieee")],
+    ids=str,
+)
+def test_products_that_are_lowered(dtype, precision):
+    for m, n, k in FEW:
+        a, b = poised((m, k), dtype, 0), poised((k, n), dtype, 1)
+        for layout in LAYOUTS:
+            buffer, out = frame((m, n), dtype, layout, "cuda")
+            tritile.matmul(a, b, out=out, precision=precision)
+            if dtype.is_complex:
+                assert_complex(out, a, b, precision)
+            else:
+                assert_product(out, a, b, precision)
+            assert guard_intact(buffer, out), (m, n, k, layout)
+
+
+@pytest.mark.parametrize("dtype", [*FP8, INT8], ids=name)
+def test_scaled_products(dtype):
+    for m, n, k in FEW:
+        a, b = poised((m, k), dtype, 0), poised((n, k), dtype, 1).mT
+        of_a, of_b = (torch.rand(shape, device="cuda") for shape in ((m, 1), (1, n)))
+        blocks = [torch.rand(shape, device="cuda") for shape in ((m, -(-k // 128)), (-(-k // 128), n))]
+        for scales in ((of_a, of_b), tuple(blocks))[: 1 if dtype == INT8 else 2]:
+            like = tritile.scaled_matmul(a, b, *scales)
+            for layout in LAYOUTS:
+                buffer, out = frame((m, n), BF16, layout, "cuda")
+                tritile.scaled_matmul(a, b, *scales, out=out)
+                torch.testing.assert_close(out, like, rtol=2e-2, atol=0.1)
+                assert guard_intact(buffer, out), (m, n, k, layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_copies(dtype):
+    for m, n, _ in FEW:
+        for batch, dims in (((), (1, 0)), ((3,), (2, 0, 1))):
+            raw, x = random_bits((*batch, m, n), dtype, device="cuda")
+            order = [*dims, x.ndim]
+            for layout in LAYOUTS:
+                shape = tuple(x.shape[i] for i in dims)
+                buffer, out = frame(shape, dtype, layout, "cuda")
+                tritile.permute(placed(x, "padded"), dims, out=out)
+                assert same_bits(out, raw.permute(order))
+                assert guard_intact(buffer, out), (m, n, dims, layout)
+
+
+def compiled(function, *args):
+    """The function's result compiled inside the switch, as a user has it, and how many calls it handled."""
+    torch._dynamo.reset()
+    with tritile.use_in_torch("always") as report:
+        got = torch.compile(function)(*args)
+    torch._dynamo.reset()
+    return got, report.taken
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
+def test_products_that_compiled_code_writes_into_slices_of_a_cat(dtype):
+    """Inductor has each product write its own columns, or rows, of the one buffer that `cat` would fill."""
+    for widths in ((131, 125, 64), (64, 3, 133)):
+        x = values((130, 64), dtype, 0, "cuda")
+        weights = [values((64, n), dtype, seed, "cuda") for seed, n in enumerate(widths, 1)]
+        for dim, parts in ((1, weights), (0, [weights[0]] * 3)):
+            got, taken = compiled(lambda x, *w, dim=dim: torch.cat([x @ one for one in w], dim), x, *parts)
+            assert taken >= 3
+            made = got.split([p.shape[1] if dim else 130 for p in parts], dim)
+            for part, weight in zip(made, parts, strict=True):
+                assert_product(part, x, weight)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
+@pytest.mark.parametrize("padding", [False, True])
+def test_products_that_compiled_code_writes_into_padded_rows(dtype, padding, monkeypatch):
+    """A convolution's or a reduction's input has rows that inductor pads: what lies between stays apart."""
+    from torch._inductor import config
+
+    monkeypatch.setattr(config, "comprehensive_padding", padding)
+    monkeypatch.setattr(config, "pad_outputs", padding)
+    a, b = values((2050, 130), dtype, 0, "cuda"), values((130, 2051), dtype, 1, "cuda")
+    c = values((2051, 70), dtype, 2, "cuda") / 64
+
+    def run(a, b, c):
+        made = torch.mm(a, b)
+        return made, torch.mm(torch.relu(made), c)
+
+    (made, last), taken = compiled(run, a, b, c)
+    assert taken >= 2
+    assert_product(made, a, b)
+    assert_product(last, torch.relu(made), c)
