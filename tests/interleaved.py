@@ -1,8 +1,7 @@
 """The programs of a launch in Triton's interpreter, taking turns at each atomic operation.
 
 By itself the interpreter runs one program after the other. Here each has a thread of its own, of which one
-runs at a time; before each atomic operation another may go on: whichever `choose` picks of those that are
-not yet done.
+runs at a time. Before each atomic operation another may go on: `choose` picks among those not yet done.
 """
 
 import contextlib

@@ -362,7 +362,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     with pytest.raises(TuningError, match="wrong answer"):
         answers.answer_error(calls[0])
     peers.ready(calls)
-    assert answers.check(peers.torch_linear, calls[0]) > 0
+    assert answers.check(peers.torch_linear, calls[0], every=False) > 0
     guarded = operands.Guarded(operands.ragged(problem))
     launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
     answers.answer_error(guarded.call)

@@ -30,7 +30,6 @@ class Graph:
 def _without_a_gpu(monkeypatch):
     monkeypatch.setattr(timing, "Graph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(answers, "_sampled", torch.arange)
 
 
 def calls_of(case):
@@ -205,7 +204,7 @@ def test_torch_does_what_is_fused(dtype, epilogue, batch):
 def test_torch_scales_whole_numbers(monkeypatch):
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
     case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
-    assert answers.check(peers.torch_side(case), calls_of(case)[0]) < 4e-3
+    assert answers.check(peers.torch_side(case), calls_of(case)[0], every=False) < 4e-3
 
 
 def block_scaled(shared="1x128", dtype="float32", **fields):

@@ -11,6 +11,7 @@ from tritile.errors import TuningError
 from tritile.measure.timing import Run
 from tritile.problem import REAL_DTYPE
 from tritile.problem.checks import THREE
+from tritile.subject.elements import check_elements
 from tritile.subject.groups import grouped_error
 from tritile.subject.operands import matrix, poison, weight_rows
 from tritile.subject.scales import applied
@@ -21,8 +22,8 @@ _SLAB = 8192  # rows of a weight that are unpacked at once
 _ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 
 
-def _sampled(rows: int) -> torch.Tensor:
-    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device="cuda").round().long()
+def _sampled(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
 
 
 def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
@@ -44,7 +45,7 @@ def matmul_error(call: MatmulCall) -> float:
     if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
         return math.inf
     wide = _wider(out, torch.float64)
-    rows, worst, norm = _sampled(call.a.shape[0]), 0.0, 0.0
+    rows, worst, norm = _sampled(call.a.shape[0], out.device), 0.0, 0.0
     for i in range(0, batch, max(1, batch // 8)):
         left, right = a[i][rows].to(wide), b[i].to(wide)
         if fused.zero_a is not None:
@@ -102,7 +103,7 @@ def quantized_error(call: QuantizedCall) -> float:
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
     if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
         return math.inf
-    rows, worst, norm = _sampled(m), 0.0, 0.0
+    rows, worst, norm = _sampled(m, out.device), 0.0, 0.0
     for start in range(0, n, _SLAB):
         stop = min(n, start + _SLAB)
         wanted = x[rows].double() @ weight_rows(call, start, stop).double().mT
@@ -137,20 +138,28 @@ def error_of(call: Call) -> float:
     return _ERRORS[call.op](call)
 
 
-def answer_error(call: Call) -> float:
-    """The relative error of a call's answer. Raises TuningError for a wrong one."""
+def answer_error(call: Call, every: bool = True) -> float:
+    """The relative error of a call's answer. Raises TuningError for a wrong one.
+
+    `every`: also where one element is wrong, which takes as long as a product by torch in a wider type.
+    """
     error, allowed = error_of(call), _ALLOWED[call.op](call)
     if not error <= allowed:
         raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
+    if every:
+        check_elements(call)
     return error
 
 
-def check(run: Run, call: Call) -> float:
-    """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer."""
+def check(run: Run, call: Call, every: bool = True) -> float:
+    """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer.
+
+    `every`: as of `answer_error`. Peers of several steps may round between them, element by element.
+    """
     poison(call)
     run(call)
     torch.cuda.synchronize()
-    return answer_error(call)
+    return answer_error(call, every)
 
 
 def check_permuted(call: PermuteCall) -> None:

@@ -1,0 +1,100 @@
+"""Every element of an answer is looked at: right ones pass in each type, one wrong one does not."""
+
+import re
+
+import pytest
+import torch
+
+from tritile.errors import TuningError
+from tritile.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.subject import answers, elements
+from tritile.subject.operands import shared
+from tritile.views import posed
+
+M, N, K = 600, 48, 512
+FP64 = {"complex64": torch.complex128}
+PRODUCTS = [
+    ("float16", "float16", "ieee", ""),
+    ("bfloat16", "bfloat16", "ieee", ""),
+    ("bfloat16", "float32", "ieee", ""),
+    ("float8_e4m3fn", "bfloat16", "ieee", ""),
+    ("float8_e5m2", "float16", "fast", ""),
+    ("float32", "float32", "ieee", ""),
+    ("float32", "float32", "tf32", ""),
+    ("float32", "float32", "tf32x3", ""),
+    ("float64", "float64", "ieee", ""),
+    ("int8", "int32", "ieee", ""),
+    ("complex64", "complex64", "ieee", ""),
+    ("bfloat16", "bfloat16", "ieee", "bias=row gelu"),
+    ("float16", "float16", "ieee", "scale_a=column scale_b=row bias=full residual=full weighted silu"),
+    ("float32", "float32", "tf32x3", "bias=row bias_up=row gated silu"),
+    ("int8", "bfloat16", "ieee", "scale_a=column scale_b=row zero_a=column"),
+]
+PROBLEMS = [
+    *(MatmulProblem(1, M, N, K, *case[:2], precision=case[2], epilogue=case[3]) for case in PRODUCTS),
+    MatmulProblem(70, 30, N, K, "bfloat16", "bfloat16", out_layout="column"),
+    *(GroupedProblem(kind, 3, M, N, K, "bfloat16", "bfloat16") for kind in ("m", "k", "none")),
+    GroupedProblem("m", 3, M, N, K, "float8_e4m3fn", "bfloat16", b_layout="column", scaled=True),
+    QuantizedProblem(M, N, K, "bfloat16", 4, 128, True, bias=True),
+]
+
+
+def answered(problem, monkeypatch):
+    """A call on random operands, its result that of float64 rounded once."""
+    generator = torch.Generator().manual_seed(7)
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        if kind.is_floating_point:
+            return torch.randn(elements, generator=generator).to(kind)
+        return torch.randint(-99, 99, (elements,), generator=generator).to(kind)
+
+    call = shared(posed(problem, make))
+    with monkeypatch.context() as patch:
+        patch.setattr(elements, "_wider", lambda dtype: FP64.get(dtype, torch.float64))
+        patch.setattr(elements, "_compare", lambda out, right, bound, place: out.copy_(right))
+        call.target.zero_()
+        elements.check_elements(call)
+    return call
+
+
+def outputs(call, monkeypatch):
+    """The blocks of a result, and where each begins."""
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(elements, "_compare", lambda out, right, bound, place: found.append((out, place)))
+        elements.check_elements(call)
+    return found
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label.replace(" ", "_"))
+def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
+    monkeypatch.setattr(elements, "_AT_ONCE", 200 * (N + K))  # several blocks
+    call = answered(problem, monkeypatch)
+    answers.answer_error(call)
+    out, place = outputs(call, monkeypatch)[-1]
+    column = out.reshape(-1, out.shape[-2], out.shape[-1])[-1, :, -1]
+    row = int(column.abs().argmax())
+    column[row] = 0
+    *_, first, last = place
+    with pytest.raises(TuningError, match=re.escape(f"{first + row}, {last + out.shape[-1] - 1}): 0")):
+        elements.check_elements(call)
+
+
+def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
+    call = answered(PROBLEMS[1], monkeypatch)
+    sampled = answers._sampled(M, torch.device("cpu")).tolist()
+    ((out, _),) = outputs(call, monkeypatch)
+    row = next(row for row in range(M) if row not in sampled)
+    out[0, row, -1] += 10
+    answers.answer_error(call, every=False)
+    with pytest.raises(TuningError, match=f"1 elements, the first at \\(0, {row}, {N - 1}\\)"):
+        answers.answer_error(call)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
+    call = answered(PROBLEMS[1], monkeypatch)
+    call.target[-1] = value
+    with pytest.raises(TuningError, match="1 elements"):
+        elements.check_elements(call)
