@@ -112,8 +112,8 @@ def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Conn
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
     """Make what is done inside the `with` happen whole or not at all; kind is DEFERRED or IMMEDIATE."""
-    connection.execute(f"BEGIN {kind}")
     try:
+        connection.execute(f"BEGIN {kind}")
         yield
         connection.execute(f"PRAGMA busy_timeout = {_COMMIT_MS}")
         connection.execute("COMMIT")

@@ -689,6 +689,19 @@ def test_trials_are_written_once_a_full_disk_has_room(
     assert store.flush() == 0
 
 
+def test_an_add_that_is_interrupted_can_be_done_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "put", interrupted)
+        with pytest.raises(SystemExit):
+            store.add(KERNEL, trial())
+    assert store.trials(KERNEL, PROBLEM) == []
+    assert store.flush() == 0
+    assert store.trials(KERNEL, PROBLEM) == [trial()]
+
+
 def test_no_more_than_so_many_trials_wait(
     store: Store, failing: type[Failing], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ class Leader:
 
     def leave(self, patience_s: float) -> None:
         """Ask the others to leave, and write what they send until they have, or are lost."""
+        self._writer.flush()
         deadline = time.monotonic() + patience_s
         self.board.put("stop", "1")
         while time.monotonic() < deadline:

@@ -26,6 +26,10 @@ class Writer:
         """Write a trial of the kernel with this digest."""
         self._store.add(kernel, trial)
 
+    def flush(self) -> None:
+        """Write what could not be written before, or what a signal interrupted."""
+        self._store.flush()
+
     def finished(self, index: int) -> None:
         """Tell all that the trials of a problem are written."""
         with self._lock:
