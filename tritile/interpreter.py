@@ -52,7 +52,7 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         function.__annotations__ = kernel.fn.__annotations__
         function.__module__ = kernel.fn.__module__
         function.__qualname__ = kernel.fn.__qualname__
-        function.tritile_twin = True
+        vars(function)["tritile_twin"] = True
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
             if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
