@@ -56,9 +56,16 @@ def _undone(undo: Callable[[], None]) -> Iterator[None]:
         _undoing.pop()
 
 
+_JITTED = (JITFunction, InterpretedFunction)  # with TRITON_INTERPRET set triton.jit makes the latter
+
+
 def interpreted(kernel: Any) -> InterpretedFunction:
-    """The twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already."""
-    if not isinstance(kernel, JITFunction):
+    """The twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
+
+    What the interpreter compiles it keeps for good, with names that it puts among the function's globals. A
+    twin's globals are its own, so that none are lost as `_interpreted_library` puts Triton's modules back.
+    """
+    if not isinstance(kernel, _JITTED) or hasattr(kernel.fn, "tritile_twin"):
         return kernel
     if kernel not in _twins:
         nonlocals = inspect.getclosurevars(kernel.fn).nonlocals
@@ -70,11 +77,12 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         function.__annotations__ = kernel.fn.__annotations__
         function.__module__ = kernel.fn.__module__
         function.__qualname__ = kernel.fn.__qualname__
+        vars(function)["tritile_twin"] = True
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
             if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
                 namespace[name] = value.value
-            elif isinstance(value, JITFunction):
+            elif isinstance(value, _JITTED):
                 outer, _, attribute = name.partition(".")
                 if attribute:
                     module = types.SimpleNamespace(**vars(namespace[outer]))
@@ -109,7 +117,7 @@ def _interpreted_library() -> Iterator[None]:
 
     with _undone(restore):
         for name, function in before[0][1].items():
-            if isinstance(function, JITFunction):
+            if isinstance(function, _JITTED):
                 setattr(tl, name, interpreted(function))
         for name in _KNOWN_REDUCTIONS:
             setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))

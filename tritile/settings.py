@@ -2,9 +2,12 @@
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
+import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -13,7 +16,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import platformdirs
 
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, StoreWarning
 from tritile.threads import at_fork
 
 MODES: Final = ("cached", "tune", "strict", "off")
@@ -190,9 +193,25 @@ def tune_log() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform."""
+    """Where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
+
+    Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
+    """
     given = os.environ.get("TRITILE_CACHE_DIR")
-    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("tritile"))
+    folder = Path(given) if given else Path(platformdirs.user_cache_dir("tritile"))
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # of a user that nobody knows, or of one without a home
+        return _homeless(str(folder))
+
+
+@functools.cache
+def _homeless(wanted: str) -> Path:
+    """A folder for temporary files instead; told once."""
+    folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
+    text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
+    warnings.warn(text, StoreWarning, stacklevel=3)
+    return folder
 
 
 def wants_crossing() -> bool:

@@ -6,7 +6,7 @@ import torch
 
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
-from tritile import errors
+from tritile import errors, settings
 from tritile.ops import checks
 from tritile.settings import cache_dir, tune_budget_s
 
@@ -331,6 +331,48 @@ def test_budgets(monkeypatch, value, seconds):
     if value is not None:
         monkeypatch.setenv("TRITILE_TUNE_BUDGET", value)
     assert tune_budget_s() == seconds
+
+
+@pytest.mark.parametrize("wanted", ["~nosuchuser/cache", None])
+def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, wanted):
+    """None: as where neither HOME nor the list of users tells it."""
+    settings._homeless.cache_clear()
+    if wanted:
+        monkeypatch.setenv("TRITILE_CACHE_DIR", wanted)
+    else:
+        monkeypatch.delenv("TRITILE_CACHE_DIR")
+        monkeypatch.setattr(
+            settings.platformdirs, "user_cache_dir", lambda name: f"~nosuchuser/.cache/{name}"
+        )
+    with pytest.warns(errors.StoreWarning, match="has no home folder") as told:
+        assert cache_dir() == cache_dir()
+    assert cache_dir().is_absolute()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("call", [tritile.matmul, tritile.linear])
+def test_nothing_for_a_tensor_under_autocast(call):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(errors.DtypeError, match="wanted a"):
+        call(torch.ones(3, 4), None)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+def test_a_nested_tensor_beside_a_subclass():
+    nested = torch.nested.nested_tensor([torch.ones(3, 4)])
+    with pytest.raises(errors.DtypeError, match="nested"):
+        tritile.matmul(torch.ones(2, 3, 4).as_subclass(Mine), nested)
+
+
+def test_out_of_inference_mode_is_refused_before_it_is_written():
+    with torch.inference_mode():
+        out = torch.full((3, 3), 7.0)
+    a, b = torch.ones(3, 4).as_subclass(Mine), torch.ones(4, 3)
+    with pytest.raises(errors.GradientError, match=r"inside torch\.inference_mode"):
+        tritile.matmul(a, b, out=out)
+    assert bool((out == 7).all())
 
 
 def test_cache_directory(monkeypatch, tmp_path):

@@ -75,6 +75,7 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
         ("killed always", "the process died: SIGKILL"),
         ("scribbles", "garbled: its answer cannot be read: OSError: bad message length"),
         ("too large", "OutOfMemoryError: no room for a workspace"),
+        ("broken clock", "it was timed at -1 us"),
         ("wrong", "wrong answer: relative error 1, above 0.001"),
         ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
     ],
@@ -200,6 +201,14 @@ def test_configs_that_spill_are_timed_only_where_nothing_else_works(shop, tmp_pa
     assert tuned.best.spills == 4000  # bytes
     tuned, _ = run(shop, tmp_path, config(1, "spills"), config(2), rules=replace(RULES, spilled=True))
     assert tuned.best.config == config(1, "spills")
+
+
+def test_a_remembered_time_that_no_launch_takes_is_no_winner(shop, tmp_path):
+    bad, good = config(1), config(2)
+    known = {bad: Trial(Fake("").problem, bad, -1.0)}
+    tuned, _ = run(shop, tmp_path, bad, good, known=known)
+    assert tuned.best.config == good
+    assert fastest([known[bad], Trial(Fake("").problem, good, 2.0)]) == good
 
 
 def test_where_no_config_works_the_reasons_are_named(shop, tmp_path):

@@ -1,5 +1,6 @@
 """The command line: a module for each group of commands."""
 
+import os
 import sys
 
 from tritile.cli import (
@@ -38,9 +39,18 @@ __all__ = [
 
 
 def main() -> None:
-    """Run the command line. An error of ours, or of a file, is one line on standard error, and status 2."""
+    """Run the command line. An error of ours, or of a file, is one line on standard error, and status 2.
+
+    Nothing is said, and the status is 1, where nobody reads the output any more, as behind `| head`.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still writes as it ends
+        sys.exit(1)
     except (TritileError, OSError) as error:
         print(f"tritile: {error}", file=sys.stderr)
         sys.exit(2)

@@ -83,12 +83,12 @@ def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
     """Microseconds by config, as strategies take them; infinite where one failed."""
-    return {t.config: math.inf if t.failure or not t.us else t.us for t in trials}
+    return {t.config: math.inf if t.failure or not (t.us and t.us > 0) else t.us for t in trials}
 
 
 def fastest(trials: Iterable[Trial]) -> Config:
     """The fastest of what was measured, checked answers first. Raises TuningError where nothing worked."""
-    good = [trial for trial in trials if trial.us and not trial.failure]
+    good = [trial for trial in trials if trial.us and trial.us > 0 and not trial.failure]
     if not good:
         raise TuningError(
             "no config works: " + "; ".join(sorted({t.failure for t in trials if t.failure})[:4])

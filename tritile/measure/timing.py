@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tritile.errors import TuningError
+
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
 HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
 _MAX_COPIES = 400
@@ -110,21 +112,29 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _not
         return Eager(run, calls, before)
 
 
+def _timed_us(graph: Timed) -> float:
+    """What it measures. Raises TuningError for a time that no launch takes, as a broken clock tells."""
+    us = graph.time_us()
+    if not 0 < us < math.inf:
+        raise TuningError(f"it was timed at {us:g} us")
+    return us
+
+
 def screen_us(graph: Timed, fastest_us: float = math.inf) -> Timing:
     """A quick look: a few replays, fewer of long ones, one where it is hopelessly behind the fastest."""
-    first = graph.time_us()
+    first = _timed_us(graph)
     if first > HOPELESS * fastest_us:
         return Timing(first, 0.0)
     repeats = 2 if first * graph.launches > 20_000 else 4
-    return timing_of([graph.time_us() for _ in range(repeats)])
+    return timing_of([_timed_us(graph) for _ in range(repeats)])
 
 
 def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
     """Microseconds of each graph's launch, A B A B ..., so that clocks and heat touch all alike."""
-    once_ms = sum(graph.time_us() * graph.launches for graph in graphs) / 1e3
+    once_ms = sum(_timed_us(graph) * graph.launches for graph in graphs) / 1e3
     rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
     samples: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, times in zip(graphs, samples, strict=True):
-            times.append(graph.time_us())
+            times.append(_timed_us(graph))
     return samples

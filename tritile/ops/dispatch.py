@@ -14,7 +14,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from tritile.errors import DtypeError, InvalidValueError
+from tritile.errors import DtypeError, GradientError, InvalidValueError
 from tritile.ops.checks import check_tensor, describe
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that have nothing of their own to say about a call
@@ -49,19 +49,31 @@ def dispatched(*tensors: Any) -> bool:
 def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
     """The same call of the operator `tritile::op`; with out, of its overload that writes there.
 
-    Raises DtypeError or InvalidValueError for words, and plain tensors, of no kind that an operator takes.
+    Raises DtypeError or InvalidValueError for words, and tensors, of no kind that an operator takes, and
+    GradientError for an `out` of inference mode outside of it.
     """
     _check_words(op, words)
     if not is_dynamo_compiling():
         for tensor in (*args, *words.values(), out):
-            if type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized):
+            if isinstance(tensor, torch.Tensor) and (tensor.is_nested or _is_no_dense(tensor)):
                 check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
+        if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
+            raise GradientError(  # as torch does, but before anything is written
+                f"{op}: out was made inside torch.inference_mode(), outside of which it may not change"
+            )
         know_shardings()
     packet = getattr(torch.ops.tritile, op)
+    for argument, value in zip(packet.default._schema.arguments, args, strict=False):
+        if value is None and isinstance(argument.type, torch.TensorType):
+            check_tensor(op, argument.name, value)
     if out is None:
         return packet.default(*args, **words)
     packet.out(*args, **words, out=out)
     return out
+
+
+def _is_no_dense(tensor: torch.Tensor) -> bool:
+    return type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized)
 
 
 def know_shardings() -> None:
