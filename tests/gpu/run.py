@@ -18,7 +18,6 @@ import argparse
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -165,9 +164,11 @@ def _kernels(passed: list[dict], keys: dict[str, str]) -> list[dict]:
         now = {file: line for file, line in here.items() if keys.get(file) == line["key"]}
         for kernel, digest in tested.digests().items():
             wanted = [file for file in keys if kernel in kernels_of(file)]
-            if wanted and all(file in now for file in wanted):
-                last = now[wanted[-1]]
-                counts = {how: sum(now[file][how] for file in wanted) for how in ("passed", "skipped")}
+            if not wanted or not all(file in now for file in wanted):
+                continue
+            last = now[wanted[-1]]
+            counts = {how: sum(now[file][how] for file in wanted) for how in ("passed", "skipped")}
+            if counts["passed"]:
                 about = {name: last[name] for name in ("torch", "commit")}
                 lines.append(
                     {"kernel": kernel, "triton": triton, "gpu": gpu, "digest": digest} | about | counts
@@ -234,12 +235,11 @@ def _pytest(wanted: argparse.Namespace, plan: dict, marks: str, workers: int, un
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "pytest", *options, *wanted.rest, *names]
-        with subprocess.Popen(command, cwd=ROOT, env=environ, start_new_session=True) as process:
-            try:
-                return process.wait(max(1.0, until - time.monotonic()))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                os.killpg(process.pid, signal.SIGKILL)
-                return 124
+        try:  # of the same process group, so that whoever ends this ends that; workers end with pytest
+            limit = max(1.0, until - time.monotonic()) if until else None
+            return subprocess.run(command, cwd=ROOT, env=environ, timeout=limit).returncode
+        except subprocess.TimeoutExpired:
+            return 124
 
 
 def run(wanted: argparse.Namespace, keys: dict[str, str]) -> int:
@@ -263,7 +263,7 @@ def run(wanted: argparse.Namespace, keys: dict[str, str]) -> int:
         "journal": str(wanted.journal), "keys": keys, "shard": [number, shards],
         "stack": {"triton": stack[0], "gpu": stack[1], "torch": facts["torch"], "commit": facts["tritile"]},
     }  # fmt: skip
-    until = time.monotonic() + (wanted.limit or 1e9)
+    until = time.monotonic() + wanted.limit if wanted.limit else 0.0
     statuses = []
     for marks, workers in (("gpu and not serial", wanted.workers), ("gpu and serial", 0)):
         plan["done"] = done_in(read_journal([wanted.journal]), stack, keys)

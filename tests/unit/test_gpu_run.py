@@ -94,6 +94,12 @@ def test_a_kernel_has_passed_once_all_files_that_concern_it_have():
         assert kernels_in(partial) == {k for k in tested.digests() if not k.startswith("grouped/")}
 
 
+def test_a_kernel_whose_tests_were_all_skipped_has_not_passed():
+    whole = run.merged(NOTHING, journal_of(KEYS, "skipped"), KEYS)
+    assert len(whole["files"]) == len(KEYS)
+    assert whole["kernels"] == []
+
+
 def test_what_passed_before_counts_while_nothing_of_it_changed():
     without = {file: key for file, key in KEYS.items() if file != "test_grouped_gpu.py"}
     before = run.merged(NOTHING, journal_of(without), KEYS)
