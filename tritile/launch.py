@@ -5,8 +5,9 @@ compiled kernels with nothing left to decide: calling it costs a stream look-up 
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any, Final
 
@@ -16,11 +17,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile import device as devices
+from tritile import model
 from tritile.autotuner import Autotuner, autotune
 from tritile.compiles import OPTIONS
 from tritile.config import Config
 from tritile.counters import counters_of
-from tritile.errors import TuningError, brief
+from tritile.errors import TuningError, UntunedWarning, brief
 from tritile.interpreter import interpret, library_lock
 from tritile.kernels.descriptor import matmul_descriptor
 from tritile.kernels.gated import gated_descriptor, gated_tile
@@ -44,6 +46,7 @@ from tritile.work.values import Buffer, Descriptor, Section, Step, Work
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
 _RUNTIME: Final = triton.knobs.runtime
 _ALIGNMENT: Final = 256  # bytes, of each workspace
+_TRIES: Final = 3  # configs without a workspace to compile, where there is no memory for one
 
 
 def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, ...] = ()) -> Autotuner:
@@ -125,6 +128,34 @@ def _addressed(arg: Any) -> Any:
     return arg.address if isinstance(arg, _At) else arg
 
 
+def _standing(value: Any) -> Any:
+    """Return a call, or a part of one, with addresses for its tensors: it keeps no memory."""
+    if isinstance(value, torch.Tensor):
+        return _At(value.data_ptr(), value.dtype)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _standing(getattr(value, f.name)) for f in fields(value) if f.init})
+    if isinstance(value, tuple):
+        items = map(_standing, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _laid_out(scratch: Sequence[Section]) -> tuple[list[int], int]:
+    """Return where each workspace begins in one piece of memory, and the bytes of that."""
+    offsets, end = [], 0
+    for section in scratch:
+        offsets.append(end)
+        size = section.elements * getattr(torch, section.dtype).itemsize
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def workspace_bytes(call: Call, config: Config, device: devices.Device) -> int:
+    """Return the bytes of workspace that a call takes while it runs with this config."""
+    works = (work_of(piece, config, device.processors, early(device)) for piece in _pieces(call, config))
+    return max(_laid_out(work.scratch)[1] for work in works)
+
+
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
     counters = [Section("int64", work.counters)] if work.counters else []
     return [make(section) for section in (*work.scratch, *counters)]
@@ -189,19 +220,23 @@ def _listened() -> bool:
 
 
 class Launch:
-    """The compiled kernels of a call, with every argument but the addresses of its buffers."""
+    """The compiled kernels of a call, with every argument but the addresses of its buffers.
+
+    `spare` prepares a launch of the same call that takes no workspace, for where there is no memory for one.
+    """
+
+    _spare: "Callable[[], Launch] | None" = None
+    _bare: "Launch | None" = None
 
     def __init__(
-        self, work: Work, kernels: Sequence[Any], tensors: Sequence[torch.Tensor], device: int
-    ) -> None:
+        self, work: Work, kernels: Sequence[Any], tensors: Sequence[Any], device: int,
+        spare: "Callable[[], Launch] | None" = None,
+    ) -> None:  # fmt: skip
         sections = [*work.scratch]
         self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
         dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
-        self._offsets, self._bytes = [], 0
-        for section in sections:
-            self._offsets.append(self._bytes)
-            size = section.elements * getattr(torch, section.dtype).itemsize
-            self._bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._offsets, self._bytes = _laid_out(sections)
+        self._spare = spare
         self._triton = [
             _TritonLaunch(kernel, step, [*dtypes, torch.int64][: len(dtypes) + bool(work.counters)])
             for kernel, step in zip(kernels, work.steps, strict=True)
@@ -248,7 +283,10 @@ class Launch:
         pointers = [tensor.data_ptr() for tensor in tensors]
         if self._offsets:
             # Its memory may be given to others once this returns: what they do comes after, on this stream.
-            memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
+            try:
+                memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
+            except torch.OutOfMemoryError as error:
+                return self._without_workspace(error)(*tensors)
             start = memory.data_ptr()
             pointers += [start + offset for offset in self._offsets]
         if self._counted:
@@ -257,6 +295,22 @@ class Launch:
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
         return None
+
+    def _without_workspace(self, error: torch.OutOfMemoryError) -> "Launch":
+        """Return the launch that takes no workspace. Raises the error where no config does without."""
+        if self._bare is None:
+            if self._spare is None:
+                raise error
+            try:
+                self._bare = self._spare()
+            except TuningError:
+                raise error from None
+            warnings.warn(
+                f"no memory for a workspace of {self._bytes} bytes: another config runs, which takes none",
+                UntunedWarning,
+                stacklevel=3,
+            )
+        return self._bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +373,14 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
 
     Raises TuningError where the config does not compile, or asks for more than the GPU has.
     """
-    pieces = _pieces(call, config)
+    pieces, index = _pieces(call, config), call.tensors[0].device.index
     if len(pieces) == 1:
-        return _prepared(call, config)
+        return _prepared(call, config, index)
     starts = [tensor.data_ptr() for tensor in call.tensors]
     return SplitLaunch(
         tuple(
             (
-                _prepared(piece, config),
+                _prepared(piece, config, index),
                 tuple(
                     (tensor.data_ptr() - start) // tensor.element_size()
                     for tensor, start in zip(piece.tensors, starts, strict=True)
@@ -337,8 +391,21 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     )
 
 
-def _prepared(call: Call, config: Config) -> Launch:
-    index = call.tensors[0].device.index
+def _spared(call: Call, index: int) -> Launch:
+    """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none."""
+    device, failures = devices.gpu(index), 0
+    for config in model.ranked(call.problem, device):
+        try:
+            if not work_of(call, config, device.processors, early(device)).scratch:
+                return _prepared(call, config, index)
+        except TuningError:
+            failures += 1
+            if failures == _TRIES:
+                break
+    raise TuningError(f"{call.problem.label} takes a workspace with every config")
+
+
+def _prepared(call: Call, config: Config, index: int) -> Launch:
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
@@ -349,7 +416,8 @@ def _prepared(call: Call, config: Config) -> Launch:
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
-            return Launch(work, kernels, call.tensors, index)
+            spare = functools.partial(_spared, _standing(call), index) if work.scratch else None
+            return Launch(work, kernels, call.tensors, index, spare)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
 

@@ -4,18 +4,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
+
 from tritile import model, table
 from tritile.config import Config
 from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
-from tritile.launch import KERNELS
+from tritile.launch import KERNELS, workspace_bytes
 from tritile.markup import table_html
+from tritile.offline import Pointer
 from tritile.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
 from tritile.settings import current_mode
 from tritile.space import contenders, illegal, quantized, tile, worthwhile
 from tritile.store import is_frozen, store_of
 from tritile.trial import Trial
 from tritile.versions import warn_untested
+from tritile.views import posed
 
 _NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
 # How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
@@ -43,18 +47,32 @@ class Plan:
     us: float | None = None
     why: str = ""
 
+    @property
+    def workspace(self) -> int:
+        """Bytes of workspace that a call takes while it runs, 0 in the interpreter."""
+        if self.source == "interpreter":
+            return 0
+
+        def make(dtype: str, elements: int) -> Pointer:
+            return Pointer(getattr(torch, dtype))
+
+        return workspace_bytes(posed(self.problem, make), self.config, self.device)
+
     def __repr__(self) -> str:
         time = "" if self.us is None else f", {self.us:.1f} us"
         lines = (
             f"Plan for {self.problem.label} on {self.device.name}",
             f"  config  {self.config}",
             f"  source  {self.source}{time}: {self.why}",
+            f"  memory  {self.workspace} bytes of workspace",
         )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         time = "" if self.us is None else f"{self.us:.1f} us"
-        rows = (("config", self.config), ("source", self.source), ("time", time), ("why", self.why))
+        room = f"{self.workspace} bytes"
+        pairs = (("source", self.source), ("time", time), ("why", self.why), ("workspace", room))
+        rows = (("config", self.config), *pairs)
         return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
 
 

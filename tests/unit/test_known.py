@@ -419,6 +419,15 @@ def test_python_launches_where_the_driver_refuses_somebody_listens_or_torch_fill
     assert (len(decided), report.taken) == (2, 1)
 
 
+def test_python_launches_where_there_is_no_memory_for_a_workspace(decided, gpu):
+    decided.ready.launch._bytes = 1 << 60
+    with switch():
+        A @ B
+        assert torch.equal(A @ B, C_WANTED)
+    assert len(decided) == 2
+    assert not gpu.launched
+
+
 @pytest.mark.parametrize("words", [[], [1], [3, 0, 2], [-1], [0, 0, 0, 0, 0, 0, 0], [1 << 40, 1]])
 def test_words_that_are_no_launch(crossing, words):
     given = (ctypes.c_int64 * len(words))(*words)

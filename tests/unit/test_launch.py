@@ -10,15 +10,17 @@ import pytest
 import torch
 import triton
 
-from tritile import launch, loading, offline
+from tritile import launch, loading, model, offline, plans
 from tritile.ahead import compiled_for
 from tritile.config import Config
 from tritile.deploy.folder import writing
 from tritile.device import compiler_version, target_device
+from tritile.errors import UntunedWarning
 from tritile.ops.described import described
 from tritile.problem import MatmulProblem
 from tritile.work import tile, work_of
 
+HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
 
 
@@ -109,3 +111,71 @@ def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_pat
     compiler_version.__wrapped__("cuda", device.arch)
     compiling, asked = (tool for tool, *rest in called if any("--gpu-name" in word for word in rest))
     assert compiling == asked == called[-1][0]
+
+
+OZAKI = described(*(torch.empty(64, 64, dtype=torch.float64) for _ in range(3)), "ozaki")
+
+
+class _NoMemory:
+    """Stands for `torch.empty` of a GPU that is full."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.asked: list[int] = []
+        monkeypatch.setattr(torch, "empty", self)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+
+    def __call__(self, size, **rest):
+        self.asked.append(size)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _launch(spare):
+    """A launch with a workspace; what it launches is never reached."""
+    made = object.__new__(launch.Launch)
+    made.device, made._offsets, made._bytes, made._counted, made._spare = 0, [0], 4096, 0, spare
+    return made
+
+
+def test_where_there_is_no_memory_for_a_workspace_a_call_goes_on_without(monkeypatch):
+    ran, tensors = [], (torch.zeros(1), torch.zeros(2))
+    made = _launch(lambda: prepared.append(1) or (lambda *given: ran.append(given)))
+    prepared: list[int] = []
+    full = _NoMemory(monkeypatch)
+    with pytest.warns(UntunedWarning, match="no memory for a workspace of 4096 bytes"):
+        made(*tensors)
+    made(*tensors)
+    assert ran == [tensors, tensors]
+    assert (prepared, full.asked) == ([1], [4096, 4096])  # memory may come back: it is asked for every time
+
+
+@pytest.mark.parametrize("spare", [None, lambda: launch._spared(OZAKI, 0)], ids=["none", "all take one"])
+def test_where_every_config_takes_a_workspace_torchs_error_comes_through(monkeypatch, spare):
+    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
+    made = _launch(spare)
+    _NoMemory(monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        made(torch.zeros(1))
+
+
+def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
+    a, b = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0))
+    call = launch._standing(described(a, b, torch.empty(256, 256, dtype=torch.bfloat16), "ieee"))
+    assert not [view for view in (call.a, call.b, call.out) if isinstance(view.tensor, torch.Tensor)]
+    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
+    monkeypatch.setattr(launch, "_prepared", lambda call, config, index: config)
+    config = launch._spared(call, 0)
+    assert launch.workspace_bytes(call, config, HOPPER) == 0
+    first = model.ranked(call.problem, HOPPER)
+    assert launch.workspace_bytes(call, first[0], HOPPER) > 0  # a's rows are copied, so that TMA reads them
+    assert all(launch.workspace_bytes(call, c, HOPPER) for c in first[: first.index(config)])
+
+
+def test_a_plan_tells_the_bytes_of_workspace():
+    ragged = MatmulProblem(1, 1001, 1024, 1003, "bfloat16", "bfloat16", a_align=2)
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    plan = plans.Plan(ragged, config, "model", HOPPER)
+    assert plan.workspace == 1001 * 1024 * 2  # a, its rows padded to whole 128 bytes
+    assert f"{plan.workspace} bytes of workspace" in repr(plan)
+    assert plans.Plan(ragged, TINY, "model", HOPPER).workspace == 0

@@ -423,7 +423,7 @@ def test_a_plan_reads_well():
     text = repr(tritile.plan(SQUARE, device=HOPPER))
     for word in ("1024x1024x1024 NN float16", "NVIDIA H200", "BLOCK_M=64", "num_warps=4", "exact", "20.2 us"):
         assert word in text
-    assert text.count("\n") == 2
+    assert text.count("\n") == 3
     assert "None" not in repr(tritile.plan(NEIGHBOUR, device=HOPPER))
 
 

@@ -80,7 +80,7 @@ struct Launch {
   std::vector<int64_t> fixed;  // addresses of buffers that are always the same
   std::vector<Step> steps;
 
-  // False where a launch is refused.
+  // False where a launch is refused, or there is no memory for a workspace.
   bool run(const Inputs& inputs, const at::Tensor& out) const {
     void* buffers[kBuffers];
     size_t count = 0;
@@ -90,7 +90,11 @@ struct Launch {
     }
     at::Tensor memory;
     if (!offsets.empty()) {
-      memory = at::empty({bytes}, out.options().dtype(at::kByte));
+      try {
+        memory = at::empty({bytes}, out.options().dtype(at::kByte));
+      } catch (const c10::Error&) {
+        return false;
+      }
       auto* start = static_cast<char*>(memory.mutable_data_ptr());
       for (const int64_t offset : offsets) {
         buffers[count++] = start + offset;
