@@ -60,7 +60,7 @@ BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
 @pytest.mark.parametrize(
     ("path", "old", "new", "wanted"),
     [
-        ("work/tma.py", "and not stretched", "or stretched", BY_TMA),
+        ("work/operands.py", "whole and not stretched", "whole or stretched", BY_TMA),
         (
             "work/grouped.py",
             "import Config",
