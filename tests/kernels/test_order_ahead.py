@@ -73,3 +73,16 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
         kernel = compiled()
     assert kernel.name == "transpose_in_place"
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]
+
+
+def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():
+    """No interpreter runs Gluon: masks, and where the second consumer begins, are read as compiled."""
+    ragged = MatmulProblem(1, 1001, 1003, 1024, "float16", "float16", b_layout="column", out_align=2)
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8}
+    config = Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=False, SUBTILES=1)
+    text = ahead.compiled_for(ragged, config, H200).asm["ttgir"]
+    masks = re.findall(r"arith\.cmpi (\w+), [^:]*: tensor", text)
+    assert masks
+    assert set(masks) == {"slt"}
+    # One for what the producer fetches, one for what the second consumer stores.
+    assert len(re.findall(r"arith\.addi %\w+, %c64_i32\w*(?: \{[^}]*\})? :", text)) == 2

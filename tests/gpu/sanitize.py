@@ -1,0 +1,209 @@
+"""Run every family of kernels, one small ragged problem each, under NVIDIA's compute-sanitizer.
+
+    python tests/gpu/sanitize.py [CASE ...]
+
+memcheck and racecheck for each, and Triton's ConSan for `warpgroups` where this Triton has it (3.6 on). One
+line a case and tool; ends with 1 where any of them found anything. Needs a GPU, and compute-sanitizer of the
+CUDA toolkit in PATH.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from tritile import device as devices  # noqa: E402
+from tritile import launch, model  # noqa: E402
+from tritile.ops import permute as permute_op  # noqa: E402
+from tritile.ops.described import Extras, described  # noqa: E402
+from tritile.problem import GroupedProblem, QuantizedProblem  # noqa: E402
+from tritile.space import tile  # noqa: E402
+from tritile.subject.operands import shared  # noqa: E402
+from tritile.views import posed  # noqa: E402
+
+FOUND, MINUTES = 9, 10
+HALF = torch.bfloat16
+TOOLS = {
+    "memcheck": ["--tool", "memcheck"],
+    "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"],
+}
+
+
+class Case(NamedTuple):
+    """A call on a device, the family that makes it, and which of that family's configs to take."""
+
+    call: Callable[[str], Any]
+    family: str
+    fits: Callable[[Any], bool] = lambda config: True
+
+
+def product(m, n, k, dtype=HALF, precision="ieee", turned=True, out=None, **extras):
+    """A product whose second operand lies by columns, so that only K decides who can read both."""
+
+    def call(device):
+        a = torch.randn(m, k, device=device).to(dtype)
+        b = (
+            torch.randn(n, k, device=device).to(dtype).mT
+            if turned
+            else torch.randn(k, n, device=device).to(dtype)
+        )
+        made = {name: torch.randn(size, device=device).to(dtype) for name, size in extras.items()}
+        if "up" in made:
+            made |= {"up": made["up"].mT, "activation": "silu"}
+        result = torch.empty(m, n, dtype=out or dtype, device=device)
+        return described(a, b, result, precision, Extras(**made))
+
+    return call
+
+
+def permuted(shape, dims, dtype, in_place=False):
+    def call(device):
+        x = torch.empty(shape, dtype=dtype, device=device).fill_(1)
+        out = x if in_place else torch.empty([shape[d] for d in dims], dtype=dtype, device=device)
+        return permute_op.described(x, out, dims)
+
+    return call
+
+
+def stated(problem):
+    def call(device):
+        def make(dtype, elements):
+            kind = getattr(torch, dtype)
+            if kind.is_floating_point:
+                return torch.randn(elements, device=device).to(kind)
+            return torch.randint(0, 99, (elements,), device=device).to(kind)
+
+        return shared(posed(problem, make))
+
+    return call
+
+
+def parameter(name, value):
+    return lambda config: config[name] == value
+
+
+GROUPS = GroupedProblem("m", 3, 131, 72, 88, "bfloat16", "bfloat16")
+PACKED = QuantizedProblem(37, 80, 512, "bfloat16", 4, 128, True, bias=True)
+CASES = {
+    "tile": Case(product(131, 77, 83), "tile"),
+    "tile-fp32": Case(product(131, 77, 83, torch.float32), "tile"),
+    "descriptor": Case(product(131, 77, 88), "descriptor", parameter("SPLIT_K", 1)),
+    "descriptor-persistent": Case(product(1027, 1035, 72), "descriptor", parameter("PERSISTENT", True)),
+    "descriptor-split-k": Case(product(37, 77, 2056), "descriptor", parameter("SPLIT_K", 4)),
+    "repack": Case(product(131, 77, 83, turned=False), "descriptor"),
+    "warpgroups": Case(product(131, 77, 88), "warpgroups"),
+    "warpgroups-two-consumers": Case(product(259, 203, 328), "warpgroups", parameter("CONSUMERS", 2)),
+    "warpgroups-persistent": Case(product(1027, 1035, 72), "warpgroups", parameter("PERSISTENT", True)),
+    "grouped-tile": Case(stated(GROUPS), "tile"),
+    "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
+    "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),
+    "permute-packed": Case(permuted((132, 76), (1, 0), torch.int8), "packed"),
+    "transpose-in-place": Case(permuted((77, 77), (1, 0), torch.float32, in_place=True), "tile"),
+    "quantized-tile": Case(stated(PACKED), "tile"),
+    "quantized-descriptor": Case(stated(PACKED), "descriptor"),
+    "quantized-unpacked": Case(stated(PACKED), "unpacked"),
+    "gated-tile": Case(product(131, 77, 83, up=(77, 83)), "tile"),
+    "gated-descriptor": Case(product(131, 77, 88, up=(77, 88)), "descriptor"),
+    "epilogue": Case(product(131, 77, 88, bias=(77,), residual=(131, 77)), "warpgroups"),
+    "fp16x3": Case(product(131, 77, 88, torch.float32, "fp16x3"), "descriptor"),
+    "ozaki": Case(product(67, 45, 88, torch.float64, "ozaki"), "descriptor"),
+    "complex": Case(product(67, 45, 88, torch.complex64, "tf32"), "descriptor"),
+}
+
+
+def config_of(case, call, device):
+    """The likeliest config of the case's family. Raises LookupError where there is none."""
+    if case.family == "tile" and getattr(call, "in_place", False):
+        return tile.in_place(call.problem)
+    for config in model.ranked(call.problem, device, case.family):
+        if case.fits(config):
+            return config
+    raise LookupError(f"no config of {case.family} for {call.problem.label}")
+
+
+def run(name):
+    """Run a case twice, in this process: the second finds counters and workspaces as the first left them."""
+    if os.environ.get("TRITON_INSTRUMENTATION_MODE"):  # what is added to a kernel wants memory of its own
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
+    case = CASES[name]
+    call = case.call("cuda")
+    prepared = launch.prepare(call, config_of(case, call, devices.gpu(0)))
+    for _ in range(2):
+        prepared(*call.tensors)
+    torch.cuda.synchronize()
+
+
+def told(text):
+    """What a sanitizer says in the end, or the last line that anybody said."""
+    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.+)", text)
+    return found[-1] if found else (text.strip().splitlines() or ["nothing said"])[-1][:150]
+
+
+def checked(name, tool, log):
+    """Run a case under a tool; print what it found; return whether that is nothing."""
+    # Each tensor an allocation of its own: what is written beside one is seen.
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(Path(__file__).resolve()), "--inside", name]
+    if tool == "consan":
+        env |= {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
+    else:
+        limits = ["--error-exitcode", str(FOUND), "--print-limit", "20"]
+        command = ["compute-sanitizer", *TOOLS[tool], *limits, *command]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60 * MINUTES)
+        code, text = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        code, text = 124, f"took over {MINUTES} minutes\n{error.stdout or ''}"
+    (log / f"{name}-{tool}.txt").write_text(text)
+    hazards = re.search(r"RACECHECK SUMMARY: (\d+) hazard", text)  # warnings leave the exit code as it is
+    good = code == 0 and not (hazards and int(hazards[1]))
+    verdict = "nothing" if good else f"FOUND ({code})"
+    print(f"{name:<26} {tool:<10} {verdict:<12} {told(text)}", flush=True)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("--tools", default="memcheck,racecheck,consan", help="default: %(default)s")
+    parser.add_argument("--logs", type=Path, help="folder for what the tools say (default: a temporary one)")
+    parser.add_argument("--inside", metavar="CASE", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        return run(given.inside)
+    unknown = [name for name in given.cases if name not in CASES]
+    if unknown:
+        parser.error(f"no case {', '.join(unknown)}")
+    tools = given.tools.split(",")
+    if not {"memcheck", "racecheck"}.isdisjoint(tools) and shutil.which("compute-sanitizer") is None:
+        parser.error("compute-sanitizer is not in PATH: it comes with the CUDA toolkit")
+    log = given.logs or Path(tempfile.mkdtemp(prefix="sanitize-"))
+    log.mkdir(parents=True, exist_ok=True)
+    has_consan = hasattr(triton.knobs.compilation, "instrumentation_mode")
+    bad = 0
+    for name in given.cases or CASES:
+        for tool in tools:
+            if tool != "consan" or (has_consan and CASES[name].family == "warpgroups"):
+                bad += not checked(name, tool, log)
+    print(f"{bad} of these found something; what the tools said is in {log}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
