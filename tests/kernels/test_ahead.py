@@ -129,7 +129,8 @@ def test_every_dtype_compiles_for_hopper(dtype):
     out = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
     problem = MatmulProblem(1, 513, 256, 320, dtype, out, precision="ieee")
     device = target_device("nvidia-h200")
-    taken = ahead.compile_resources(problem, tile(32, 32, 32, 4, 2), device)
+    # Twice as deep fp64 spills with triton 3.8.
+    taken = ahead.compile_resources(problem, tile(32, 32, 16 if dtype == "float64" else 32, 4, 2), device)
     assert taken.excess(device) is None
 
 
