@@ -132,7 +132,7 @@ class Float8Linear(PackedLinear):
             raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {wanted}")
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             raise ShapeError(f"Float8Linear: input is {tuple(input.shape)}: wanted (..., {self.in_features})")
-        if torch.is_autocast_enabled(input.device.type):
+        if not input.is_meta and torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
         given = (input, self.weight, self.scale, self.bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):

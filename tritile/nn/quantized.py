@@ -80,8 +80,7 @@ class QuantizedLinear(PackedLinear):
         weight, how = layer.weight, {"bits": bits, "group_size": group_size, "zero_points": zero_points}
         sizes = (layer.in_features, layer.out_features)
         made = cls(*sizes, False, "meta", weight.dtype, **how)  # type: ignore[arg-type]
-        if not weight.is_meta:
-            made._hold(quantize(weight.detach(), **how))  # type: ignore[arg-type]
+        made._hold(quantize(weight.detach(), **how))  # type: ignore[arg-type]
         made.bias = layer.bias
         return made
 

@@ -25,14 +25,14 @@ def describe(tensor: Any) -> str:
 
 
 def check_tensor(op: str, name: str, tensor: Any) -> None:
-    """A dense tensor in host or GPU memory, or one that stands for such."""
+    """A dense tensor in host or GPU memory, or one that stands for such, as one on the meta device does."""
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
-    if tensor.device.type not in ("cuda", "cpu"):
-        raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda or cpu")
+    if tensor.device.type not in ("cuda", "cpu", "meta"):
+        raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda, cpu or meta")
 
 
 def check_memory(op: str, *tensors: Any) -> None:
@@ -84,7 +84,7 @@ class _Memory:
         self.__array_interface__ = {
             "version": 3,
             "typestr": f"|V{size}",
-            "data": (tensor.data_ptr(), True),
+            "data": (tensor.data_ptr() + (size if tensor.is_meta else 0), True),  # numpy refuses 0
             "shape": tuple(tensor.shape),
             "strides": tuple(step * size for step in tensor.stride()),
         }
@@ -96,6 +96,8 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     Exact, by numpy.shares_memory, unless that takes over 100,000 steps: then taken to overlap.
     """
     if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not entangled(a, reach(a), b, reach(b)):
+        return False
+    if _storage(a) != _storage(b):
         return False
     work: Any = _MAX_OVERLAP_WORK
     try:
@@ -132,7 +134,12 @@ def same_place(a: torch.Tensor, b: Any) -> bool:
 
 
 def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), _storage(tensor)
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    """Return what tells tensors of one address apart: on the meta device all storages start at 0."""
+    return tensor.untyped_storage()._cdata if tensor.is_meta else None
 
 
 def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor) -> None:

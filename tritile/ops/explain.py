@@ -43,7 +43,7 @@ def _measured(problem: Tiled, device: Device) -> Measure:
 def explain(
     what: Callable[..., Any] | Tiled | torch.Tensor,
     *args: Any,
-    device: Device | None = None,
+    device: Device | torch.device | str | None = None,
     config: Config | str | None = None,
     measure: bool = True,
     **kwargs: Any,
@@ -54,8 +54,8 @@ def explain(
         what: `tritile.matmul`, `permute` or `transpose`, followed by the arguments of the call; or the
             tensors alone, two of which are multiplied and one transposed; or a problem alone.
         args: the call's positional arguments.
-        device: explain for this GPU, which need not be here. Default: that of the tensors, or for a
-            problem, and for tensors in host memory, the current GPU.
+        device: explain for this GPU, as `tritile.plan` takes it. Default: that of the tensors, or for a
+            problem, and for tensors in host memory or on the meta device, the current GPU.
         config: explain this config, or the likeliest that has the parameters this text names
             ("tile BLOCK_M=64"). Default: that of the plan.
         measure: time the config, and those beside it, on random operands where the GPU is the current one.
@@ -75,7 +75,7 @@ def explain(
     here = devices.current_gpu()
     if device is None and not isinstance(what, Tiled):
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        if all(tensor.device.type == "cpu" for tensor in tensors):
+        if all(tensor.device.type in ("cpu", "meta") for tensor in tensors):
             device = here
             if device is None:
                 raise InvalidValueError(

@@ -166,6 +166,8 @@ def fused_product(
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
     if result.numel() == 0:
         return result
+    if a.is_meta:
+        return result if out is None else written(result)
     plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:

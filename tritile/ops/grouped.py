@@ -152,6 +152,8 @@ def _first(
     dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
     if empty(of, out):
         return out.zero_()
+    if of.a.is_meta:
+        return written(out) if given else out
     if on_host(of.a):
         _on_host(dense, out, precision_of)
         return written(out) if given else out

@@ -139,7 +139,7 @@ def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | No
     rules()  # wrong settings of the environment are told of on any device
     shape = check(x, weight, bias)
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.numel() == 0:
+    if out.numel() == 0 or x.is_meta:
         return out
     plain_bias = None if bias is None else bias.resolve_neg()
     rows = x.resolve_neg().reshape(-1, weight.shape[1])  # a copy where rows are not evenly apart

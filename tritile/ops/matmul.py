@@ -227,7 +227,8 @@ def matmul(
             takes workspaces of 14 (M K + K N + M N) bytes.
 
     Sums are kept in float32 (float64 for float64; int32 for int8, where a sum beyond int32 is not
-    defined). Tensors in host memory are computed in Triton's interpreter.
+    defined). Tensors in host memory are computed in Triton's interpreter; those on the meta device give a
+    result there, as with every operation.
 
     By four real products, each part of a complex result is a sum of 2 K real products and errs as such,
     element by element; NaN and infinities spread as in these, with no recovery of infinities as in C. Three
@@ -350,6 +351,8 @@ def _first(
         return out
     if a.shape[-1] == 0:
         return out.zero_()
+    if a.is_meta:
+        return written(out) if given else out
     if on_host(a):
         _on_host(dense_a, dense_b, out, precision)
         return written(out) if given else out

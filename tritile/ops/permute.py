@@ -235,6 +235,8 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     dense, dims, out = checked(op, x, which, out)
     if out.numel() == 0:
         return out
+    if x.is_meta:
+        return written(out) if given else out
     call = described(dense, out, dims)
     if on_host(x):
         interpret(call)

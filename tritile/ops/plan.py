@@ -92,20 +92,37 @@ _CALLS: Final[dict[Any, Callable[..., Call]]] = {
 }
 
 
+def _gpu(given: Any) -> Device:
+    """Return the GPU that a caller names. Raises InvalidValueError or DeviceError where there is none."""
+    if isinstance(given, Device):
+        return given
+    if isinstance(given, str) and given in devices.TARGETS:
+        return devices.target_device(given)
+    try:
+        place = torch.device(given)
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or place.type != "cuda":
+        wanted = f"a tritile.Device, one of {', '.join(devices.TARGETS)}, or a GPU as torch names it"
+        raise InvalidValueError(f"plan: device is {given!r}: wanted {wanted}")
+    return devices.gpu((devices.current_index() or 0) if place.index is None else place.index)
+
+
 def plan(
     what: Callable[..., Any] | Tiled,
     *args: Any,
-    device: Device | None = None,
+    device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
         what: `tritile.matmul`, `mm`, `bmm`, `grouped_matmul`, `permute` or `transpose`, followed by the
-            arguments of the call; or a problem alone.
+            arguments of the call, which may be on the meta device; or a problem alone.
         args: the call's positional arguments.
-        device: plan for this GPU, which need not be here. Default: that of the tensors, or for a
-            problem the current GPU.
+        device: plan for this GPU: a `tritile.Device`, which need not be here, the name of one that
+            `tritile.target_device` takes, or a GPU that is here, as torch names it. Default: that of the
+            tensors; for a problem, and for tensors on the meta device, the current GPU.
         kwargs: the call's keyword arguments.
 
     Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
@@ -120,15 +137,15 @@ def plan(
         if place.type == "cpu" and device is None:
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
-        here = devices.gpu(place.index) if place.type == "cuda" else None
+        here = devices.gpu(place.index) if place.type == "cuda" else devices.current_gpu()
     else:
         wanted = "tritile.matmul, mm, bmm, grouped_matmul, permute, transpose or a problem"
         raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
-    device = device or here
-    if device is None:
+    gpu = here if device is None else _gpu(device)
+    if gpu is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
     if only is not None:
-        return Plan(problem, only, "model", device, None, IN_PLACE)
-    chosen = plans.plan_for(problem, device) or plans.plan_for(problem, device, "cached")
+        return Plan(problem, only, "model", gpu, None, IN_PLACE)
+    chosen = plans.plan_for(problem, gpu) or plans.plan_for(problem, gpu, "cached")
     assert chosen is not None  # only mode "tune" gives none
     return chosen

@@ -6,7 +6,7 @@ import torch
 
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of
-from tritile.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape
+from tritile.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
 from tritile.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 
 _WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -95,10 +95,25 @@ def quantize(
     -min / 2^(bits - 1). It has 16 bits and no more as it is read with every group, and multiplied by in
     that type: q * scale is rounded once more there, by half a unit in the last place at the most.
 
-    Runs on weight's device, in torch, and waits for it. Raises ShapeError, DtypeError, GradientError or
-    InvalidValueError for what does not fit, which includes infinities and NaN.
+    Runs on weight's device, in torch, and waits for it; on the meta device it tells shapes. Raises
+    ShapeError, DtypeError, GradientError or InvalidValueError for what does not fit, which includes
+    infinities and NaN.
     """
     kind = _checked(weight, bits, group_size, zero_points, dtype)
+    n, k = weight.shape
+    shape = scales_shape(n, k, bits, group_size)
+    if weight.is_meta:
+        words = torch.empty(words_shape(n, k, bits), dtype=torch.int32, device="meta")
+        scales = torch.empty(shape, dtype=kind, device="meta")
+        zeros = torch.empty(shape, dtype=torch.int16, device="meta") if zero_points else None
+        return QuantizedWeight(words, scales, zeros, bits, group_size, (n, k))
+    return _quantized(weight, bits, group_size, zero_points, kind)
+
+
+def _quantized(
+    weight: torch.Tensor, bits: int, group_size: int, zero_points: bool, kind: torch.dtype
+) -> QuantizedWeight:
+    """Quantise a weight that has values, some rows at a time."""
     n, k = weight.shape
     at_once = max(16, _AT_ONCE // k // 16 * 16)
     words, scales, zeros = [], [], []

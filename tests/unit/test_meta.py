@@ -1,0 +1,202 @@
+"""Tensors on the meta device: every operation and layer gives the shape, strides and dtype of its result."""
+
+import pytest
+import torch
+
+import tritile
+from tests.operators import OFFS, SAMPLES, A, B, W, X, drawn
+from tritile import device as devices
+from tritile import launch
+from tritile.errors import DeviceError, DtypeError, InvalidValueError, OverlapError, ShapeError
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+H200 = tritile.target_device("nvidia-h200")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs(monkeypatch, request):
+    if "compared" not in request.fixturenames:
+        monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it ran"))
+
+
+@pytest.fixture
+def compared():
+    """The test runs the operation on host tensors too."""
+
+
+def meta(tensor):
+    """A tensor on the meta device with the shape, strides and lazy conjugation of this one."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.conj() if tensor.is_conj() else made
+
+
+def assert_alike(got, wanted):
+    assert got.is_meta
+    assert (got.shape, got.stride(), got.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+def grouped(a, b):
+    return tritile.grouped_matmul(a, b, OFFS.to(a.device))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
+def test_every_operation(sample, recorded, compared):
+    call = grouped if sample.op == "grouped_matmul" else sample.call
+    wanted = call(*sample.tensors)
+    given = [meta(tensor).requires_grad_(recorded) for tensor in sample.tensors]
+    got = call(*given)
+    assert_alike(got, wanted)
+    assert got.requires_grad == recorded
+    if recorded:
+        for grad, tensor in zip(torch.autograd.grad(got, given, torch.empty_like(got)), given, strict=True):
+            assert grad.is_meta
+            assert (grad.shape, grad.dtype) == (tensor.shape, tensor.dtype)
+
+
+def scaled_calls():
+    eight, scale = torch.empty(16, 256, dtype=torch.float8_e4m3fn), torch.empty(16, 2)
+    whole, zero = torch.empty(16, 32, dtype=torch.int8), torch.empty(16, 1, dtype=torch.int8)
+    one = torch.empty(())
+    return {
+        "fp8": (lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1].mT), (eight, scale)),
+        "int8": (
+            lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1], zero_a=t[2]),
+            (whole, one, zero),
+        ),
+        "fp8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (eight,)),
+        "int8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (whole,)),
+    }
+
+
+@pytest.mark.parametrize("label", ["fp8", "int8", "fp8 matmul", "int8 matmul"])
+def test_numbers_of_few_bits(label):
+    call, tensors = scaled_calls()[label]
+    got = call(*map(meta, tensors))
+    assert (got.shape, got.stride(), got.is_meta) == ((16, 16), (16, 1), True)
+    assert got.dtype == (torch.int32 if label == "int8 matmul" else torch.bfloat16)
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_packed_weights(zero_points):
+    words = {"bits": 4, "group_size": 32, "zero_points": zero_points}
+    weight = torch.randn(24, 70)
+    real, packed = tritile.quantize(weight, **words), tritile.quantize(meta(weight), **words)
+    assert (packed.shape, packed.dtype, packed.bits) == (real.shape, real.dtype, real.bits)
+    for part in ("packed", "scales", "zeros"):
+        got, wanted = getattr(packed, part), getattr(real, part)
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            assert_alike(got, wanted)
+    assert_alike(packed.dequantize(), real.dequantize())
+    x, bias = torch.empty(2, 3, 70, dtype=packed.dtype, device="meta"), torch.empty(24, device="meta")
+    assert_alike(tritile.linear(x, packed, bias), x.new_empty(2, 3, 24))
+    assert_alike(tritile.linear(x.requires_grad_(), packed, bias), x.new_empty(2, 3, 24))
+    with pytest.raises(DeviceError, match="meta"):
+        tritile.linear(torch.empty(3, 70, dtype=packed.dtype), packed)
+
+
+@pytest.mark.parametrize("kind", ["linear", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("how", ["on meta", "moved"])
+def test_layers(kind, how):
+    device = "meta" if how == "on meta" else "cpu"
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48, dtype=torch.bfloat16, device=device))
+    model = tritile.nn.convert(model, kind, group_size=32).to("meta")
+    x = torch.empty(2, 5, 64, dtype=torch.bfloat16, device="meta")
+    wanted = x.new_empty(2, 5, 48)
+    assert_alike(model(x), wanted)
+    got = model(x.requires_grad_())
+    assert_alike(got, wanted)
+    assert_alike(torch.autograd.grad(got.sum(), x)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda out: tritile.matmul(meta(A), meta(B), out=out), (3, 5)),
+        (lambda out: tritile.mm(meta(A), meta(B), out=out), (3, 5)),
+        (lambda out: tritile.linear(meta(X), meta(W), out=out), (2, 3, 5)),
+        (lambda out: tritile.addmm(out, meta(A), meta(B), out=out), (3, 5)),
+        (lambda out: tritile.gated_linear(meta(X), meta(W), meta(W), out=out), (2, 3, 5)),
+        (lambda out: tritile.transpose(meta(A), out=out), (4, 3)),
+        (lambda out: tritile.permute(meta(X), (2, 0, 1), out=out), (4, 2, 3)),
+    ],
+)
+def test_into_memory_that_is_given(call, shape):
+    out = torch.empty(*shape[:-1], 2 * shape[-1], dtype=torch.float64, device="meta")[..., ::2]
+    version = out._version
+    assert call(out) is out
+    assert out._version > version
+    with pytest.raises(ShapeError):
+        call(torch.empty(*shape[:-1], 9, dtype=torch.float64, device="meta"))
+
+
+def test_what_is_wrong_is_refused_on_the_meta_device_too():
+    a, b = meta(A), meta(B)
+    square = torch.empty(8, 8, device="meta")
+    for call, kind in (
+        (lambda: tritile.matmul(a, a), ShapeError),
+        (lambda: tritile.matmul(a, b.half()), DtypeError),
+        (lambda: tritile.matmul(a, B), DeviceError),
+        (lambda: tritile.matmul(a, b, out=torch.empty(3, 5, dtype=a.dtype)), DeviceError),
+        (lambda: tritile.matmul(a, b, out=meta(drawn(3, 5)).float()), DtypeError),
+        (lambda: tritile.matmul(square[:4, :4], square[4:, 4:], out=square[2:6, 2:6]), OverlapError),
+        (lambda: tritile.linear(a, b.mT, activation="tanh"), InvalidValueError),
+    ):
+        with pytest.raises(kind):
+            call()
+    tritile.matmul(square[:4, :4], square[4:, 4:], out=square[4:, :4])  # within one storage, and apart
+
+
+P, Q = torch.empty(1000, 520, dtype=torch.bfloat16), torch.empty(520, 760, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_plans_of_meta_tensors_are_those_of_tensors(offset):
+    a, b = (
+        torch.empty(1001 * 520, dtype=P.dtype, device=device)[offset:][: P.numel()].view(P.shape)
+        for device in ("cpu", "meta")
+    )
+    assert a.data_ptr() % 16 == 2 * offset  # so are those on the meta device taken to lie
+    for call, ours, theirs in ((tritile.matmul, (a, Q), (b, meta(Q))), (tritile.transpose, (a,), (b,))):
+        assert tritile.plan(call, *theirs, device=H200) == tritile.plan(call, *ours, device=H200)
+
+
+@pytest.mark.parametrize("device", ["nvidia-h200", "sm_100", H200], ids=str)
+def test_plans_for_any_device(device):
+    found = tritile.plan(tritile.matmul, meta(P), meta(Q), device=device)
+    assert found.device == (tritile.target_device(device) if isinstance(device, str) else device)
+
+
+def test_plans_for_a_gpu_that_torch_names(monkeypatch):
+    here = {0: H200, 1: tritile.target_device("sm_80")}
+    monkeypatch.setattr(devices, "gpu", here.__getitem__)
+    monkeypatch.setattr(devices, "current_index", lambda: 1)
+    for device, index in (("cuda:1", 1), (torch.device("cuda", 0), 0), ("cuda", 1)):
+        assert tritile.plan(tritile.matmul, P, Q, device=device).device == here[index]
+
+
+@pytest.mark.parametrize("device", ["h200", "cpu", "meta", 1.5, torch.device("cpu")], ids=str)
+def test_plans_for_no_gpu_are_refused(device):
+    with pytest.raises(InvalidValueError, match=r"wanted a tritile\.Device, one of nvidia-h200"):
+        tritile.plan(tritile.matmul, P, Q, device=device)
+
+
+def test_plans_of_meta_tensors_are_for_the_current_gpu(monkeypatch):
+    monkeypatch.setattr(devices, "current_gpu", lambda: None)
+    with pytest.raises(InvalidValueError, match="name one with device="):
+        tritile.plan(tritile.matmul, meta(P), meta(Q))
+    monkeypatch.setattr(devices, "current_gpu", lambda: H200)
+    assert tritile.plan(tritile.matmul, meta(P), meta(Q)).device == H200
+
+
+def test_another_tensor_on_the_meta_device_is_not_in_place():
+    x = torch.empty(64, 64, device="meta")
+    assert tritile.plan(tritile.transpose, x, out=x, device=H200).why.startswith("in place")
+    apart = tritile.plan(tritile.transpose, x, out=torch.empty_like(x), device=H200)
+    assert not apart.why.startswith("in place")
+
+
+def test_explanations_of_meta_tensors_are_those_of_tensors():
+    found = tritile.explain(meta(P), meta(Q), device="nvidia-h200", measure=False)
+    assert found == tritile.explain(P, Q, device=H200, measure=False)
