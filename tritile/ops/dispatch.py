@@ -6,6 +6,7 @@ tangents, transforms, subclasses, modes, autocast, tracing) go to the operator o
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,14 +63,20 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
                 f"{op}: out was made inside torch.inference_mode(), outside of which it may not change"
             )
         know_shardings()
+        _check_given(op, args)
     packet = getattr(torch.ops.tritile, op)
-    for argument, value in zip(packet.default._schema.arguments, args, strict=False):
-        if value is None and isinstance(argument.type, torch.TensorType):
-            check_tensor(op, argument.name, value)
     if out is None:
         return packet.default(*args, **words)
     packet.out(*args, **words, out=out)
     return out
+
+
+def _check_given(op: str, args: Sequence[Any]) -> None:
+    """Raise DtypeError where None stands for a tensor that the operator cannot do without."""
+    schema = getattr(torch.ops.tritile, op).default._schema
+    for argument, value in zip(schema.arguments, args, strict=False):
+        if value is None and isinstance(argument.type, torch.TensorType):
+            check_tensor(op, argument.name, value)
 
 
 def _is_no_dense(tensor: torch.Tensor) -> bool:
