@@ -276,7 +276,7 @@ class SearchingAutotuner(TritonAutotuner):
                 checked_here(call, config)
             except TuningError as wrong:
                 text = f"{config} of {problem.label} is left out: {wrong}"
-                warnings.warn(text, WrongAnswerWarning, stacklevel=5)
+                warnings.warn(text, WrongAnswerWarning, stacklevel=8)
                 failures.append(text)
             else:
                 return config
