@@ -17,7 +17,13 @@ from tritile.compiles import compiles_heard
 from tritile.config import Config
 from tritile.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
 from tritile.device import Device
-from tritile.errors import CompiledWarning, InvalidValueError, NotTunedError, UntunedWarning
+from tritile.errors import (
+    CompiledWarning,
+    InvalidValueError,
+    NotTunedError,
+    UntunedWarning,
+    callers_level,
+)
 from tritile.forms import DESCRIPTORS, Forms
 from tritile.interpreter import library_lock
 from tritile.problem import KernelProblem, Problem, doublings
@@ -172,7 +178,7 @@ class Autotuner(SearchingAutotuner):
                 f"{problem.label} was never measured on {device.name}: using the first config. "
                 'Run once under tritile.mode("tune") or TRITILE_MODE=tune.',
                 UntunedWarning,
-                stacklevel=5,
+                stacklevel=callers_level(),
             )
         return near or self._predicted(args, kwargs)
 
@@ -245,7 +251,7 @@ class Autotuner(SearchingAutotuner):
                 f"{label} was compiled at its first call, in {sum(seconds):.1f} s: "
                 "a folder TRITON_CACHE_DIR that is kept has it the next time",
                 CompiledWarning,
-                stacklevel=4,
+                stacklevel=callers_level(),
             )
         self._keep(("compiled", call), True)
 
@@ -332,7 +338,7 @@ def autotune(
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     check_configs(configs)
     check_tolerance(tolerance, reference)
-    warn_deprecated(warmup, rep, use_cuda_graph, stacklevel=2)
+    warn_deprecated(warmup, rep, use_cuda_graph)
 
     def decorator(fn: Any) -> Autotuner:
         check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged)

@@ -11,14 +11,14 @@ from typing import Any, Final
 import triton
 from triton.backends import backends
 
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, callers_level
 from tritile.search import Space
 
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any, stacklevel: int) -> None:
+def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
     """Warn where one of Triton's deprecated arguments is given: none has an effect here."""
     values = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph or None}
     given = [name for name, value in values.items() if value is not None]
@@ -27,7 +27,7 @@ def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any, stacklevel: int)
             f"{', '.join(given)}: deprecated in triton.autotune, and without effect in tritile.autotune. "
             "It decides itself how often to launch; do_bench= sets another timing"
         )
-        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
 
 
 def check_configs(configs: Any) -> None:

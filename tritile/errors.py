@@ -1,5 +1,10 @@
 """What can go wrong, one class each. Every error tritile raises on purpose is a `TritileError`."""
 
+import sys
+from typing import Final
+
+_INSIDE: Final = ("tritile.", "torch.", "triton.")  # whose frames stand between a warning and its caller
+
 
 class TritileError(Exception):
     """Base of every error that tritile raises on purpose."""
@@ -75,6 +80,17 @@ class ConversionWarning(UserWarning):
 
 class InterpreterWarning(UserWarning):
     """Kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
+
+
+def callers_level() -> int:
+    """The `stacklevel`, in the function that asks, of a warning that points at the line that called tritile.
+
+    Frames of torch and Triton in between do not count as a caller.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def brief(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from tritile.errors import (
     UnsupportedError,
     WrongAnswerWarning,
     brief,
+    callers_level,
 )
 from tritile.interpreter import HostAware
 from tritile.measure.log import keeper
@@ -179,7 +180,7 @@ class SearchingAutotuner(TritonAutotuner):
             best = tuned_elsewhere(call, problem, device, self.digest, space, known, self._rules(), keep)
         except UnsupportedError as error:
             text = f"{problem.kernel} is measured in this process, without protection from it: {error}"
-            warnings.warn(text, IsolationWarning, stacklevel=9)
+            warnings.warn(text, IsolationWarning, stacklevel=callers_level())
             return None
         good = [trial for trial in found.values() if trial.us is not None and trial.failure is None]
         milliseconds = {plain.get(t.config) or t.config.to_triton(): [(t.us or 0.0) / 1e3] * 3 for t in good}
@@ -276,7 +277,7 @@ class SearchingAutotuner(TritonAutotuner):
                 checked_here(call, config)
             except TuningError as wrong:
                 text = f"{config} of {problem.label} is left out: {wrong}"
-                warnings.warn(text, WrongAnswerWarning, stacklevel=8)
+                warnings.warn(text, WrongAnswerWarning, stacklevel=callers_level())
                 failures.append(text)
             else:
                 return config

@@ -18,8 +18,8 @@ def shard_of(test: str, shards: int) -> int:
 class Recorder:
     """Journals a line for each file that is collected, and for each test as it ends."""
 
-    def __init__(self, plan: dict) -> None:
-        self.plan, self.worker = plan, os.environ.get("PYTEST_XDIST_WORKER", "")
+    def __init__(self, plan: dict, worker: str) -> None:
+        self.plan, self.worker = plan, worker
         self.outcomes: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
@@ -65,4 +65,6 @@ class Recorder:
 def pytest_configure(config: pytest.Config) -> None:
     """Register where run.py left a plan."""
     if os.environ.get(PLAN):
-        config.pluginmanager.register(Recorder(json.loads(Path(os.environ[PLAN]).read_text())), "recorder")
+        worker = getattr(config, "workerinput", {}).get("workerid", "")  # "" where xdist hands tests out
+        plan = json.loads(Path(os.environ[PLAN]).read_text(encoding="utf-8"))
+        config.pluginmanager.register(Recorder(plan, worker), "recorder")

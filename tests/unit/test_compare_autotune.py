@@ -105,11 +105,12 @@ def test_a_reference_goes_to_tritile_alone_and_only_where_it_is_taken(monkeypatc
     assert seen == [authors.softmax_reference, "none", "none"]
 
 
-def test_a_wrong_answer_is_no_result():
+@pytest.mark.parametrize(("side", "said"), [("tritile", "wrong answer"), ("triton", "triton chose .* error")])
+def test_a_wrong_answer_is_no_result(side, said):
     wrong = replace(subject(), reference=lambda x_ptr, **_: {"out_ptr": torch.softmax(2 * x_ptr, -1)})
     given = authors.softmax_inputs((4, 50), torch.float32, "cpu")
-    with pytest.raises(RuntimeError, match=r"tritile chose .* error"):
-        sides.tuned("tritile", wrong, given, do_bench=Bench())
+    with pytest.raises(RuntimeError, match=said):
+        sides.tuned(side, wrong, given, do_bench=Bench())
 
 
 def test_an_output_with_a_gap_is_infinitely_wrong():

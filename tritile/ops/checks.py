@@ -142,19 +142,21 @@ def _storage(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._cdata if tensor.is_meta else None
 
 
-def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *inputs: torch.Tensor) -> None:
-    """An output of just this shape and dtype, on the inputs' device, that shares no memory with them."""
-    check_like(op, out, shape, dtype, *inputs[:1])
-    check_room(op, out, *inputs)
+def check_out(
+    op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor, **inputs: torch.Tensor
+) -> None:
+    """An output of just this shape and dtype, on the device of `like`, that shares no memory with inputs."""
+    check_like(op, out, shape, dtype, like)
+    check_room(op, out, **inputs)
 
 
-def check_room(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
+def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     """An output whose elements share no memory with each other or with any input."""
     if out.numel() and overlaps_itself(out):
         raise OverlapError(
             f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
         )
-    check_no_overlap(op, out, *inputs)
+    check_no_overlap(op, out, **inputs)
 
 
 def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
@@ -172,8 +174,8 @@ def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *l
         raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
 
 
-def check_no_overlap(op: str, out: torch.Tensor, *inputs: torch.Tensor) -> None:
+def check_no_overlap(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     """An output that shares no memory with any input."""
-    for position, tensor in enumerate(inputs):
+    for name, tensor in inputs.items():
         if overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps operand {position}: wanted memory of its own")
+            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")

@@ -113,12 +113,14 @@ def eager(
         key = None
     if hit is None:
         return _first(of, out, out_dtype, precision, key)
-    given = of.given
     if out is None:
         out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
     else:
-        if any(entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given, hit.reaches, strict=False)):
-            check_no_overlap(OP, out, *given)
+        given = of.given
+        if any(
+            entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given.values(), hit.reaches, strict=False)
+        ):
+            check_no_overlap(OP, out, **given)
         written(out)
     hit.launch(*_in_order(of, out, hit.swapped))
     return out
@@ -145,7 +147,7 @@ def _first(
     given = out is not None
     shape, dtype, precision_of = result_of(of, out, out_dtype, precision)
     if given:
-        check_room(OP, out, *of.given)
+        check_room(OP, out, **of.given)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
         return product.eager(of.a, of.b, out, dtype, precision)
     out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
@@ -165,6 +167,6 @@ def _first(
     same = all(one is other for one, other in zip(dense, of, strict=True))
     if key is not None and same and lasting():
         sizes = (tuple(out.shape), out.stride())
-        reaches = tuple(map(reach, (*of.given, out)))
+        reaches = tuple(map(reach, (*of.given.values(), out)))
         _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
     return out

@@ -27,9 +27,9 @@ class Operands(NamedTuple):
     scale_b: Any
 
     @property
-    def given(self) -> list[torch.Tensor]:
-        """Those that there are."""
-        return [tensor for tensor in self if tensor is not None]
+    def given(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
 
 def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:

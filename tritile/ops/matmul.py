@@ -314,7 +314,7 @@ def eager(
     else:
         of_a, of_b, of_out = hit.reaches
         if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
-            check_no_overlap("matmul", out, a, b)
+            check_no_overlap("matmul", out, input=a, other=b)
         written(out)
     if hit.swapped:
         hit.launch(b, a, out)
@@ -331,7 +331,7 @@ def checked(
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=a.device)
     else:
-        check_room("matmul", out, a, b)
+        check_room("matmul", out, input=a, other=b)
     return a.resolve_neg(), b.resolve_neg(), out, precision
 
 

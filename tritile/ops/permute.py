@@ -203,7 +203,7 @@ def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -
         out = fresh(hit.shape, hit.strides, x.dtype, hit.device)
     else:
         if not hit.in_place and entangled(x, hit.reaches[0], out, hit.reaches[1]):
-            check_no_overlap(op, out, x)
+            check_no_overlap(op, out, input=x)
         written(out)
     hit.launch(x, out)  # it asks tensors for nothing but their addresses
     return out
@@ -220,9 +220,9 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     elif _mirrored(x, dims) and same_place(x, out):
-        check_out(op, out, shape, x.dtype)
-    else:
         check_out(op, out, shape, x.dtype, x)
+    else:
+        check_out(op, out, shape, x.dtype, x, input=x)
     # Negating a whole number is more than inverting its sign bit.
     whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
     return x.resolve_neg() if whole else x, dims, out

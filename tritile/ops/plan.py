@@ -55,7 +55,7 @@ def _grouped_call(
     of = groups.Operands(a, b, offs, scale_a, scale_b)
     shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
     if out is not None:
-        check_room(groups.OP, out, *of.given)
+        check_room(groups.OP, out, **of.given)
     if a.ndim == b.ndim == 3 and scale_a is None:
         return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
     out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out

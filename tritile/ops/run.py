@@ -1,6 +1,5 @@
 """From a described call to a launch: what operations share once their arguments are checked."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,13 @@ from tritile import device as devices
 from tritile.autotuner import capturing
 from tritile.compiles import compiles_heard
 from tritile.config import Config
-from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError
+from tritile.errors import (
+    CompiledWarning,
+    InterpreterWarning,
+    TuningError,
+    UnsupportedError,
+    callers_level,
+)
 from tritile.problem import Tiled
 from tritile.settings import current_mode
 from tritile.space import tile
@@ -133,17 +138,6 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
 def lasting() -> bool:
     """Whether a plan made now may be kept: not the stopgap that mode "tune" takes during a capture."""
     return not (current_mode() == "tune" and capturing())
-
-
-def callers_level() -> int:
-    """The `stacklevel`, in the function that asks, of a warning that points at the line that called tritile.
-
-    Frames of torch in between, of its dispatcher, do not count as a caller.
-    """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("tritile.", "torch.")):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def on_host(tensor: torch.Tensor) -> bool:
