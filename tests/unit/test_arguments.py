@@ -160,7 +160,7 @@ OVERLAPS = [
     ("one column shared", matmul(BASE[:, :6], SQUARE, out=BASE[:, 5:11]), ("out overlaps input:",)),
     ("one element shared", matmul(BASE.view(-1)[:30].view(5, 6), SQUARE, out=BASE.view(-1)[29:59].view(5, 6)),
      ("out overlaps input:",)),
-    ("transpose in place of a part", transpose(SQUARE[:4, :4], out=SQUARE[1:5, :4]), ("out overlaps input:",)),
+    ("transpose in a part", transpose(SQUARE[:4, :4], out=SQUARE[1:5, :4]), ("out overlaps input:",)),
     ("reversal in place", permute(CUBE, (2, 1, 0), out=CUBE.permute(2, 1, 0)), ("out overlaps input:",)),
     ("rotation in place", permute(CUBE, (1, 2, 0), out=CUBE), ("out overlaps input:",)),
     ("transpose onto its view", transpose(SQUARE, out=SQUARE.mT), ("out overlaps input:",)),
