@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 import triton
+from torch._guards import TracingContext
 
 from tritile import device as devices
 from tritile import direct
@@ -32,6 +33,7 @@ from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
 from tritile.threads import once
+from tritile.traced import pruning
 from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
@@ -91,6 +93,7 @@ class Autotuner(SearchingAutotuner):
         # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
         self._forms = Forms(self.arg_names, self.keys)
+        self.early_config_prune = pruning(self, self._pruning.early_config_prune, self._pruning.perf_model)
         _TUNERS.add(self)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
@@ -143,10 +146,11 @@ class Autotuner(SearchingAutotuner):
     def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """What the kernel's own pruning and performance model say, else its first config."""
         configs = self.offered(args, kwargs) if self.space is None else self.configs
-        if self.perf_model is None:
+        perf_model = self._pruning.perf_model
+        if perf_model is None:
             return configs[0]
         values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
+        return min(configs, key=lambda config: perf_model(**values, **config.all_kwargs()))
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force.
@@ -161,26 +165,67 @@ class Autotuner(SearchingAutotuner):
             return best
         config = self.remembered(problem, device) if mode != "off" else None
         if config is None:
-            config = self._guessed(problem, args, kwargs, mode, device)
+            config = self._likely(problem, mode, device) or self._predicted(args, kwargs)
         if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
             config = self.first_right(config, problem, args, kwargs)
         return config
 
-    def _guessed(
-        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], mode: str, device: Device
-    ) -> triton.Config:
-        """The config for a call of which nothing is remembered. Raises NotTunedError in mode "strict"."""
+    def _likely(
+        self, problem: KernelProblem, mode: str, device: Device, where: str = ""
+    ) -> triton.Config | None:
+        """The nearest measured problem's config, for a call of which nothing is remembered.
+
+        Raises NotTunedError in mode "strict". Warns where nothing at all tells which config is fast.
+        """
         if mode == "strict" and self.measurable(device):
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
         near = self._nearest(problem, device) if mode != "off" else None
-        if near is None and self.perf_model is None and mode == "cached" and self.measurable(device):
+        if near is None and self._pruning.perf_model is None and mode == "cached" and self.measurable(device):
             warnings.warn(
-                f"{problem.label} was never measured on {device.name}: using the first config. "
-                'Run once under tritile.mode("tune") or TRITILE_MODE=tune.',
+                f"{problem.label} was never measured on {device.name}: using the config that comes first. "
+                f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
                 UntunedWarning,
                 stacklevel=callers_level(),
             )
-        return near or self._predicted(args, kwargs)
+        return near
+
+    @property
+    def configs(self) -> list[triton.Config]:
+        """The configs to choose among; of a space one, and while torch.compile traces what is remembered."""
+        if self.space is not None and TracingContext.try_get() is not None:
+            self._offer_remembered()
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: list[triton.Config]) -> None:
+        self._configs = configs
+
+    def _offer_remembered(self) -> None:
+        """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
+        find = self._finder()
+        trials = store_of(devices.current_gpu() or devices.INTERPRETER).bests(self.digest, KernelProblem.op)
+        kernel = self.base_fn.__qualname__
+        for trial in trials:
+            config = find(trial.config) if getattr(trial.problem, "kernel", None) == kernel else None
+            if config is not None and config not in self._configs:
+                self._configs.append(config)
+
+    def traced(self, values: Mapping[str, Any], places: Sequence[torch.device]) -> triton.Config | None:
+        """The config for a call that torch.compile traces; None where neither memory nor a neighbour tells.
+
+        `values` are the arguments by name, as far as a problem is made of them, and `places` the devices of
+        tensors. Nothing is measured. Raises NotTunedError in mode "strict" where nothing is remembered.
+        """
+        warn_untested()
+        gpus = [place for place in places if place.type == "cuda"]
+        device = devices.gpu(gpus[0].index or 0) if gpus else devices.INTERPRETER
+        problem, mode = self.problem((), values), self.mode or current_mode()
+        mode = "cached" if mode == "tune" else mode
+        config = self.remembered(problem, device) if mode != "off" else None
+        config = config or self._likely(problem, mode, device, ", outside of torch.compile")
+        if config is not None and config not in self._configs:
+            self._configs.append(config)  # of a space
+        return config
 
     def _kept(
         self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]
@@ -210,7 +255,7 @@ class Autotuner(SearchingAutotuner):
             if mode == "strict":
                 self._compile_aloud(call, args, kwargs, options)
             with library_lock:
-                kernel = self.fn.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
+                kernel = self.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
             self._keep_direct(call, kernel, args, options)
             return kernel
         if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
@@ -235,7 +280,7 @@ class Autotuner(SearchingAutotuner):
             self.cache[form] = config, options
         if mode == "strict":
             self._compile_aloud(call, args, kwargs, options)
-        return self.fn.run(*args, **kwargs, **options)
+        return self.host_aware.run(*args, **kwargs, **options)
 
     def _compile_aloud(
         self, call: direct.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
@@ -244,7 +289,7 @@ class Autotuner(SearchingAutotuner):
         if ("compiled", call) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
             return
         with compiles_heard() as seconds:
-            self.fn.fn.run(*args, **(kwargs | options | {"warmup": True}))
+            self.fn.run(*args, **(kwargs | options | {"warmup": True}))
         if seconds:
             label = self.problem(args, kwargs).label
             warnings.warn(
@@ -266,7 +311,7 @@ class Autotuner(SearchingAutotuner):
         """Keep what was launched, for calls that are the same in all that counts."""
         if call is None or capturing():
             return
-        launch = direct.launch_of(self.fn.fn, kernel, args, options)
+        launch = direct.launch_of(self.fn, kernel, args, options)
         if launch is not None:
             self._keep(call, (self.best_config, launch))
 
@@ -325,6 +370,9 @@ def autotune(
             epsilon of the output's dtype, 16 times of fp32.
         isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
             as where a `do_bench` is given, memory around the arguments is not watched.
+
+    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there too.
+    Nothing is measured or checked while it traces, and NotTunedError comes as an error of torch's that names it.
 
     Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
     As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name

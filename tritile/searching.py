@@ -1,5 +1,6 @@
 """Searching for a decorated kernel's config: how configs of one call are measured, and where."""
 
+import copy
 import math
 import threading
 import time
@@ -73,7 +74,10 @@ class SearchingAutotuner(TritonAutotuner):
         rest["do_bench"] = rest.get("do_bench") or timed
         self.space = configs if isinstance(configs, Space) else None
         listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
-        super().__init__(HostAware(fn), fn.arg_names, listed, key, **hooks, **rest)
+        own = rest.pop("prune_configs_by", None)
+        self._pruning = TritonAutotuner(fn, fn.arg_names, listed, key, None, None, prune_configs_by=own)
+        super().__init__(fn, fn.arg_names, listed, key, **hooks, **rest)
+        self.host_aware = HostAware(fn)
         # A benchmark, or a hook, of the user's own may want this very process.
         self._isolate = isolate and not self._own_bench and not self.user_defined_post_hook
         self.search = search or ("exhaustive" if self.space is None else "evolution")
@@ -89,6 +93,11 @@ class SearchingAutotuner(TritonAutotuner):
         if self._digest is None:
             self._digest = source_hash(self.fn, *self.also)
         return self._digest
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
+        """The configs of a list that the kernel's own pruning leaves for the call in hand."""
+        self._pruning.nargs = self.nargs
+        return list(self._pruning.prune_configs(kwargs))
 
     def measurable(self, device: Device) -> bool:
         """Whether there is something to time a call with: a GPU, or a benchmark of the user's own."""
@@ -121,7 +130,11 @@ class SearchingAutotuner(TritonAutotuner):
     def _timed(self, config: triton.Config, args: Sequence[Any], kwargs: dict[str, Any]) -> list[float]:
         """Milliseconds of one config at the quantiles 0.5, 0.2 and 0.8. Raises TuningError if it fails."""
         try:
-            times = self._bench(*args, config=config, **kwargs)
+            bench = copy.copy(self)
+            bench.fn = (
+                self.host_aware
+            )  # where the benchmark is the user's own, tensors may lie in host memory
+            times = bench._bench(*args, config=config, **kwargs)
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise TuningError(brief(error)) from error
         times = list(times) if isinstance(times, list | tuple) else [times] * 3
@@ -140,7 +153,7 @@ class SearchingAutotuner(TritonAutotuner):
         self, args: Sequence[Any], kwargs: dict[str, Any], hooks: Mapping[str, Callable[..., Any]]
     ) -> KernelCall:
         return KernelCall(
-            self.fn,
+            self.host_aware,
             tuple(self.arg_names),
             tuple(args),
             kwargs,
@@ -290,7 +303,7 @@ class SearchingAutotuner(TritonAutotuner):
         with self._lock:
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             try:
-                return list(self.prune_configs(kwargs))
+                return self.prune_configs(kwargs)
             finally:
                 self.nargs = {}
 

@@ -96,3 +96,36 @@ def test_offsets_beyond_32_bits(name):
         given |= {argument: far, step: stride}
     subject.kernel[subject.grid(**given)](**given, ROWS=2, BLOCK=512, num_warps=4)
     assert wrong(name, given) == {}
+
+
+def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    timed = []
+    bench = CachingAutotuner.benchmark_all_configs
+    monkeypatch.setattr(
+        CachingAutotuner,
+        "benchmark_all_configs",
+        lambda self, *a, **k: timed.append(a) or bench(self, *a, **k),
+    )
+    subject = SUBJECTS["softmax"]
+    kernel = tritile.autotune(subject.configs, subject.key, reference=subject.reference)(subject.kernel)
+
+    def softmax(x):
+        given = {"x_ptr": x, "out_ptr": torch.empty_like(x), "rows": x.shape[0], "columns": x.shape[1]}
+        given |= {"stride_x": x.stride(0), "stride_out": x.stride(0)}
+        kernel[subject.grid(**given)](**given)
+        return given["out_ptr"] * 2
+
+    compiled = torch.compile(softmax, fullgraph=True, dynamic=False)
+    x = torch.randn(64, 1009, device="cuda", dtype=torch.float16)
+    with pytest.warns(tritile.errors.UntunedWarning, match="outside of torch.compile"):
+        untuned = compiled(x)
+    with tritile.mode("tune"):
+        softmax(x)
+    torch.compiler.reset()
+    with tritile.mode("strict"):
+        tuned = compiled(x)
+    assert timed == []
+    for got in (untuned, tuned):
+        torch.testing.assert_close(got, 2 * x.softmax(-1), rtol=2e-3, atol=2e-5)

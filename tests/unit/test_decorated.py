@@ -205,7 +205,7 @@ def halved(x, BLOCK: tl.constexpr):
 
 def test_copies_of_a_call_share_one_kernel_and_what_it_compiled(tmp_path, monkeypatch):
     """A kernel of its own for each would be loaded for each, amid the capture of a graph."""
-    call = KernelCall(halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
+    call = KernelCall(halved.host_aware, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
     shipment = pack(call, tmp_path, LIMIT, host_too=True)
     first, second = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(2).calls
     assert first.fn.fn is second.fn.fn

@@ -63,12 +63,17 @@ class Tuned:
         configs = [triton.Config({"BLOCK": block}, num_warps=8, **rest) for block in blocks]
         self.measured, self.times = 0, times or {64: 2.0, 128: 1.0}
         self.tuner = tritile.autotune(configs, list(key), do_bench=self.bench)(kernel)
-        self.recorder = Recorder(kernel)
-        monkeypatch.setattr(self.tuner.fn, "fn", self.recorder)
+        self.record(monkeypatch, Recorder(kernel))
         self.problems, problem = [], self.tuner.problem
         monkeypatch.setattr(
             self.tuner, "problem", lambda *given: self.problems.append(problem(*given)) or self.problems[-1]
         )
+
+    def record(self, monkeypatch, recorder):
+        """Have launches, on the GPU and in host memory, go to a recorder."""
+        self.recorder = recorder
+        for holder in (self.tuner, self.tuner.host_aware):
+            monkeypatch.setattr(holder, "fn", recorder)
 
     def bench(self, call, quantiles):
         call()
@@ -244,8 +249,7 @@ class Compiling(Recorder):
 
 def test_strict_warns_of_what_was_compiled_ahead_of_its_launch(monkeypatch):
     tuned = Tuned(monkeypatch)
-    tuned.recorder = Compiling(kernel)
-    monkeypatch.setattr(tuned.tuner.fn, "fn", tuned.recorder)
+    tuned.record(monkeypatch, Compiling(kernel))
     given = on_gpu(), on_gpu(), 50, 0.5
     with tritile.mode("tune"):
         tuned(*given)

@@ -1,0 +1,226 @@
+"""Kernels under tritile.autotune inside torch.compile: which config the tracer is given.
+
+The tracer is torch's own. What it made of a kernel is read from the graph; nothing is compiled or launched.
+"""
+
+import warnings
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+import tritile
+from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
+from tritile.errors import UntunedWarning
+
+ROWS = 4
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch):
+    """Have torch take Triton's kernels for such, which it does where there is a GPU; forget its graphs."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Traces:
+    """A backend that notes each kernel's configs, in the order in which calls were compiled."""
+
+    def __init__(self):
+        self.configs = []
+
+    def __call__(self, graph, inputs):
+        for node in graph.graph.nodes:
+            if "kernel_idx" in node.kwargs:
+                kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+                self.configs.append([config.all_kwargs() for config in kernel.configs])
+        return lambda *args: (torch.empty(0),)
+
+    @property
+    def blocks(self):
+        return [[config["BLOCK"] for config in of_one] for of_one in self.configs]
+
+
+def compiled(kernel, traces, **options):
+    def call(x, used):
+        out = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, out, used, x.shape[1])
+        return out
+
+    function = torch.compile(call, backend=traces, fullgraph=True, **options)
+    return lambda n, dtype=torch.float32: function(
+        torch.zeros(ROWS, n, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    )
+
+
+def measured(bench, *sizes, **more):
+    kernel = tuned(bench, **more)
+    for n, fastest in sizes:
+        bench.times = {block: 1.0 + abs(block - fastest) for block in (64, 128, 256)}
+        with tritile.mode("tune"):
+            run(kernel, bench.used, n)
+    return kernel
+
+
+def test_each_problem_is_compiled_with_what_is_remembered_of_it():
+    kernel, traces = measured(Bench(), (40, 256), (50, 128), (60, 64)), Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        for n in (40, 50, 60, 50, 40):
+            call(n)
+    assert traces.blocks == [[256], [128], [64]]
+
+
+def test_a_neighbour_tells_as_it_does_outside():
+    kernel, traces = measured(Bench(), (8, 256), (60, 128)), Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    call(9)
+    call(55)
+    assert traces.blocks == [[256], [128]]
+
+
+def test_sizes_that_change_are_compiled_for_once_in_each_power_of_two():
+    kernel, traces = measured(Bench(), (64, 64), (128, 128), (256, 256)), Traces()
+    call = compiled(kernel, traces, dynamic=True)
+    for n in (100, 70, 128, 40, 33, 200, 129, 99):
+        call(n)
+    assert traces.blocks == [[128], [64], [256]]
+
+
+def test_another_dtype_is_another_problem():
+    kernel, traces = measured(Bench(), (50, 128)), Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    with pytest.warns(UntunedWarning, match="N=50"):
+        call(50, torch.float16)
+    call(50)
+    assert traces.blocks == [[64], [128]]
+
+
+@pytest.mark.parametrize("mode", ["cached", "tune"])
+def test_nothing_is_measured_and_it_is_said_once(mode):
+    bench, traces = Bench(), Traces()
+    call = compiled(tuned(bench, mode=mode), traces, dynamic=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(50)
+        call(50)
+    (said,) = [str(w.message) for w in caught if w.category is UntunedWarning]
+    assert "softmax N=50" in said
+    assert "outside of torch.compile" in said
+    assert traces.blocks == [[64]]
+    assert bench.measured == []
+
+
+def test_strict_refuses_what_is_not_remembered():
+    bench = Bench()
+    kernel, traces = measured(bench, (50, 128)), Traces()
+    kernel.mode = "strict"
+    call = compiled(kernel, traces, dynamic=False)
+    call(50)
+    with pytest.raises(
+        RuntimeError, match="NotTunedError: mode is strict and nothing measured is remembered"
+    ):
+        call(60)  # in torch's own clothes
+    assert traces.blocks == [[128]]
+
+
+def test_off_asks_no_memory():
+    kernel, traces = measured(Bench(), (50, 128)), Traces()
+    kernel.mode = "off"
+    compiled(kernel, traces)(50)
+    assert traces.blocks == [[64]]
+
+
+def test_what_is_tuned_later_counts_once_compiled_anew():
+    bench, traces = Bench(), Traces()
+    kernel = tuned(bench)
+    call = compiled(kernel, traces, dynamic=False)
+    with pytest.warns(UntunedWarning):
+        call(50)
+    with tritile.mode("tune"):
+        run(kernel, bench.used, 50)
+    call(50)
+    torch.compiler.reset()
+    call(50)
+    assert traces.blocks == [[64], [128]]
+
+
+def test_a_spaces_remembered_config_is_among_those_the_tracer_sees():
+    bench, traces = Bench(), Traces()
+    space = tritile.Space({"BLOCK": (64, 128, 256)})
+    kernel = tritile.autotune(space, ["N"], do_bench=bench, search="exhaustive")(softmax)
+    for n, fastest in ((40, 256), (50, 128)):
+        bench.times = {block: 1.0 + abs(block - fastest) for block in (64, 128, 256)}
+        with tritile.mode("tune"):
+            run(kernel, bench.used, n)
+    again = tritile.autotune(space, ["N"], do_bench=bench)(softmax)  # as a new process has it
+    for one in (kernel, again):
+        call = compiled(one, traces, dynamic=False)
+        for n in (40, 50, 40):
+            call(n)
+    assert traces.blocks == [[256], [128]] * 2
+
+
+def test_the_kernels_own_pruning_chooses_where_nothing_is_remembered():
+    def prune(configs, named_args, **kwargs):
+        return [config for config in configs if config.kwargs["BLOCK"] > named_args["N"]]
+
+    by = {"early_config_prune": prune, "perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 0.5}
+    kernel = measured(Bench(), (50, 64), prune_configs_by={"early_config_prune": prune})
+    traces = Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    call(50)
+    kernel = tuned(Bench(), prune_configs_by=by, mode="off")
+    compiled(kernel, traces, dynamic=False)(100)
+    kernel = tuned(Bench(), prune_configs_by={"early_config_prune": prune}, mode="off")
+    compiled(kernel, traces, dynamic=False)(100)
+    assert traces.blocks == [[64], [256], [128]]
+
+
+@triton.jit
+def scaled(x_ptr, out_ptr, used_ptr, N, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.program_id(0) * N + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + columns) if EVEN else tl.load(x_ptr + columns, mask=tl.arange(0, BLOCK) < N)
+    tl.store(out_ptr + columns, x, mask=tl.arange(0, BLOCK) < N)
+    tl.store(used_ptr, BLOCK)
+
+
+def test_heuristics_count_for_the_config_that_is_remembered():
+    bench, traces = Bench(), Traces()
+    heuristics = triton.heuristics({"EVEN": lambda given: given["N"] % given["BLOCK"] == 0})
+    kernel = tuned(bench, kernel=heuristics(scaled))
+    with tritile.mode("tune"):
+        kernel[(ROWS,)](torch.zeros(ROWS, 128), torch.zeros(ROWS, 128), bench.used, 128)
+    compiled(kernel, traces, dynamic=False)(128)
+    ((config,),) = traces.configs
+    assert (config["BLOCK"], config["EVEN"]) == (128, True)
+
+
+def test_the_tracer_of_export_sees_the_same():
+    kernel = measured(Bench(), (50, 128))
+    seen = Traces()
+
+    def call(x, used):
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(kernel)[(ROWS,)](x, out, used, x.shape[1])
+        return out
+
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(call, tracing_mode="fake")(torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32))
+    seen(graph, ())
+    assert seen.blocks == [[128]]
+
+
+def test_a_list_of_one_config_is_left_as_it_is():
+    traces = Traces()
+    kernel = tritile.autotune(configs(128), ["N"])(softmax)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        compiled(kernel, traces)(50)
+    assert traces.blocks == [[128]]
