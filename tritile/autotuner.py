@@ -371,8 +371,8 @@ def autotune(
         isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
             as where a `do_bench` is given, memory around the arguments is not watched.
 
-    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there too.
-    Nothing is measured or checked while it traces, and NotTunedError comes as an error of torch's that names it.
+    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there
+    too. Nothing is measured or checked while it traces, and NotTunedError comes within an error of torch's.
 
     Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
     As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
