@@ -364,13 +364,24 @@ def test_a_nested_tensor_beside_a_subclass():
         tritile.matmul(torch.ones(2, 3, 4).as_subclass(Mine), nested)
 
 
-def test_out_of_inference_mode_is_refused_before_it_is_written():
+@pytest.mark.parametrize("kind", [torch.Tensor, Mine])
+def test_out_of_inference_mode_is_refused_before_it_is_written(kind):
     with torch.inference_mode():
         out = torch.full((3, 3), 7.0)
-    a, b = torch.ones(3, 4).as_subclass(Mine), torch.ones(4, 3)
-    with pytest.raises(errors.GradientError, match=r"inside torch\.inference_mode"):
-        tritile.matmul(a, b, out=out)
-    assert bool((out == 7).all())
+    a, b = torch.ones(3, 3).as_subclass(kind), torch.ones(3, 3)
+    groups = torch.ones(1, 3, 3).as_subclass(kind)
+    calls = [
+        lambda: tritile.matmul(a, b, out=out),
+        lambda: tritile.transpose(a, 0, 1, out=out),
+        lambda: tritile.linear(a, b, out=out),
+        lambda: tritile.addmm(a, b, b, out=out),
+        lambda: tritile.gated_linear(a, b, b, out=out),
+        lambda: tritile.grouped_matmul(groups, groups, out=out[None]),
+    ]
+    for call in calls:
+        with pytest.raises(errors.GradientError, match=r"inside torch\.inference_mode"):
+            call()
+        assert bool((out == 7).all())
 
 
 def test_cache_directory(monkeypatch, tmp_path):

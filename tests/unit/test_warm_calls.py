@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritile
-from tritile.errors import OverlapError
+from tritile.errors import GradientError, OverlapError
 from tritile.ops import matmul as matmul_op
 
 
@@ -44,6 +44,16 @@ def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_ca
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
             matmul_op.eager(a, b, out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
+
+
+def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
+    a, b, out = parts(0, 256, 512)
+    matmul_op.eager(a, b, out)
+    with torch.inference_mode():
+        of_inference = torch.zeros(36).as_subclass(OnGpu).view(6, 6)
+    with pytest.raises(GradientError, match="inference_mode"):
+        matmul_op.eager(a, b, of_inference)
+    assert len(first_calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from tritile.errors import DtypeError, GradientError, InvalidValueError
-from tritile.ops.checks import check_tensor, describe
+from tritile.errors import DtypeError, InvalidValueError
+from tritile.ops.checks import check_may_change, check_tensor, describe
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that have nothing of their own to say about a call
 
@@ -58,10 +58,8 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
         for tensor in (*args, *words.values(), out):
             if isinstance(tensor, torch.Tensor) and (tensor.is_nested or _is_no_dense(tensor)):
                 check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
-        if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
-            raise GradientError(  # as torch does, but before anything is written
-                f"{op}: out was made inside torch.inference_mode(), outside of which it may not change"
-            )
+        if out is not None:
+            check_may_change(out)  # torch would write first
         know_shardings()
         _check_given(op, args)
     packet = getattr(torch.ops.tritile, op)

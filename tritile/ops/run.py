@@ -20,6 +20,7 @@ from tritile.errors import (
     UnsupportedError,
     callers_level,
 )
+from tritile.ops.checks import check_may_change
 from tritile.problem import Tiled
 from tritile.settings import current_mode
 from tritile.space import tile
@@ -157,8 +158,10 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 
 def written(out: torch.Tensor) -> torch.Tensor:
-    """Tell autograd that a caller's tensor was overwritten, as torch's own out= does."""
-    if not out.is_inference():
+    """Tell autograd that a caller's tensor is overwritten, as torch's own out= does. Raises GradientError."""
+    if out.is_inference():
+        check_may_change(out)
+    else:
         torch.autograd.graph.increment_version(out)
     return out
 
