@@ -187,9 +187,15 @@ def tune_budget_s() -> float:
 
 
 def tune_log() -> Path | None:
-    """The file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none."""
+    """The file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none.
+
+    Raises InvalidValueError where that is in the home folder of nobody known.
+    """
     given = os.environ.get("TRITILE_TUNE_LOG")
-    return Path(given).expanduser() if given else None
+    try:
+        return Path(given).expanduser() if given else None
+    except RuntimeError as error:
+        raise InvalidValueError(f"TRITILE_TUNE_LOG is {given!r}: {error}") from None
 
 
 def cache_dir() -> Path:

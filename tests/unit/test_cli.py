@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tritile.deploy import fill as deployment
 from tritile.device import target_device
 from tritile.measure.log import logged
 from tritile.problem import MatmulProblem
+from tritile.settings import tune_log
 from tritile.store import Store, store_of
 from tritile.subject.space import ProblemSpace
 from tritile.trial import Trial
@@ -304,6 +308,21 @@ def test_a_watch_tells_the_best_so_far_and_failures_by_reason():
     assert watch.text == f"{PROBLEM.label}: best 5.2 us of 4"
     assert watch.reasons == "2 hung"
     assert len(kept) == 4
+
+
+def test_a_log_in_nobodys_home_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_LOG", "~nosuchuser/log.jsonl")
+    with pytest.raises(errors.InvalidValueError, match=r"TRITILE_TUNE_LOG is '~nosuchuser"):
+        tune_log()
+
+
+def test_nothing_is_said_where_nobody_reads_the_output():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "tritile", "--help"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_every_trial_is_logged_as_a_line(tmp_path, monkeypatch):
