@@ -33,7 +33,7 @@ from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
 from tritile.threads import once
-from tritile.traced import pruning
+from tritile.traced import follows, pruning
 from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
@@ -87,13 +87,16 @@ class Autotuner(SearchingAutotuner):
     def __init__(
         self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
     ):
+        self._followed, self._told = follows(fn), False
         super().__init__(fn, configs, key, **rest)
         self.mode = mode
         # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
         # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
         self._forms = Forms(self.arg_names, self.keys)
-        self.early_config_prune = pruning(self, self._pruning.early_config_prune, self._pruning.perf_model)
+        if self._followed:
+            own = self._pruning
+            self.early_config_prune = pruning(self, own.early_config_prune, own.perf_model)
         _TUNERS.add(self)
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
@@ -191,14 +194,29 @@ class Autotuner(SearchingAutotuner):
 
     @property
     def configs(self) -> list[triton.Config]:
-        """The configs to choose among; of a space one, and while torch.compile traces what is remembered."""
-        if self.space is not None and TracingContext.try_get() is not None:
-            self._offer_remembered()
+        """The configs to choose among; of a space one, and while torch.compile traces what is remembered.
+
+        Warns, once, where the tracer takes them all.
+        """
+        if (self.space is not None or not self._followed) and TracingContext.try_get() is not None:
+            if self._followed:
+                self._offer_remembered()
+            else:
+                self._say_left_to_torch()
         return self._configs
 
     @configs.setter
     def configs(self, configs: list[triton.Config]) -> None:
         self._configs = configs
+
+    def _say_left_to_torch(self) -> None:
+        if not self._told:
+            self._told = True
+            text = (
+                f"{self.base_fn.__qualname__} has heuristics, through which torch {torch.__version__} finds "
+                "nothing remembered: torch times its configs itself inside torch.compile; torch 2.13 finds it"
+            )
+            warnings.warn(text, UntunedWarning, stacklevel=callers_level())
 
     def _offer_remembered(self) -> None:
         """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+from triton.runtime.autotuner import Heuristics
+
+from tritile.versions import parsed
 
 if TYPE_CHECKING:
     from tritile.autotuner import Autotuner
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
 Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
 Values = tuple[tuple[str, Any], ...]
+
+
+def follows(fn: Any) -> bool:
+    """Whether torch's tracer can follow a pruning of this kernel: before torch 2.13 none with heuristics."""
+    return not isinstance(fn, Heuristics) or parsed(torch.__version__) >= (2, 13)
 
 
 def key_value(value: Any) -> Any:

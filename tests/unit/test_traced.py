@@ -14,6 +14,7 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 import tritile
 from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
 from tritile.errors import UntunedWarning
+from tritile.versions import parsed
 
 ROWS = 4
 
@@ -190,15 +191,35 @@ def scaled(x_ptr, out_ptr, used_ptr, N, EVEN: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(used_ptr, BLOCK)
 
 
-def test_heuristics_count_for_the_config_that_is_remembered():
-    bench, traces = Bench(), Traces()
+def with_heuristics():
+    """A kernel with heuristics, tuned for N = 128, of which BLOCK = 128 is the fastest."""
+    bench = Bench()
     heuristics = triton.heuristics({"EVEN": lambda given: given["N"] % given["BLOCK"] == 0})
     kernel = tuned(bench, kernel=heuristics(scaled))
     with tritile.mode("tune"):
         kernel[(ROWS,)](torch.zeros(ROWS, 128), torch.zeros(ROWS, 128), bench.used, 128)
-    compiled(kernel, traces, dynamic=False)(128)
+    return kernel
+
+
+@pytest.mark.skipif(parsed(torch.__version__) < (2, 13), reason="a later torch's tracer")
+def test_heuristics_count_for_the_config_that_is_remembered():
+    traces = Traces()
+    compiled(with_heuristics(), traces, dynamic=False)(128)
     ((config,),) = traces.configs
     assert (config["BLOCK"], config["EVEN"]) == (128, True)
+
+
+def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(monkeypatch):
+    monkeypatch.setattr("tritile.traced.parsed", lambda version: (2, 11))
+    kernel, traces = with_heuristics(), Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(128)
+        call(256)
+    (said,) = [str(w.message) for w in caught if w.category is UntunedWarning]
+    assert "heuristics" in said
+    assert traces.blocks == [[64, 128, 256]] * 2
 
 
 def test_the_tracer_of_export_sees_the_same():
