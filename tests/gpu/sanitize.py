@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +157,8 @@ def told(text):
 def checked(name, tool, log):
     """Run a case under a tool; print what it found; return whether that is nothing."""
     # Each tensor an allocation of its own: what is written beside one is seen.
-    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
     command = [sys.executable, str(Path(__file__).resolve()), "--inside", name]
     if tool == "consan":
         env |= {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
@@ -183,6 +185,7 @@ def main():
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--tools", default="memcheck,racecheck,consan", help="default: %(default)s")
     parser.add_argument("--logs", type=Path, help="folder for what the tools say (default: a temporary one)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument("--inside", metavar="CASE", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
@@ -196,11 +199,14 @@ def main():
     log = given.logs or Path(tempfile.mkdtemp(prefix="sanitize-"))
     log.mkdir(parents=True, exist_ok=True)
     has_consan = hasattr(triton.knobs.compilation, "instrumentation_mode")
-    bad = 0
-    for name in given.cases or CASES:
-        for tool in tools:
-            if tool != "consan" or (has_consan and CASES[name].family == "warpgroups"):
-                bad += not checked(name, tool, log)
+    wanted = [
+        (name, tool)
+        for name in given.cases or CASES
+        for tool in tools
+        if tool != "consan" or (has_consan and CASES[name].family == "warpgroups")
+    ]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        bad = sum(not good for good in pool.map(lambda one: checked(*one, log), wanted))
     print(f"{bad} of these found something; what the tools said is in {log}")
     return 1 if bad else 0
 
