@@ -55,7 +55,9 @@ def program(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path, folder])  # a Path, which Python passes over
-        nursery._start()
+        first = Child(nursery)
+        assert first.ask(len, "ab", limit_s=60) == 2
+        first.close()
     yield nursery
     nursery.close()
 
