@@ -28,7 +28,7 @@ class QuickNursery(Nursery):
     def _start(self):
         ours, theirs = socket.socketpair()
         with theirs:
-            process = self._server.Process(target=_nurse, args=(theirs,), daemon=True)
+            process = self._server.Process(target=_nurse, args=(theirs, dict(os.environ)), daemon=True)
             process.start()
         process.wait = process.join
         ours.settimeout(START_S)
@@ -36,7 +36,9 @@ class QuickNursery(Nursery):
         return ours
 
 
-def _nurse(control):
+def _nurse(control, environment):
+    os.environ.clear()
+    os.environ.update(environment)
     nurse_forked(control.detach())
 
 
