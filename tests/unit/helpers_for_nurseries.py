@@ -1,9 +1,11 @@
 """Nurseries that are there at once, and the programs that test_engine ends amid what they do."""
 
 import os
+import runpy
 import signal
 import socket
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -40,6 +42,15 @@ def _nurse(control, environment):
     os.environ.clear()
     os.environ.update(environment)
     nurse_forked(control.detach())
+
+
+def run_script(script, argument, environment, told):
+    """Run a script with an argument in a fresh process; what it prints goes to a file."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = [argument]
+    with told.open("w") as sys.stdout:
+        runpy.run_path(str(script))
 
 
 def _look():
