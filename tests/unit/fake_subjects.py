@@ -104,9 +104,12 @@ class _Stage:
             case "does not load":
                 raise RuntimeError("out of shared memory")
             case "hangs":
+                self._subject.note("hung")
                 time.sleep(600)
-            case "slow":
-                time.sleep(1.5)
+            case "takes a while":
+                time.sleep(0.02)
+            case "takes long once" if self._subject.note("killed") == 1:
+                time.sleep(600)
             case "scribbles":
                 scribbled(b"neither a length nor an answer")
             case "crashes":

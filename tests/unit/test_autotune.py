@@ -6,13 +6,11 @@ config ran. Times are made up; every run is real, in Triton's interpreter.
 
 import importlib.util
 import multiprocessing
-import subprocess
-import sys
+import os
 import textwrap
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 import tritile
+from tests.unit.helpers_for_nurseries import run_script
 from tritile.config import Config
 from tritile.device import INTERPRETER
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning
@@ -135,6 +134,7 @@ def test_another_process_measures_nothing(mode):
 
 
 SCRIPT = """
+import os
 import sys
 import torch, triton, tritile
 import triton.language as tl
@@ -162,21 +162,17 @@ print(len(measured), kernel.best_config.kwargs["BLOCK"])
 """
 
 
-def test_a_real_second_process_measures_nothing(tmp_path):
+def test_a_real_second_process_measures_nothing(server, tmp_path):
     script = tmp_path / "stranger.py"
     script.write_text(SCRIPT)
 
     def start(mode):
-        command = [
-            sys.executable,
-            "-c",
-            f"import runpy, sys; sys.argv[1:] = [{mode!r}]; runpy.run_path({str(script)!r})",
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, cwd=Path(tritile.__file__).parents[1]
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
+        told = tmp_path / mode
+        process = server.Process(target=run_script, args=(script, mode, dict(os.environ), told))
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0
+        return told.read_text().split()
 
     assert start("tune") == ["3", "128"]
     assert start("strict") == ["0", "128"]

@@ -1,5 +1,6 @@
 """A decorated kernel's call, packed and sent: rebuilt, compiled and checked in another place."""
 
+import functools
 import importlib
 import inspect
 import math
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 
 import tritile
+from tests.unit.helpers_for_nurseries import QuickNursery
 from tritile import device as devices
 from tritile.config import Config
 from tritile.decorated import KernelCall, KernelSubject, tuned_elsewhere
@@ -31,6 +33,7 @@ from tritile.errors import (
     WrongAnswerWarning,
 )
 from tritile.interpreter import HostAware
+from tritile.measure import workshop
 from tritile.measure.answers import allowed_error, error_of, poison
 from tritile.measure.pool import CompilePool
 from tritile.measure.shipping import GUARD, Memory, StandIn, pack, unpack
@@ -136,11 +139,11 @@ def test_pinned_memory_stays_in_its_process(tmp_path, monkeypatch):
         pack([torch.zeros(5)], tmp_path, LIMIT)
 
 
-def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(server, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
     subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
-    with CompilePool(1) as pool:
+    with CompilePool(1, QuickNursery(server)) as pool:
         assert pool.submit(_compile, subject, GOOD).result(120) is None
         bad = pool.submit(_compile, subject, Config.of(BLOCK=33, STRAY=0))
         assert "power of 2" in str(bad.exception(120))
@@ -250,8 +253,10 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
     assert "* 33" in module.helper.src
 
 
-def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(monkeypatch):
+def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
+    quick = functools.partial(workshop.Workshop, jobs=1, nursery=QuickNursery(server))
+    monkeypatch.setattr(workshop, "Workshop", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []

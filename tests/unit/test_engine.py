@@ -1,12 +1,12 @@
 """The pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
 
+import multiprocessing
 import os
 import pickle
 import signal
 import struct
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import helpers_for_nurseries as helpers
 from tests.unit.fake_subjects import Fake, config, scribbled
+from tests.unit.helpers_for_nurseries import QuickNursery
 from tritile.config import Config
 from tritile.device import INTERPRETER
 from tritile.errors import StoreWarning, UnsupportedError
@@ -33,16 +35,38 @@ RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
 
 
 @pytest.fixture(scope="module")
-def shop():
-    with Workshop(None, jobs=1, limit_s=4.0, compile_s=6.0) as shop:
+def shop(server):
+    with Workshop(None, jobs=1, limit_s=2.0, compile_s=2.5, nursery=QuickNursery(server)) as shop:
         yield shop
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
+def nursery(server):
+    nursery = QuickNursery(server)
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """A nursery that is a program of its own, started where a file and a path could mislead it."""
+    folder, nursery = tmp_path_factory.mktemp("misleading"), Nursery()
+    (folder / "json.py").write_text("raise SystemExit('imported')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path, folder])  # a Path, which Python passes over
+        first = Child(nursery)
+        assert first.ask(len, "ab", limit_s=60) == 2
+        first.close()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def child(nursery):
+    child = Child(nursery)
+    yield child
+    child.close()
 
 
 def run(shop, folder, *configs, rules=RULES, **rest):
@@ -68,9 +92,9 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
     [
         ("refused", "ValueError: a tile too small"),
         ("compiler aborts", "the process died: SIGABRT: LLVM ERROR: cannot select"),
-        ("compiler hangs", "hung: no answer in 6 s"),
+        ("compiler hangs", "hung: no answer in 2.5 s"),
         ("does not load", "RuntimeError: out of shared memory"),
-        ("hangs", "hung: no answer in 4 s"),
+        ("hangs", "hung: no answer in 2 s"),
         ("crashes", "the process died: SIGABRT: an illegal memory access"),
         ("killed always", "the process died: SIGKILL"),
         ("scribbles", "garbled: its answer cannot be read: OSError: bad message length"),
@@ -100,25 +124,21 @@ def test_a_process_killed_from_outside_costs_no_config(shop, tmp_path, fault):
 
 def test_kill_of_the_measuring_process_while_it_works(shop, tmp_path):
     """It is killed again and again while configs are timed: each is timed all the same."""
-    stop = threading.Event()
+    kept, pids = {}, []
 
-    def killer():
-        for _ in range(2):
-            while shop.measuring_pid is None and not stop.is_set():
-                time.sleep(0.01)
-            time.sleep(0.2)
-            if shop.measuring_pid is not None:
-                os.kill(shop.measuring_pid, signal.SIGKILL)
-            time.sleep(4)
+    def keep(digest, trial):
+        kept[trial.config] = trial
+        if shop.measuring_pid not in pids:
+            pids.append(shop.measuring_pid)
+        if len(kept) in (5, 15):
+            threading.Timer(0.01, os.kill, (shop.measuring_pid, signal.SIGKILL)).start()
 
-    thread = threading.Thread(target=killer)
-    thread.start()
-    tuned, kept = run(shop, tmp_path, *(config(speed) for speed in range(1, 60)))
-    stop.set()
-    thread.join()
-    assert tuned.best.config == config(1)
-    assert len(kept) == 59
+    task = Task(Fake(str(tmp_path)), Listed([config(speed, "takes a while") for speed in range(1, 30)]))
+    (tuned,) = tune([task], shop, RULES, keep)
+    assert tuned.best.config == config(1, "takes a while")
+    assert len(kept) == 29
     assert not [trial.failure for trial in kept.values() if trial.failure]
+    assert len(pids) == 3
 
 
 @pytest.mark.parametrize("fault", ["large", "large when checked"])
@@ -184,10 +204,10 @@ def test_a_log_that_cannot_be_written_ends_no_search(shop, tmp_path):
     assert tuned.best in kept
 
 
-def test_a_process_that_compiled_much_is_replaced(monkeypatch):
+def test_a_process_that_compiled_much_is_replaced(monkeypatch, server):
     """Triton keeps what it compiled in memory."""
     monkeypatch.setattr("tritile.measure.pool._WORN", 3)
-    with CompilePool(1) as pool:
+    with CompilePool(1, QuickNursery(server)) as pool:
         pids = [pool.submit(os.getpid).result(60) for _ in range(7)]
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
 
@@ -281,55 +301,50 @@ def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
     assert settled(dict(reversed(tied.items())))[0] == a
 
 
-def test_a_child_answers_and_survives_what_it_is_asked(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which Python passes over
-    nursery = Nursery()
-    child = Child(nursery)
-    try:
-        assert child.ask(len, [1, 2, 3], limit_s=60) == 3
-        assert child.ask(lambda x: x + 1, 4, limit_s=60) == 5  # a function that cannot be imported
-        pid = child.pid
-        with pytest.raises(ChildError, match="ZeroDivisionError") as raised:
-            child.ask(divmod, 1, 0, limit_s=60)
-        assert (raised.value.kind, raised.value.lost) == ("ZeroDivisionError", False)
-        assert child.pid == pid
-        with pytest.raises(ChildError, match="status 3") as raised:
-            child.ask(os._exit, 3, limit_s=60)
-        assert raised.value.lost
-        assert child.ask(len, "ab", limit_s=60) == 2
-        assert child.pid != pid
-    finally:
-        child.close()
-        nursery.close()
+def test_a_child_answers_and_survives_what_it_is_asked(program):
+    """Also with a json.py in the folder that its program was started in."""
+    child = Child(program)
+    assert child.ask(len, [1, 2, 3], limit_s=60) == 3
+    assert child.ask(lambda x: x + 1, 4, limit_s=60) == 5  # a function that cannot be imported
+    pid = child.pid
+    with pytest.raises(ChildError, match="ZeroDivisionError") as raised:
+        child.ask(divmod, 1, 0, limit_s=60)
+    assert (raised.value.kind, raised.value.lost) == ("ZeroDivisionError", False)
+    assert child.pid == pid
+    with pytest.raises(ChildError, match="status 3") as raised:
+        child.ask(os._exit, 3, limit_s=60)
+    assert raised.value.lost
+    assert child.ask(len, "ab", limit_s=60) == 2
+    assert child.pid != pid
+    child.close()
 
 
-def test_no_module_of_the_current_folder_is_imported(monkeypatch, tmp_path):
-    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    nursery = Nursery()
-    child = Child(nursery)
-    try:
-        assert child.ask(len, "ab", limit_s=60) == 2
-    finally:
-        child.close()
-        nursery.close()
+def test_a_signal_to_a_whole_job_is_its_callers_to_answer(program):
+    """Ctrl-C and SIGTERM reach all processes of a group: those that measure wait for who asks them."""
+    child = Child(program)
+    child.ask(len, "", limit_s=60)
+    assert os.getpgid(child.pid) != os.getpgid(0)
+    assert os.getpgid(program._process.pid) != os.getpgid(0)
+    child.close()
 
 
-def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(tmp_path):
+def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tmp_path):
     """The nursery is killed too, as where memory runs out."""
-    with Workshop(None, jobs=1, limit_s=5.0) as shop:
-        shop.start()
+    nursery, slow = QuickNursery(server), config(1, "takes long once")
+    with Workshop(None, jobs=1, limit_s=600.0, nursery=nursery) as shop:
 
         def killer():
-            os.kill(shop.pool._nursery._process.pid, signal.SIGKILL)
+            while not (tmp_path / "killed").exists():
+                time.sleep(0.01)
+            os.kill(nursery._process.pid, signal.SIGKILL)
             os.kill(shop.measuring_pid, signal.SIGKILL)
 
-        timer = threading.Timer(0.5, killer)
-        timer.start()
-        tuned, kept = run(shop, tmp_path, config(1, "slow"), config(2))
-        timer.join()
+        thread = threading.Thread(target=killer)
+        thread.start()
+        tuned, kept = run(shop, tmp_path, slow, config(2))
+        thread.join()
     assert not [trial.failure for trial in kept.values() if trial.failure]
-    assert tuned.best.config == config(1, "slow")
+    assert tuned.best.config == slow
 
 
 def starts_another(folder):
@@ -340,7 +355,7 @@ def starts_another(folder):
 
 def test_what_a_process_started_ends_with_it(shop, tmp_path):
     """An assembler that hangs, say: else it would go on when its compiler was given up."""
-    future = shop.pool.submit(starts_another, str(tmp_path), limit_s=5)
+    future = shop.pool.submit(starts_another, str(tmp_path), limit_s=2)
     assert "hung" in str(future.exception(60))
     pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while runs(pid) and time.monotonic() < deadline:
@@ -356,53 +371,58 @@ def runs(pid):
         return False
 
 
-def test_a_signal_to_a_whole_job_is_its_callers_to_answer():
-    """Ctrl-C and SIGTERM reach all processes of a group: those that measure wait for who asks them."""
-    nursery = Nursery()
-    child = Child(nursery)
-    try:
-        child.ask(len, "", limit_s=60)
-        assert os.getpgid(child.pid) != os.getpgid(0)
-        assert os.getpgid(nursery._process.pid) != os.getpgid(0)
-    finally:
-        child.close()
-        nursery.close()
+@pytest.fixture
+def programs(server, tmp_path):
+    """Starts a program, and gives its process, and what it tells of others."""
+    started = []
+
+    def start(how):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = server.Process(target=helpers.program, args=(how, theirs, tmp_path / "started"))
+        process.start()
+        theirs.close()
+        started.append(process)
+        return process, ours.recv()
+
+    yield start
+    for process in started:
+        process.kill()
 
 
-FORKED = """
-import os, signal
-from tritile.measure.child import Child, Nursery
-mark = "here"
-nursery = Nursery(forked=True)
-child = Child(nursery)
-look = lambda: (os.getpid(), os.getppid(), os.getpgid(0), globals().get("mark"))
-pid, parent, group, seen = child.ask(look, limit_s=60)
-assert (pid, parent, group) == (child.pid, nursery._process.pid, pid)
-assert os.getpgid(nursery._process.pid) == nursery._process.pid != os.getpid()
-os.kill(nursery._process.pid, signal.SIGKILL)
-os.kill(child.pid, signal.SIGKILL)
-try:
-    child.ask(len, "", limit_s=60)
-except Exception as error:
-    print(type(error).__name__)
-assert child.ask(len, "ab", limit_s=60) == 2  # from another, a program of its own
-print("done", flush=True)
-"""
+def assert_ended(pids, limit_s=20):
+    deadline = time.monotonic() + limit_s
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(runs, pids))
 
 
-def test_a_forked_nursery_serves_is_replaced_and_ends_with_its_program():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORKED], capture_output=True, text=True, timeout=120
-    )  # which also waits for who holds its output
-    assert (done.stdout, done.returncode) == ("ChildError\ndone\n", 0), done.stderr
+def test_a_forked_nursery_ends_with_its_program(programs):
+    process, pids = programs("ended")
+    process.join(60)
+    assert process.exitcode == 0
+    assert_ended(pids)
 
 
-def slowly(answer):
-    time.sleep(1.0)
+@pytest.mark.parametrize("how", ["forked", "started"])
+def test_processes_end_with_a_program_that_is_killed(programs, tmp_path, how):
+    """Also amid a request, with what that started; a nursery that was lost is replaced by a started one."""
+    (process, pids), started = programs(how), tmp_path / "started"
+    while process.is_alive() and not (started.exists() and started.read_text().endswith("\n")):
+        time.sleep(0.01)
+    pids.append(int(started.read_text()))
+    assert all(map(runs, pids))
+    process.kill()
+    assert_ended(pids)
+
+
+def interrupted(answer, pid):
+    """Answer who has stopped waiting for it."""
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.1)
     return answer
 
 
-def test_an_answer_never_goes_to_another_request():
+def test_an_answer_never_goes_to_another_request(child):
     """Who stops waiting for one, and asks again, gets the answer to what was asked then."""
 
     class Stopped(Exception):
@@ -412,38 +432,27 @@ def test_an_answer_never_goes_to_another_request():
         raise Stopped
 
     before = signal.signal(signal.SIGINT, stop)
-    nursery = Nursery()
-    child = Child(nursery)
     try:
-        assert child.ask(slowly, "started", limit_s=60) == "started"
+        assert child.ask(len, "ab", limit_s=60) == 2
         first = child.pid
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(Stopped):
-            child.ask(slowly, "first", limit_s=60)
-        assert child.ask(slowly, "second", limit_s=60) == "second"
+            child.ask(interrupted, "first", os.getpid(), limit_s=60)
+        assert child.ask(str, "second", limit_s=60) == "second"
         assert child.pid != first
     finally:
         signal.signal(signal.SIGINT, before)
-        child.close()
-        nursery.close()
 
 
-def test_a_nursery_whose_answer_was_not_read_is_not_asked_again(monkeypatch):
+def test_a_nursery_whose_answer_was_not_read_is_not_asked_again(nursery, child, monkeypatch):
     """A number read for another would be that of a process to kill."""
-    nursery = Nursery()
-    child = Child(nursery)
-    try:
-        assert child.ask(len, "ab", limit_s=60) == 2
-        with monkeypatch.context() as patch:
-            patch.setattr("tritile.measure.child._line", stopped)
-            with pytest.raises(KeyboardInterrupt):
-                nursery.status(child.pid)
-        assert child.close() is None  # nobody knows
-        assert child.ask(len, "abc", limit_s=60) == 3
-        os.kill(child.pid, 0)
-    finally:
-        child.close()
-        nursery.close()
+    assert child.ask(len, "ab", limit_s=60) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("tritile.measure.child._line", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            nursery.status(child.pid)
+    assert child.close() is None  # nobody knows
+    assert child.ask(len, "abc", limit_s=60) == 3
+    os.kill(child.pid, 0)
 
 
 def stopped(control):
@@ -485,9 +494,8 @@ class Broken:
     ],
     ids=["no length", "a byte", "cut short", "no pickle", "no number", "another number", "a value"],
 )
-def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, nursery, written):
+def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, child, written):
     monkeypatch.setattr("tritile.measure.child._STALLED_S", 1.0)
-    child = Child(nursery)
     assert child.ask(len, "ab", limit_s=60) == 2
     pid = child.pid
     with pytest.raises(ChildError, match="garbled: its answer cannot be read") as raised:
@@ -495,7 +503,6 @@ def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, nurs
     assert (raised.value.kind, raised.value.lost, raised.value.blameless) == ("garbled", True, False)
     assert child.ask(len, "abc", limit_s=60) == 3
     assert child.pid != pid
-    child.close()
 
 
 def scribbles_later(folder):
@@ -508,8 +515,7 @@ def scribbles_later(folder):
     threading.Thread(target=write, daemon=True).start()
 
 
-def test_no_request_is_blamed_for_what_was_written_before_it(nursery, tmp_path):
-    child = Child(nursery)
+def test_no_request_is_blamed_for_what_was_written_before_it(child, tmp_path):
     child.ask(scribbles_later, str(tmp_path), limit_s=60)
     (tmp_path / "go").touch()
     while not (tmp_path / "done").exists():
@@ -518,56 +524,19 @@ def test_no_request_is_blamed_for_what_was_written_before_it(nursery, tmp_path):
         child.ask(len, "ab", limit_s=60)
     assert raised.value.blameless
     assert child.ask(len, "abc", limit_s=60) == 3
-    child.close()
 
 
-KILLED = """
-import subprocess, sys
-from tritile.measure.child import Child, Nursery
-nursery = Nursery(forked=sys.argv[1] == "forked")
-child = Child(nursery)
-def slow(name):
-    process = subprocess.Popen(["sleep", "600"])
-    with open(name, "w") as file:
-        file.write(f"{process.pid}\\n")
-    process.wait()
-child.ask(len, "", limit_s=60)
-print(nursery._process.pid, child.pid, flush=True)
-child.ask(slow, sys.argv[2], limit_s=600)
-"""
-
-
-@pytest.mark.parametrize("how", ["forked", "started"])
-def test_processes_end_with_a_program_that_is_killed(tmp_path, how):
-    """Also amid a request, with what that started."""
-    started = tmp_path / "started"
-    command = [sys.executable, "-c", KILLED, how, str(started)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
-        pids = [int(word) for word in program.stdout.readline().split()]
-        while program.poll() is None and not (started.exists() and started.read_text().endswith("\n")):
-            time.sleep(0.01)
-        pids.append(int(started.read_text()))
-        assert all(map(runs, pids))
-        program.kill()
-    deadline = time.monotonic() + 20
-    while any(map(runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [runs(pid) for pid in pids] == [False] * 3
-
-
-def test_a_process_ends_with_its_nursery_and_no_request_is_blamed(nursery):
-    child = Child(nursery)
+def test_a_process_ends_with_its_nursery_and_no_request_is_blamed(nursery, child):
     child.ask(len, "", limit_s=60)
     threading.Timer(0.2, os.kill, (nursery._process.pid, signal.SIGKILL)).start()
     with pytest.raises(ChildError, match="died") as raised:
         child.ask(time.sleep, 600, limit_s=60)
     assert raised.value.blameless
     assert child.ask(len, "ab", limit_s=60) == 2
-    child.close()
 
 
-def test_a_pool_that_is_closed_leaves_no_process(tmp_path):
-    with CompilePool(1) as pool:
+def test_a_pool_that_is_closed_leaves_no_process(server):
+    with CompilePool(1, QuickNursery(server)) as pool:
         pid = pool.submit(os.getpid).result(60)
         slow = pool.submit(time.sleep, 600)
         waiting = pool.submit(time.sleep, 600)
@@ -579,48 +548,25 @@ def test_a_pool_that_is_closed_leaves_no_process(tmp_path):
         os.kill(pid, 0)
 
 
-TUNER = """
-import sys
-from tests.unit.fake_subjects import Fake, config
-from tritile.device import INTERPRETER
-from tritile.measure.engine import tune
-from tritile.measure.tasks import Rules, Task
-from tritile.measure.workshop import Workshop
-from tritile.search import STRATEGIES, Listed
-from tritile.store import Store
-from pathlib import Path
+def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, tmp_path):
+    def start(limit_s):
+        process = server.Process(target=helpers.tuner, args=(tmp_path, limit_s))
+        process.start()
+        return process
 
-folder = sys.argv[1]
-store = Store(INTERPRETER, Path(folder))
-configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
-known = {t.config: t for t in store.trials("0123456789abcdef", Fake(folder).problem)}
-task = Task(Fake(folder), Listed(configs), known)
-with Workshop(None, jobs=1, limit_s=float(sys.argv[2])) as shop:
-    for tuned in tune([task], shop, Rules(STRATEGIES["exhaustive"], batch=1, least_gain=0.0), store.add):
-        print(tuned.best.us, tuned.trials)
-"""
-
-
-def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(tmp_path):
-    def start(limit):
-        return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(TUNER), str(tmp_path), limit],
-            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-
-    first, store = start("600"), Store(INTERPRETER, tmp_path)
+    first, store = start(600.0), Store(INTERPRETER, tmp_path)
     problem, deadline = Fake("").problem, time.monotonic() + 60
-    while len(store.trials("0123456789abcdef", problem)) < 8 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)  # it hangs in the ninth by now
+    while not (tmp_path / "hung").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
     first.kill()
-    first.wait()
+    first.join()
     kept = store.trials("0123456789abcdef", problem)
     assert sorted(trial.us for trial in kept) == [float(us) for us in range(1, 9)]
     assert all(trial.failure is None for trial in kept)
-    second = start("4")
-    out, _ = second.communicate(timeout=120)
-    assert out.split() == ["1.0", "2"]  # only the ninth, which hung, and the tenth were left
+    second = start(2.0)
+    second.join(60)
+    # Only the ninth, which hung, and the tenth were left.
+    assert (tmp_path / "tuned").read_text() == "1.0 2"
     found = {t.config["SPEED"]: t.failure for t in store.trials("0123456789abcdef", problem)}
     assert len(found) == 10
-    assert found[0.5] == "hung: no answer in 4 s"
+    assert found[0.5] == "hung: no answer in 2 s"

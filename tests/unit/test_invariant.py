@@ -168,7 +168,9 @@ def _varied(problem, m, n, k, align):
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_configs_are_left_wherever_there_are_any(kind, device):
-    for size in SIZES:
+    """On a Hopper at every size; elsewhere at one, so that each kind has each and each device too."""
+    turn = (list(KINDS).index(kind) + list(DEVICES.values()).index(device)) % len(SIZES)
+    for size in SIZES if device is HOPPER else SIZES[turn:][:1]:
         problem = _varied(KINDS[kind], *size)
         try:
             left = legal_configs(problem, device)
@@ -185,6 +187,8 @@ def test_some_free_configs_would_sum_otherwise():
     for kind, problem in KINDS.items():
         found = set()
         for m in (1, 300):
+            if len(found) > 1:
+                break
             free = replace(problem, m=m, invariant=False)
             found |= {numerics(config, core(free), HOPPER) for config in legal_configs(free, HOPPER)}
         assert (len(found) > 1) == (kind not in ("float64", "int8")), kind

@@ -1,32 +1,25 @@
 """`tritile tune` by several ranks on one host: the whole tuner, real processes, and one rank killed."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-from tests.unit.helpers_for_ranks import CASES, H200
+from tests.unit.helpers_for_ranks import CASES, H200, enter_rank
 from tritile import plans
 from tritile.store import Store
 from tritile.subject import is_tuned
 
-ROOT = Path(__file__).parents[2]
 
-
-def start(rank, size, port, folder, pause="0"):
+def start(server, rank, size, port, folder, pause="0"):
     environment = {
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TRITILE_CACHE_DIR": folder / f"rank-{rank}",
-        "TRITILE_TEST_PAUSE": pause, "PYTHONPATH": ROOT,
+        "TRITILE_TEST_PAUSE": pause,
     }  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.helpers_for_ranks"],
-        env=os.environ | {name: str(value) for name, value in environment.items()},
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    environment = {name: str(value) for name, value in environment.items()}
+    process = server.Process(target=enter_rank, args=(environment, folder / f"told-{rank}"))
+    process.start()
+    return process
 
 
 def free_port():
@@ -43,16 +36,18 @@ def tuned(folder):
     return len({trial.problem for trial in found if trial.error is not None})
 
 
-def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(tmp_path, monkeypatch):
+def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(server, tmp_path, monkeypatch):
     port = free_port()
-    ranks = [start(rank, 3, port, tmp_path, pause="0.05") for rank in range(3)]
+    ranks = [start(server, rank, 3, port, tmp_path, pause="0.02") for rank in range(3)]
     deadline = time.monotonic() + 120
     while tuned(tmp_path) < 2:  # all have problems in hand by now
-        assert time.monotonic() < deadline, [rank.communicate(timeout=1) for rank in ranks if rank.poll()]
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("told-*")]
+        time.sleep(0.05)
     ranks[2].kill()
-    told = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], told
+    for rank in ranks:
+        rank.join(120)
+    told = [(tmp_path / f"told-{rank}").read_text() for rank in range(3)]
+    assert [rank.exitcode for rank in ranks] == [0, 0, -signal.SIGKILL], told
     assert "0 problems are left" in told[0]
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "rank-0"))
     plans.forget()

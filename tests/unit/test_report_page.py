@@ -235,10 +235,21 @@ def test_tables_have_every_result_and_share_of_its_roof() -> None:
     assert "inductor us" not in [title for title, _ in tables.table_of("speedups", found).heads]
 
 
-def test_data_cannot_be_markup() -> None:
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    """A page of results and trials, whose words would be markup."""
     lines = [line(suite=HOSTILE), line("64x32", op="permute", suite=HOSTILE)]
     lines[0]["plan_source"] = HOSTILE
-    html = document.html(made([item | {"env": ENV | {"torch": HOSTILE}} for item in lines]))
+    return document.html(made([item | {"env": ENV | {"torch": HOSTILE}} for item in lines], TRIALS))
+
+
+@pytest.fixture(scope="module")
+def results_only() -> str:
+    return document.html(made([line(suite=""), line("8x8x8")]))
+
+
+def test_data_cannot_be_markup(hostile) -> None:
+    html = hostile
     assert "alert('x')" not in html
     assert html.count("&lt;script&gt;") > 3
     data = embedded(html)
@@ -249,22 +260,19 @@ def test_data_cannot_be_markup() -> None:
     assert html.count("</script>") == 3
 
 
-def test_the_page_asks_for_nothing() -> None:
-    html = document.html(made([line()], TRIALS))
+def test_the_page_asks_for_nothing(hostile) -> None:
+    html = hostile
     head = html[: html.index("<script")]
     assert "default-src 'none'" in head
     assert not re.search(r"""(src|href)=["'](?!#)""", re.sub(r"<script.*?</script>", "", html, flags=re.S))
     assert len(html) < 3e6
 
 
-def test_without_results_or_trials_it_says_what_makes_them() -> None:
+def test_without_results_or_trials_it_says_what_makes_them(results_only) -> None:
     with pytest.raises(InvalidValueError, match=r"tritile bench .* tritile tune"):
         document.html(made([]))
-    results_only = document.html(made([line()]))
     assert "tritile tune makes them" in results_only
     assert embedded(results_only)["rows"]["cells"]["count"] == 0
-    trials_only = document.html(made([], TRIALS))
-    assert "tritile bench --results DIR" in trials_only
 
 
 def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
@@ -324,6 +332,7 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
     done = run(folder / "nvidia-h200.sqlite3", "--output", tmp_path / "a.html")
     assert done.exit_code == 0, done.output
     assert "0 results, 1 trials" in " ".join(done.output.split())
+    assert "tritile bench --results DIR" in (tmp_path / "a.html").read_text()
     own = store_of(H200)
     own.add(digest, replace(TRIALS[0], measured_utc="2026-01-01T00:00:00+00:00"))
     monkeypatch.setattr("tritile.cli.report.TUNING", tmp_path)
@@ -342,10 +351,10 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeyp
     assert isinstance(run(tmp_path / "a.jsonl").exception, UnsupportedError)
 
 
-def test_a_suite_without_a_name_has_one_in_the_report() -> None:
+def test_a_suite_without_a_name_has_one_in_the_report(results_only) -> None:
     found = made([line(suite=""), line("8x8x8")])
     assert [row["suite"] for row in found.results] == ["(no name)", "square"]
-    assert document.html(found).count('class="card') == 3 + 1  # and the cards around them
+    assert results_only.count('class="card') == 3 + 1  # and the cards around them
 
 
 def test_the_command_saves_one_figure(tmp_path) -> None:

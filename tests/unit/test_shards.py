@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import timedelta
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed
+from torch.distributed import run
 
 from tests.unit import helpers_for_shards as helpers
 from tritile.errors import InvalidValueError, StoreWarning
@@ -147,12 +146,16 @@ def test_ranks_that_differ_refuse_to_begin(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "slow", [{"first_s": 2 * LOST_S}, {"disk_s": 2 * LOST_S}], ids=["rank 1 measures", "rank 0 writes"]
+    ("options", "agent"),
+    [([{}, {"first_s": 2 * LOST_S}], False), ([{"disk_s": 2 * LOST_S}, {}], True)],
+    ids=["rank 1 measures", "rank 0 writes, the agent keeps the board"],
 )
-def test_a_slow_rank_is_not_lost(start, tmp_path, slow):
-    options = [slow if "disk_s" in slow else {}, slow if "first_s" in slow else {}]
-    ranks = [start(rank, size=2, count=6, **options[rank]) for rank in range(2)]
+def test_a_slow_rank_is_not_lost(start, tmp_path, options, agent):
+    port = free_port()
+    board = kept(port) if agent else None
+    ranks = [start(rank, size=2, port=port, agent=agent, count=6, **options[rank]) for rank in range(2)]
     assert ended(ranks) == [0, 0]
+    del board
     assert Counter(line[1] for line in lines(tmp_path, "done")) == Counter(
         str(problem.m) for problem in helpers.problems(6)
     )
@@ -193,26 +196,28 @@ def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
         assert [rank, m] not in lines(tmp_path, "done") or all(found[trial] == 1 for trial in rest)
 
 
-@pytest.mark.parametrize("kill", [False, True])
-def test_under_torchrun(tmp_path, kill):
+def torchrun(folder, *options):
+    """What `torch.distributed.run` does, but that its ranks are forked: so they need no seconds to import."""
+    args = run.parse_args([*options, "--start-method", "fork", helpers.__file__])
+    config, _, _ = run.config_from_args(args)
+    run.elastic_launch(config, helpers.main)(folder, 12, 0.2)
+
+
+def test_under_torchrun(server, tmp_path):
     """A rank that is killed: the agent stops the others and starts all again, and the rest is done."""
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())]
-    script = [helpers.__file__, str(tmp_path), "12", "0.2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *options, *script],
-        env=os.environ | {"PYTHONPATH": str(Path(helpers.__file__).parents[2])},
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    if kill:
+    process = server.Process(target=torchrun, args=(tmp_path, *options))
+    process.start()
+    try:
         until(lambda: busy(tmp_path, 1))
         pids = {line[0]: int(line[2]) for line in lines(tmp_path, "begun")}
         os.kill(pids["1"], signal.SIGKILL)
-    _, told = process.communicate(timeout=40)
-    assert process.returncode == 0, told
+        assert ended([process], 40) == [0]
+    finally:
+        process.kill()
     assert_all_remembered(tmp_path, 12)
     assert not list(tmp_path.glob("error-*"))
-    if kill:
-        assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
+    assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
 
 
 # --- Parts ---

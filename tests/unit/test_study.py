@@ -1,18 +1,27 @@
 """The study of the tuner, on made-up GPUs: what its figures mean."""
 
+import functools
 import json
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.fake_subjects import Formula, made_up_us
+from tests.unit.helpers_for_nurseries import QuickNursery
 from tritile.config import Config
 from tritile.device import target_device
+from tritile.measure.workshop import Workshop
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune import study
 
 H200 = target_device("nvidia-h200")
 PROBLEMS = [MatmulProblem(1, 64, 64, 256 * i, "float16", "float16") for i in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def _quick(server, monkeypatch):
+    """Processes that are there at once."""
+    monkeypatch.setattr(study, "Workshop", functools.partial(Workshop, nursery=QuickNursery(server)))
 
 
 @pytest.fixture

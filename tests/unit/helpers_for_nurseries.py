@@ -1,0 +1,99 @@
+"""Nurseries that are there at once, and the programs that test_engine ends amid what they do."""
+
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+from tests.unit.fake_subjects import Fake, config
+from tritile.device import INTERPRETER
+from tritile.measure.child import START_S, Child, ChildError, Nursery
+from tritile.measure.engine import tune
+from tritile.measure.served import nurse_forked
+from tritile.measure.tasks import Rules, Task
+from tritile.measure.workshop import Workshop
+from tritile.search import STRATEGIES, Listed
+from tritile.store import Store
+
+
+class QuickNursery(Nursery):
+    """One whose process is forked from the tests' server: a program of its own takes seconds to start."""
+
+    def __init__(self, server):
+        super().__init__()
+        self._server = server
+
+    def _start(self):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._server.Process(target=_nurse, args=(theirs, dict(os.environ)), daemon=True)
+            process.start()
+        process.wait = process.join
+        ours.settimeout(START_S)
+        self._process, self._control = process, ours
+        return ours
+
+
+def _nurse(control, environment):
+    os.environ.clear()
+    os.environ.update(environment)
+    nurse_forked(control.detach())
+
+
+def run_script(script, argument, environment, told):
+    """Run a script with an argument in a fresh process; what it prints goes to a file."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = [argument]
+    with told.open("w") as sys.stdout:
+        runpy.run_path(str(script))
+
+
+def _look():
+    return os.getpid(), os.getppid(), os.getpgid(0)
+
+
+def _wait_for_another(name):
+    process = subprocess.Popen(["sleep", "600"])
+    Path(name).write_text(f"{process.pid}\n")
+    process.wait()
+
+
+def program(how, told, name):
+    """A program with a nursery and one child: tells their numbers, then ends, or asks what never ends."""
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ResourceWarning)  # it ends amid what it does
+    nursery = Nursery(forked=True)
+    child = Child(nursery)
+    pid, parent, group = child.ask(_look, limit_s=60)
+    assert (pid, parent, group) == (child.pid, nursery._process.pid, pid)
+    assert os.getpgid(nursery._process.pid) == nursery._process.pid != os.getpid()
+    if how == "started":
+        os.kill(nursery._process.pid, signal.SIGKILL)
+        os.kill(child.pid, signal.SIGKILL)
+        try:
+            child.ask(len, "", limit_s=60)
+        except ChildError:
+            assert child.ask(len, "ab", limit_s=60) == 2  # from another, a program of its own
+            assert isinstance(nursery._process, subprocess.Popen)
+        else:
+            raise AssertionError("a lost process answered")
+    told.send([nursery._process.pid, child.pid])
+    if how != "ended":
+        child.ask(_wait_for_another, name, limit_s=600)
+
+
+def tuner(folder, limit_s):
+    """Tune configs of which the ninth hangs; what came of it is written to a file."""
+    store = Store(INTERPRETER, folder)
+    configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
+    known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
+    task = Task(Fake(str(folder)), Listed(configs), known)
+    rules = Rules(STRATEGIES["exhaustive"], batch=1, least_gain=0.0)
+    with Workshop(None, jobs=1, limit_s=limit_s, nursery=Nursery(forked=True)) as shop:
+        (tuned,) = tune([task], shop, rules, store.add)
+    (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")
