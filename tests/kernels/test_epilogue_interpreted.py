@@ -341,9 +341,9 @@ def test_addmm_and_baddbmm(dtype, alpha, beta):
         got = tritile.baddbmm(added, a, b, alpha=alpha, beta=beta)
         assert_fused(got, a, b, sides)
         if len(shape) < 3:
-            assert_fused(tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta), a[0], b[0], sides)
-            wanted = torch.addmm(added, a[0], b[0], alpha=alpha, beta=beta)
-            assert tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta).shape == wanted.shape
+            got = tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta)
+            assert_fused(got, a[0], b[0], sides)
+            assert got.shape == torch.addmm(added, a[0], b[0], alpha=alpha, beta=beta).shape
 
 
 def test_what_is_added_zero_times_is_not_read():
