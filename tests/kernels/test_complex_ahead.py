@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.kernels.test_ahead import later
 from tritile import ahead, model
 from tritile.device import target_device
 from tritile.offline import compiling_for, resources
@@ -51,8 +52,17 @@ def compiled(problem, device):
         return [each() for each in ahead.compiles_for(problem, config, device)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+WIDE = ("embedded, gaps", "pairs, gaps", "planes, batch", "three, odd")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        *(("complex64", form) for form in FORMS),
+        *(("complex128", form) for form in WIDE),
+        *(later("complex128", form) for form in FORMS if form not in WIDE),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_form_compiles_and_fits(name, dtype, form):
     problem, device = posed(form, dtype), target_device(name)

@@ -49,6 +49,19 @@ FORMS = {
     "planes": ((3, 35, 18), "row", "column"),
     "planes, columns": ((3, 35, 18), "column", "column_sliced"),
 }
+# The forms by four products, whatever their layouts; what makes three differs by its layouts alone.
+PLAIN = [form for form in FORMS if "," not in form]
+FEW = ["embedded", "pairs, gaps"]
+# Any core reads what either of these leaves it: each precision, beside plain ones, has each form once.
+PRODUCTS = [
+    *itertools.product(FORMS, [(DTYPES[0], "ieee"), (DTYPES[0], "ieee-3m"), (DTYPES[1], "ieee")]),
+    *itertools.product(PLAIN, [(DTYPES[0], precision) for precision in ("tf32", "tf32x3", "fp16x3")]),
+    *(("pairs, columns", (dtype, p)) for dtype, p in CASES if p.endswith("-3m") and p != "ieee-3m"),
+    *((form, (DTYPES[1], "ieee-3m")) for form in FEW),
+    ("embedded, gaps", (DTYPES[1], "ozaki")),  # more of it: tests of ozaki
+]
+# Every form by four products, and some layouts by three.
+BY_BOTH = [*itertools.product(FORMS, ["ieee"]), *itertools.product(FEW, ["ieee-3m"])]
 
 
 @pytest.fixture(autouse=True)
@@ -70,20 +83,28 @@ def operands(form, dtype=torch.complex64):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
-def test_forms(form, dtype, precision):
+def test_which_form_moves_least(form):
+    for dtype, precision in CASES:
+        problem = tritile.plan(tritile.matmul, *operands(form, dtype), precision=precision).problem
+        wanted = "three" if precision.endswith("-3m") else form.partition(",")[0]
+        assert form_of(problem) == wanted
+
+
+def test_every_precision_is_among_the_products():
+    assert {case for _, case in PRODUCTS} == set(CASES)
+
+
+@pytest.mark.parametrize(("form", "case"), PRODUCTS, ids=str)
+def test_forms(form, case):
+    dtype, precision = case
     a, b = operands(form, dtype)
-    problem = tritile.plan(tritile.matmul, a, b, precision=precision).problem
-    wanted = "three" if precision.endswith("-3m") else form.partition(",")[0]
-    assert form_of(problem) == wanted
     got = tritile.matmul(a, b, precision=precision)
     assert got.is_contiguous()
     assert not got.is_conj()
     assert_complex(got, a, b, precision)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "precision"), BY_BOTH)
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True)])
 def test_conjugated_operands_are_never_copied(monkeypatch, form, first, second, precision):
     a, b = operands(form)
@@ -103,8 +124,9 @@ def test_lazily_negated_operands(form):
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (64, 32, 48), (7, 1, 100), (1, 100, 9), (33, 65, 1)], ids=str)
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(DTYPES[0], "ieee"), (DTYPES[0], "ieee-3m"), (DTYPES[1], "ieee")], ids=str
+)
 def test_sizes(dtype, precision, size):
     m, n, k = size
     a, b = numbers((m, k), dtype), numbers((k, n), dtype, 1)
@@ -112,13 +134,14 @@ def test_sizes(dtype, precision, size):
 
 
 @pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 17), repeat=3)))
-def test_zero_one_and_odd_sizes(m, n, k, precision):
-    a, b = numbers((m, k), torch.complex64), numbers((k, n), torch.complex64, 1)
-    got = tritile.matmul(a, b, precision=precision)
-    if k == 0:
-        assert torch.equal(got, torch.zeros(m, n, dtype=torch.complex64))
-    assert_complex(got, a, b, precision)
+@pytest.mark.parametrize("k", [0, 1, 17])
+def test_zero_one_and_odd_sizes(k, precision):
+    for m, n in itertools.product((0, 1, 17), repeat=2):
+        a, b = numbers((m, k), torch.complex64), numbers((k, n), torch.complex64, 1)
+        got = tritile.matmul(a, b, precision=precision)
+        if k == 0:
+            assert torch.equal(got, torch.zeros(m, n, dtype=torch.complex64))
+        assert_complex(got, a, b, precision)
 
 
 SHAPES = [
@@ -139,9 +162,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
-@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
-def test_shapes(a_shape, b_shape, precision):
+# By three, vectors and batches of one operand, of both, broadcast and empty.
+BY_THREE = [SHAPES[i] for i in (0, 3, 8, 11, 12)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "precision"),
+    [*itertools.product(SHAPES, ["ieee"]), *itertools.product(BY_THREE, ["ieee-3m"])],
+    ids=str,
+)
+def test_shapes(shapes, precision):
+    a_shape, b_shape = shapes
     a, b = numbers(a_shape, torch.complex64), numbers(b_shape, torch.complex64, 1)
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
     if a.ndim > 1 and b.ndim > 1:
@@ -151,16 +182,18 @@ def test_shapes(a_shape, b_shape, precision):
 
 # Every layout but "row" has NaN between or just outside the values.
 @pytest.mark.parametrize("n", [9, 40])
-@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
-def test_layouts(a_layout, b_layout, n):
-    a, b = numbers((11, 13), torch.complex64), numbers((13, n), torch.complex64, 1)
-    a, b = placed(a, a_layout), placed(b, b_layout)
-    assert_complex(tritile.matmul(a, b), a, b)
+@pytest.mark.parametrize("turn", [0, 1, 3])
+def test_layouts(n, turn):
+    for a_layout, b_layout in zip(LAYOUTS, LAYOUTS[turn:] + LAYOUTS[:turn], strict=True):
+        a, b = numbers((11, 13), torch.complex64), numbers((13, n), torch.complex64, 1)
+        a, b = placed(a, a_layout), placed(b, b_layout)
+        assert_complex(tritile.matmul(a, b), a, b)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", ["embedded", "pairs", "planes"])
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize(
+    ("form", "precision"), [*((form, "ieee") for form in PLAIN), ("embedded", "ieee-3m")]
+)
 def test_out_is_filled_and_nothing_around_it(layout, form, precision):
     a, b = operands(form)
     a = torch.stack([a, a.conj()])
@@ -206,8 +239,9 @@ def test_the_default_precision_follows_torch():
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("part", ["real", "imag"])
+@pytest.mark.parametrize(
+    ("part", "value"), [("real", math.nan), ("real", math.inf), ("imag", math.inf), ("imag", -math.inf)]
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_nan_and_inf_spread_as_in_four_real_products(form, part, value):
     a, b = operands(form)
@@ -229,9 +263,16 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-@pytest.mark.parametrize("precision", ["tf32", "tf32-3m"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "precision", "batch"),
+    [
+        *((form, "tf32", (2,)) for form in FORMS),
+        *((form, "tf32-3m", (2,)) for form in FEW),
+        ("planes", "tf32", ()),
+        ("embedded", "tf32-3m", ()),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_family_makes_the_core(kind, form, precision, batch):
     (m, n, k), a_layout, b_layout = FORMS[form]
@@ -245,8 +286,7 @@ def test_every_family_makes_the_core(kind, form, precision, batch):
     assert_complex(out, a, b.conj(), precision, tensor_cores=False)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
+@pytest.mark.parametrize(("form", "precision"), BY_BOTH)
 def test_paths_of_64_bits(monkeypatch, form, precision):
     monkeypatch.setattr(tile, "WIDE_FROM", 0)
     a, b = operands(form)
@@ -254,8 +294,10 @@ def test_paths_of_64_bits(monkeypatch, form, precision):
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "ieee-3m"])
-@pytest.mark.parametrize("form", ["embedded", "pairs, gaps", "planes"])
+@pytest.mark.parametrize(
+    ("form", "precision"),
+    [("embedded", "ieee"), ("pairs, gaps", "ieee"), ("planes", "ieee"), ("embedded", "ieee-3m")],
+)
 def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
     monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
     a, b = operands(form)
@@ -269,10 +311,20 @@ def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
     assert_complex(out, a, b, precision)
 
 
-@pytest.mark.parametrize("fields", [{}, {"b_layout": "column", "m": 5}, {"batch": 2, "out_layout": "column"}])
-@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
+POSED = [{}, {"b_layout": "column", "m": 5}, {"batch": 2, "out_layout": "column"}]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "fields"),
+    [
+        *((dtype, p, POSED[1] if p == "ozaki" else {}) for dtype, p in CASES),
+        *((DTYPES[0], p, fields) for p in ("ieee", "ieee-3m", "fp16x3") for fields in POSED[1:]),
+        (DTYPES[1], "ieee", POSED[2]),
+    ],
+    ids=str,
+)
 def test_the_tuner_tells_right_answers_from_wrong_ones(dtype, precision, fields):
-    sizes = {"batch": 1, "m": 40, "n": 30, "k": 20} | fields
+    sizes = {"batch": 1, "m": 20, "n": 15, "k": 20} | fields
     problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
     call = posed(problem, lambda kind, size: torch.randn(size, dtype=getattr(torch, kind)))
     call.out.tensor.fill_(math.nan)
@@ -300,9 +352,13 @@ def test_three_products_err_where_parts_cancel():
 WEIGHTS = [(0.5 - 2j, 1 + 3j), (1, -1j), (2, 0.25), (1 + 0j, 1), (0, 3j)]  # beta, alpha
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name)
-@pytest.mark.parametrize(("beta", "alpha"), WEIGHTS, ids=str)
-def test_sums_with_complex_weights(beta, alpha, dtype):
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [*((weights, DTYPES[0]) for weights in WEIGHTS), (WEIGHTS[0], DTYPES[1]), (WEIGHTS[-1], DTYPES[1])],
+    ids=str,
+)
+def test_sums_with_complex_weights(weights, dtype):
+    beta, alpha = weights
     a, b = numbers((2, 9, 21), dtype).conj(), numbers((2, 21, 13), dtype, 1)
     for shape, layout in (((2, 9, 13), "sliced"), ((9, 1), "column"), ((), "row")):
         added = (
@@ -362,13 +418,14 @@ def test_weights_of_one_spread_no_infinity():
 
 @st.composite
 def products(draw):
-    size = st.integers(0, 30)
+    case = draw(st.sampled_from(CASES))
+    slow = case[1].startswith("ozaki")  # 16 products in one
+    size = st.integers(0, 8 if slow else 30)
     m, n, k = draw(size), draw(size), draw(size)
-    batch = draw(st.lists(st.integers(1, 3), max_size=2))
+    batch = draw(st.lists(st.integers(1, 3), max_size=0 if slow else 2))
     a_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
     b_batch = [draw(st.sampled_from([1, extent])) for extent in batch]
     b_batch = b_batch[draw(st.integers(0, len(batch))) :]
-    case = draw(st.sampled_from(CASES))
     layouts = draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 3))
     return (*a_batch, m, k), (*b_batch, k, n), case, layouts, draw(st.tuples(st.booleans(), st.booleans()))
 

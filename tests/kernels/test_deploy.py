@@ -1,5 +1,6 @@
 """A folder of kernels made without a GPU: another process finds all of it, and what it lacks is told."""
 
+import functools
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ from tritile.config import Config
 from tritile.deploy import fill, folder, modules
 from tritile.device import Device, target_device
 from tritile.errors import CompiledWarning, InvalidValueError, TuningError
+from tritile.measure.child import Nursery
+from tritile.measure.pool import CompilePool
 from tritile.ops import run as running
 from tritile.problem import MatmulProblem, PermuteProblem
 
@@ -120,6 +123,29 @@ def made(tmp_path_factory):
     return base
 
 
+class Kept(Nursery):
+    """Outlives the pools that fork their processes from it: it imports torch once, in seconds."""
+
+    def close(self):
+        """Nothing yet."""
+
+    def end(self):
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    kept = Kept()
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def quick(nursery, monkeypatch):
+    """Compiling processes of their own for each fill, which are there at once."""
+    monkeypatch.setattr(fill, "CompilePool", functools.partial(CompilePool, nursery=nursery))
+
+
 @pytest.fixture
 def copied(made, tmp_path):
     """A copy that may be harmed: the arguments that say what it was made for, and the folder."""
@@ -170,34 +196,36 @@ def test_only_what_launches_read_is_kept(made):
     assert kept == {".cubin", ".ptx", ".json", ".so"}
 
 
-@pytest.mark.parametrize("ending", ["cubin", "ptx", "json"])
-def test_a_missing_file_is_told_and_made_again(copied, ending):
+def test_missing_files_are_told_and_made_again(copied, quick):
     which, place = copied
-    next(place.rglob(f"permute_tile.{ending}")).unlink()
-    before = contents(place)
-    done = run(*which, "--check", place)
-    assert done.exit_code == 1
-    assert done.output.count("missing: ") == 1
-    assert f"missing: a kernel of {TURN.label} with" in done.output
-    assert contents(place) == before
+    lost = {"permute_tile.cubin": TURN, "repack.ptx": RAGGED, "matmul_tile.json": SQUARE}
+    for number, (name, problem) in enumerate(lost.items(), 1):
+        next(place.rglob(name)).unlink()
+        before = contents(place)
+        done = run(*which, "--check", place)
+        assert done.exit_code == 1
+        assert done.output.count("missing: ") == number
+        assert f"missing: a kernel of {problem.label} with" in done.output
+        assert contents(place) == before
     done = run(*which, "--output", place)
     assert done.exit_code == 0, done.output
-    assert f"{KERNELS - 1} of them there already, 1 compiled" in done.output
+    assert f"{KERNELS - len(lost)} of them there already, {len(lost)} compiled" in done.output
     assert run(*which, "--check", place).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["../../precious.ttir", "{tmp_path}/precious.ttir"])
-def test_a_file_outside_the_folder_stays_whatever_a_group_file_names(copied, tmp_path, name):
+def test_files_outside_the_folder_stay_whatever_a_group_file_names(copied, tmp_path, quick):
     told, place = copied
-    (tmp_path / "precious.ttir").write_text("of somebody else")
+    precious = [tmp_path / "precious.ttir", tmp_path / "costly.ttir"]
+    for path in precious:
+        path.write_text("of somebody else")
     group = next(place.glob("*/__grp__*.json"))
     paths = json.loads(group.read_text())["child_paths"]
-    paths[name.format(tmp_path=tmp_path)] = "anywhere"
+    paths |= {"../../precious.ttir": "anywhere", str(precious[1]): "anywhere"}
     group.write_text(json.dumps({"child_paths": paths}))
     assert "missing: a kernel" in run(*told, "--check", place).output
     done = run(*told, "--output", place, "--jobs", 1)
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "precious.ttir").read_text() == "of somebody else"
+    assert [path.read_text() for path in precious] == ["of somebody else"] * 2
     assert sorted(path.suffix for path in group.parent.iterdir()) == [".cubin", ".json", ".json", ".ptx"]
 
 
@@ -266,7 +294,7 @@ def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):
     assert (done.stdout.strip(), done.stderr) == ("True", "")
 
 
-def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path):
+def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path, quick):
     worse = [(SQUARE, tile(m=512, n=512)), (SPLIT, tma(SPLIT_K=64)), (TURN, turned(32, 32))]
     done = fill.fill(worse, H200, tmp_path / "out", jobs=1)
     assert (done.compiled, len(done.found.kernels), len(done.found.missing)) == (1, 1, 0)
@@ -276,7 +304,7 @@ def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path):
     assert "SPLIT_K = 64" in deep
 
 
-def test_what_the_compiler_refuses_is_told(tmp_path, monkeypatch):
+def test_what_the_compiler_refuses_is_told(tmp_path, monkeypatch, quick):
     fp8 = MatmulProblem(1, 64, 64, 64, "float8_e4m3fn", "bfloat16")
     monkeypatch.setattr(fill, "illegal", lambda *args: None)  # the compiler is to find it
     done = fill.fill([(fp8, tile())], target_device("sm_80"), tmp_path / "out", jobs=1)
@@ -284,7 +312,7 @@ def test_what_the_compiler_refuses_is_told(tmp_path, monkeypatch):
     assert done.found.lines[0].startswith(f"refused: {fp8.label} with tile")
 
 
-def test_shapes_take_the_configs_of_calls(tmp_path):
+def test_shapes_take_the_configs_of_calls(tmp_path, quick):
     shape = ("512x512x512", "--dtype", "float16", "--target", "nvidia-h200")
     done = run(*shape, "--output", tmp_path / "out", "--jobs", 1)
     assert done.exit_code == 0, done.output

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tests.kernels.test_ahead import NAMES, groups, tile, tma
+from tests.kernels.test_ahead import NAMES, groups, later, tile, tma
 from tritile import ahead, model
 from tritile.device import target_device
 from tritile.offline import compiling_for, resources
@@ -45,17 +45,25 @@ def test_tiles_in_float64_keep_the_digits_of_their_weights(name):
     fits(problem, tile(32, 32, 16, 4, 2), name)
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+BY_DESCRIPTOR = (
+    tma(128, 128, 64, 8, 3, True, 1, 2),
+    tma(64, 64, 64, 4, 4, False, 4, 1),
+    tma(16, 64, 128, 4, 4, False, 1, 1),
+)
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "epilogue"),
     [
-        tma(128, 128, 64, 8, 3, True, 1, 2),
-        tma(64, 64, 64, 4, 4, False, 4, 1),
-        tma(16, 64, 128, 4, 4, False, 1, 1),
+        *((BY_DESCRIPTOR[1], epilogue) for epilogue in EPILOGUES),
+        (BY_DESCRIPTOR[0], EPILOGUES[2]),
+        (BY_DESCRIPTOR[2], EPILOGUES[1]),
+        *(later(BY_DESCRIPTOR[0], epilogue) for epilogue in EPILOGUES[:2]),
+        *(later(BY_DESCRIPTOR[2], epilogue) for epilogue in EPILOGUES[::2]),
     ],
     ids=str,
 )
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 def test_by_descriptor(name, epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, name)
 
@@ -64,16 +72,24 @@ def test_by_descriptor_to_where_no_descriptor_can_store():
     fits(replace(ODD, epilogue=EPILOGUES[1]), tma(64, 64, 64, 4, 4, True, 1, 1), "nvidia-h200")
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, False, 1))
+
+
 @pytest.mark.parametrize(
-    "config", [groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, False, 1)], ids=str
+    ("config", "epilogue"),
+    [
+        *((BY_WARPGROUPS[0], epilogue) for epilogue in EPILOGUES),
+        (BY_WARPGROUPS[1], EPILOGUES[2]),
+        *(later(BY_WARPGROUPS[1], epilogue) for epilogue in EPILOGUES[:2]),
+    ],
+    ids=str,
 )
 def test_by_warpgroups(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, "nvidia-h200")
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize("problem", [FP8, INT8, replace(FP8, b_dtype="float8_e5m2")], ids=str)
+@pytest.mark.parametrize("problem", [FP8, INT8, later(replace(FP8, b_dtype="float8_e5m2"))], ids=str)
 def test_scales(name, problem):
     fits(replace(problem, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
     fits(replace(problem, epilogue=SCALED), tma(64, 128, 128, 4, 3, True, 1, 1), name)
@@ -95,7 +111,7 @@ def test_block_scales(name, shared):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("epilogue", EPILOGUES[:2])
+@pytest.mark.parametrize("epilogue", [later(EPILOGUES[0]), EPILOGUES[1]])
 def test_the_models_pick_compiles(name, epilogue):
     problem, device = replace(PLAIN, epilogue=epilogue), target_device(name)
     assert ahead.compile_resources(problem, model.pick(problem, device), device).excess(device) is None
@@ -117,17 +133,19 @@ def test_gated_tiles_without_tensor_cores(dtype):
     fits(problem, tile(32, 32, 16, 4, 2), "nvidia-h200")
 
 
-@pytest.mark.parametrize("epilogue", GATED)
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 @pytest.mark.parametrize(
-    "config",
+    ("config", "epilogue"),
     [
-        tma(128, 128, 64, 8, 3, True, 1, 2),
-        tma(64, 64, 64, 4, 4, False, 1, 1),
-        tma(16, 64, 128, 4, 4, False, 1, 1),
+        (BY_DESCRIPTOR[0], GATED[1]),
+        (tma(64, 64, 64, 4, 4, False, 1, 1), GATED[0]),
+        (BY_DESCRIPTOR[2], GATED[1]),
+        later(BY_DESCRIPTOR[0], GATED[0]),
+        later(tma(64, 64, 64, 4, 4, False, 1, 1), GATED[1]),
+        later(BY_DESCRIPTOR[2], GATED[0]),
     ],
     ids=str,
 )
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 def test_gated_by_descriptor(name, epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, name)
 
@@ -154,17 +172,33 @@ def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
 
 
+ZEROS = ("zero_a=one", "zero_b=row", "zero_a=column zero_b=row", "zero_a=one zero_b=one")
+
+
+def with_zero_points(zeros):
+    return replace(INT8, epilogue=f"scale_a=column scale_b=row bias=row {zeros} silu")
+
+
 @pytest.mark.parametrize(
-    "zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=row", "zero_a=one zero_b=one"]
+    ("zeros", "config"),
+    [
+        (ZEROS[2], tma(64, 128, 128, 4, 3, True, 1, 1)),
+        (ZEROS[3], tma(64, 64, 128, 4, 3, False, 4, 1)),
+        *(later(zeros, tma(64, 128, 128, 4, 3, True, 1, 1)) for zeros in (*ZEROS[:2], ZEROS[3])),
+        *(later(zeros, tma(64, 64, 128, 4, 3, False, 4, 1)) for zeros in ZEROS[:3]),
+    ],
+    ids=str,
 )
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
+def test_zero_points_by_descriptor(name, zeros, config):
+    fits(with_zero_points(zeros), config, name)
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_points(name, zeros):
-    problem = replace(INT8, epilogue=f"scale_a=column scale_b=row bias=row {zeros} silu")
+    problem, device = with_zero_points(zeros), target_device(name)
     fits(problem, tile(64, 64, 64, 4, 3), name)
-    device = target_device(name)
-    if device.nvidia >= 90:
-        fits(problem, tma(64, 128, 128, 4, 3, True, 1, 1), name)
-        fits(problem, tma(64, 64, 128, 4, 3, False, 4, 1), name)
     with compiling_for(device):
         kernels = [each() for each in ahead.compiles_for(problem, tile(64, 64, 64, 4, 3), device)]
     assert [kernel.name for kernel in kernels] == ["add_up", "matmul_tile"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import triton
 
+from tests.kernels.test_ahead import later
 from tritile import ahead, model
 from tritile.config import Config
 from tritile.device import target_device
@@ -91,9 +92,20 @@ def test_every_launch_compiles_and_fits(name, problem):
     assert made[-1].name == {"tile": "matmul_tile"}.get(config.family, f"matmul_{config.family}")
 
 
-@pytest.mark.parametrize("layouts", [("row", "row"), ("row", "column")], ids=str)
+ROWS, TURNED = ("row", "row"), ("row", "column")
+
+
 @pytest.mark.parametrize(
-    "config", [groups(128, 192, 2, 3), groups(192, 128, 3, 3), groups(64, 96, 1, 4, False)], ids=str
+    ("config", "layouts"),
+    [
+        (groups(128, 192, 2, 3), ROWS),
+        (groups(192, 128, 3, 3), TURNED),
+        (groups(64, 96, 1, 4, False), ROWS),
+        later(groups(128, 192, 2, 3), TURNED),
+        later(groups(192, 128, 3, 3), ROWS),
+        later(groups(64, 96, 1, 4, False), TURNED),
+    ],
+    ids=str,
 )
 def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp_path):
     problem, device = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1]), target_device("nvidia-h200")

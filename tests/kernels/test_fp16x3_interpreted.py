@@ -117,13 +117,13 @@ def assert_divided(a, b):
         least = 2.0**-31 * scale.double()[:, :1]
         assert bool((lost <= torch.maximum(2.0**-23 * x.double().abs(), least)).all())
         assert bool((lost > 0).any())
+    return found
 
 
 EDGES = [(1, 1, 33), (31, 33, 64), (33, 32, 65), (9, 2, 129), (8, 65, 200)]
 
 
-@pytest.mark.parametrize("programs", [1, 9])
-@pytest.mark.parametrize("size", EDGES, ids=str)
+@pytest.mark.parametrize(("size", "programs"), [*((size, 1) for size in EDGES), (EDGES[2], 9), (EDGES[4], 9)])
 def test_tiles_end_where_the_operands_do(monkeypatch, size, programs):
     """A tile more, a tile less; in one chunk, and in several."""
     cut_small(monkeypatch, programs)
@@ -136,8 +136,9 @@ def test_a_row_of_more_chunks_than_are_looked_at_together(monkeypatch):
     cut_small(monkeypatch, 1000)
     a, b = posed("normal", 2, 3, 1100, ("column", "row"))
     a[1, 0], b[-1, 2] = 100.0, -100.0
-    assert_divided(a, b)
-    assert Divided(a, b).verdict == limits_passed(a, A_SPARSE.value) | limits_passed(b.mT, B_SPARSE.value)
+    assert assert_divided(a, b).verdict == limits_passed(a, A_SPARSE.value) | limits_passed(
+        b.mT, B_SPARSE.value
+    )
 
 
 def test_a_split_is_exact_to_the_last_bit_but_one():
@@ -162,7 +163,7 @@ VERDICTS = {
 @pytest.mark.parametrize("layouts", [("row", "column"), ("column", "row")], ids=str)
 def test_verdicts_are_those_of_the_counts(monkeypatch, name, layouts):
     """Whole rows and tiles give the same bits, those that arithmetic in float64 gives."""
-    a, b = posed(name, 23, 21, 203, layouts)
+    a, b = posed(name, 9, 7, 203, layouts)
     whole_rows = Divided(a, b).verdict
     cut_small(monkeypatch)
     assert Divided(a, b).verdict == whole_rows
@@ -172,7 +173,7 @@ def test_verdicts_are_those_of_the_counts(monkeypatch, name, layouts):
 @pytest.mark.parametrize("name", DATA)
 def test_verdicts_and_bounds(name):
     """Every finite product is within the bound, whichever kernel made it, and the right one did."""
-    a, b = posed(name, 23, 21, 203)
+    a, b = posed(name, 12, 11, 203)
     wanted = VERDICTS[name]
     found = Divided(a, b).verdict
     assert found >= EXTREME.value if wanted is None else found == wanted
@@ -188,7 +189,7 @@ def test_verdicts_and_bounds(name):
 def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
     """1 in 64 of each row and column so small that its split keeps next to nothing."""
     k = 256
-    a, b = values((16, k), torch.float32).sign() * 3.0, values((k, 16), torch.float32, 1).sign() * 3.0
+    a, b = values((6, k), torch.float32).sign() * 3.0, values((k, 6), torch.float32, 1).sign() * 3.0
     a[:, ::64], b[32::64] = 3.1e-7, 2.9e-7
     found = Divided(a, b)
     assert found.verdict == LOSSY.value
@@ -206,7 +207,7 @@ def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
 def test_one_dense_operand_makes_up_for_a_sparse_one(tiled, zeros_a, zeros_b, fits):
     k = 320
     place = torch.arange(k)
-    a, b = torch.ones(16, k), torch.ones(k, 16)
+    a, b = torch.ones(4, k), torch.ones(k, 4)
     a[:, place < zeros_a * k], b[place >= (1 - zeros_b) * k] = 0.0, 0.0
     a[0, -1] = 1e-8
     b[0, 0] = 1e-8 if zeros_a == 0 else 1.0
@@ -214,21 +215,27 @@ def test_one_dense_operand_makes_up_for_a_sparse_one(tiled, zeros_a, zeros_b, fi
 
 
 @pytest.mark.parametrize("k", [64, 1024, 4096])
-@pytest.mark.parametrize("name", ["normal", "uniform", "log-normal", "constant", "cancelling"])
-def test_errors_with_tensor_cores_simulated(name, k):
-    """With what tensor cores truncate the bound holds, and fp32 in one sum errs more from K = 1024 on."""
-    a, b = posed(name, 5, 6, k)
+def test_errors_with_tensor_cores_simulated(k):
+    """With what tensor cores truncate the bound holds, and fp32 in one sum errs more from K = 1024 on.
+
+    Rows of one kind by columns of any: each is scaled by itself.
+    """
+    kinds = [posed(name, 5, 6, k) for name in ("normal", "uniform", "log-normal", "constant", "cancelling")]
+    a, b = torch.cat([a for a, _ in kinds]), torch.cat([b for _, b in kinds], 1)
     found = Divided(a, b)
     sums = promoted_product(found.a.double(), found.b.double(), promoted_every(k))
     got = sums * found.a_scale * found.b_scale
     exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
     error = (got.double() - exact).abs()
     assert bool((error <= error_bound(k) * magnitude + U * exact.abs()).all())
-    plain = torch.zeros(5, 6)
-    for i in range(k):
-        plain = (plain.double() + a[:, i : i + 1].double() * b[i : i + 1].double()).float()
     if k >= 1024:
-        assert float(error.norm()) < float((plain.double() - exact).norm())
+        plain = torch.zeros(exact.shape)
+        for i in range(k):
+            plain = (plain.double() + a[:, i : i + 1].double() * b[i : i + 1].double()).float()
+        errors = (plain.double() - exact).abs()
+        for i in range(len(kinds)):
+            alike = slice(5 * i, 5 * i + 5), slice(6 * i, 6 * i + 6)
+            assert float(error[alike].norm()) < float(errors[alike].norm())
 
 
 def test_without_promotion_the_simulated_error_is_large():
@@ -259,8 +266,14 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["normal", "graded", "infinite"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        *itertools.product(["normal", "graded"], FAMILIES),
+        ("infinite", "tile"),
+        ("infinite", "descriptor True 1"),
+    ],
+)
 def test_families_make_the_core_or_leave_it(family, name):
     a, b = posed(name, 37, 35, 150, ("row", "column"))
     buffer, out = frame((37, 35), torch.float32, "sliced")
@@ -283,8 +296,15 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "row"), ("strided", "sparse")], ids=str)
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shapes", "layouts"),
+    [
+        *((shapes, ("row", "row")) for shapes in SHAPES),
+        *itertools.product((SHAPES[0], SHAPES[3]), [("column", "row"), ("strided", "sparse")]),
+        (SHAPES[1], ("column", "row")),
+    ],
+    ids=str,
+)
 def test_shapes_and_layouts(tiled, shapes, layouts):
     turn = [layout if len(shape) > 1 else "row" for shape, layout in zip(shapes, layouts, strict=True)]
     a = values(shapes[0], torch.float32)
@@ -329,7 +349,7 @@ def test_wrong_precisions_are_refused():
 
 
 def test_the_same_bits_each_time(tiled):
-    a, b = posed("relu", 40, 33, 300)
+    a, b = posed("relu", 20, 35, 150)
     first = tritile.matmul(a, b, precision="fp16x3")
     assert torch.equal(first, tritile.matmul(a, b, precision="fp16x3"))
     assert math.isfinite(float(first.sum()))

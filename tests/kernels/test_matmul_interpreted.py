@@ -105,10 +105,11 @@ def test_shapes(a_shape, b_shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=name)
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 3, 17), repeat=3)))
-def test_zero_one_and_odd_sizes(m, n, k, dtype):
-    a, b = values((m, k), dtype), values((k, n), dtype, 1)
-    assert_product(tritile.matmul(a, b), a, b)
+@pytest.mark.parametrize("k", [0, 1, 3, 17])
+def test_zero_one_and_odd_sizes(k, dtype):
+    for m, n in itertools.product((0, 1, 3, 17), repeat=2):
+        a, b = values((m, k), dtype), values((k, n), dtype, 1)
+        assert_product(tritile.matmul(a, b), a, b)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +133,11 @@ def test_empty_batch_and_empty_sum(a_shape, b_shape):
 
 # Every layout but "row" has NaN between or just outside the values, K tails included.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name)
-@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
-def test_layouts(a_layout, b_layout, dtype):
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+def test_layouts(a_layout, dtype):
     a, b = values((13, 35), dtype), values((35, 18), dtype, 1)
-    assert_product(tritile.matmul(placed(a, a_layout), placed(b, b_layout)), a, b)
+    for b_layout in LAYOUTS:
+        assert_product(tritile.matmul(placed(a, a_layout), placed(b, b_layout)), a, b)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

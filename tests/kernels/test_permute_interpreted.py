@@ -41,21 +41,22 @@ def _poisoned(monkeypatch):
     poison_empty(monkeypatch)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (37, 53), (64, 16), (1, 19), (23, 1)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
-def test_every_dtype_bit_for_bit(dtype, shape):
-    raw, x = random_bits(shape, dtype)
-    got = tritile.transpose(x)
-    assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
-    assert same_bits(got, raw.transpose(0, 1))
+def test_every_dtype_bit_for_bit(dtype):
+    for shape in ((1, 1), (37, 53), (64, 16), (1, 19), (23, 1)):
+        raw, x = random_bits(shape, dtype)
+        got = tritile.transpose(x)
+        assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
+        assert same_bits(got, raw.transpose(0, 1)), shape
 
 
-@pytest.mark.parametrize(("dim0", "dim1"), list(itertools.product(range(-4, 4), repeat=2)))
-def test_every_pair_of_dimensions(dim0, dim1):
+@pytest.mark.parametrize("dim0", range(-4, 4))
+def test_every_pair_of_dimensions(dim0):
     x = values((3, 5, 2, 7), torch.float32)
-    got = tritile.transpose(x, dim0, dim1)
-    assert got.is_contiguous()
-    assert torch.equal(got, x.transpose(dim0, dim1))
+    for dim1 in range(-4, 4):
+        got = tritile.transpose(x, dim0, dim1)
+        assert got.is_contiguous()
+        assert torch.equal(got, x.transpose(dim0, dim1)), dim1
 
 
 @pytest.mark.parametrize("ndim", [2, 3, 5, 6])
@@ -181,8 +182,8 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
     config = tritile.Config.of(
         num_warps=4, num_stages=1, family="tile", **dict(zip(names, blocks, strict=True))
     )
-    raw, x = random_bits((3, 37, 41), dtype)
-    out = torch.empty(3, 41, 37, dtype=dtype)
+    raw, x = random_bits((2, 19, 37), dtype)
+    out = torch.empty(2, 37, 19, dtype=dtype)
     call = permute_op.described(x, out, [0, 2, 1])
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
@@ -191,7 +192,8 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
 
 @st.composite
 def transpositions(draw):
-    shape = tuple(draw(st.lists(st.integers(0, 12), min_size=2, max_size=5)))
+    few, many = st.lists(st.integers(0, 12), min_size=2, max_size=3), st.integers(0, 5)
+    shape = tuple(draw(few | st.lists(many, min_size=4, max_size=5)))
     dims = draw(st.tuples(*[st.integers(-len(shape), len(shape) - 1)] * 2))
     return shape, dims, draw(st.sampled_from(DTYPES)), draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 2))
 
@@ -210,12 +212,12 @@ def test_any_transposition(case, seed):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
-def test_every_order_of_four_dimensions(order, dtype):
+def test_every_order_of_four_dimensions(dtype):
     raw, x = random_bits((3, 4, 5, 6), dtype)
-    assert same_bits(tritile.permute(x, order), raw.permute(*order, 4))
-    assert same_bits(tritile.permute(x, [d - 4 for d in order]), raw.permute(*order, 4))
+    for order in itertools.permutations(range(4)):
+        assert same_bits(tritile.permute(x, order), raw.permute(*order, 4)), order
+        assert same_bits(tritile.permute(x, [d - 4 for d in order]), raw.permute(*order, 4)), order
 
 
 def test_a_scalar_and_a_vector_are_permuted():
@@ -226,15 +228,16 @@ def test_a_scalar_and_a_vector_are_permuted():
     assert tritile.permute(torch.zeros(2, 0, 3), (2, 0, 1)).shape == (3, 2, 0)
 
 
-@pytest.mark.parametrize("inner", [2, 4, 6, 8, 32])
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64], ids=name)
-def test_elements_side_by_side_move_as_wider_words(inner, offset, dtype):
-    raw, flat = random_bits((offset + 5 * 7 * inner,), dtype)
-    x, bits = flat[offset:].view(5, 7, inner), raw[offset:].view(5, 7, inner, -1)
-    assert same_bits(tritile.transpose(x, 0, 1), bits.transpose(0, 1))
-    wide = permute_op.described(x, torch.empty(7, 5, inner, dtype=dtype), [1, 0, 2]).problem.itemsize
-    assert (wide > dtype.itemsize) == (dtype.itemsize < 8 and not offset % 2 and inner * dtype.itemsize <= 64)
+def test_elements_side_by_side_move_as_wider_words(offset, dtype):
+    for inner in (2, 4, 6, 8, 32):
+        raw, flat = random_bits((offset + 5 * 7 * inner,), dtype)
+        x, bits = flat[offset:].view(5, 7, inner), raw[offset:].view(5, 7, inner, -1)
+        assert same_bits(tritile.transpose(x, 0, 1), bits.transpose(0, 1))
+        wide = permute_op.described(x, torch.empty(7, 5, inner, dtype=dtype), [1, 0, 2]).problem.itemsize
+        fits = dtype.itemsize < 8 and not offset % 2 and inner * dtype.itemsize <= 64
+        assert (wide > dtype.itemsize) == fits
 
 
 def test_contiguous_is_the_tensor_itself_where_it_is_contiguous():
@@ -268,7 +271,8 @@ def test_in_place_inside_a_larger_tensor():
 
 @st.composite
 def permutations(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=2, max_size=6)))
+    few, many = st.lists(st.integers(1, 7), min_size=2, max_size=4), st.integers(1, 4)
+    shape = tuple(draw(few | st.lists(many, min_size=5, max_size=6)))
     dims = tuple(draw(st.permutations(range(len(shape)))))
     x_layout = draw(st.sampled_from(LAYOUTS))
     return shape, dims, draw(st.sampled_from(DTYPES)), x_layout, draw(st.permutations(range(len(shape))))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kernels.test_ahead import later
 from tritile import ahead, model
 from tritile.config import Config
 from tritile.device import target_device
@@ -21,6 +22,16 @@ pytestmark = pytest.mark.skipif(
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 H200 = target_device("nvidia-h200")
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
+
+
+def in_turn(*cases):
+    """Every kind with half of these four cases: with those of its own parity, the others are for later."""
+    given = [
+        ((*kind, *case), (i.bit_count() + j) % 2)
+        for i, kind in enumerate(KINDS)
+        for case, j in zip(cases, (0, 1, 1, 0), strict=True)
+    ]
+    return [later(*values) if waits else values for values, waits in given]
 
 
 def tile(m, n, k, warps, stages, split=1, family="tile"):
@@ -51,8 +62,14 @@ def test_compiles_and_fits(name, bits, dtype, zeros):
     assert taken.shared <= device.shared_memory
 
 
-@pytest.mark.parametrize(("bits", "dtype", "zeros"), [KINDS[0], KINDS[5]])
-@pytest.mark.parametrize("m", [1, 16, 64, 256, 4096])
+@pytest.mark.parametrize(
+    ("m", "bits", "dtype", "zeros"),
+    [
+        *((m, *KINDS[0]) for m in (1, 16, 64, 256, 4096)),
+        *((m, *KINDS[5]) for m in (1, 256)),
+        *(later(m, *KINDS[5]) for m in (16, 64, 4096)),
+    ],
+)
 def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
     one = problem(m, bits, dtype, zeros)
     config = model.pick(one, H200)
@@ -62,9 +79,11 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
         assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
 
 
-@pytest.mark.parametrize("family", ["tile", "descriptor"])
-@pytest.mark.parametrize("sizes", [(16, 64, 128, 4, 4), (128, 128, 128, 8, 3)], ids=str)
-@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
+@pytest.mark.parametrize(
+    ("bits", "dtype", "zeros", "sizes", "family"),
+    in_turn(*itertools.product([(16, 64, 128, 4, 4), (128, 128, 128, 8, 3)], ["tile", "descriptor"])),
+    ids=str,
+)
 def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, zeros, sizes, family):
     """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
     config = tile(*sizes, family=family)
@@ -93,9 +112,9 @@ def unpacked(m, n, k, consumers, stages, persistent=False, subtiles=1):
     return Config.of(4, stages, "unpacked", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-@pytest.mark.parametrize(("bits", "dtype", "zeros"), KINDS)
-@pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("k", [4096, 4100])
+@pytest.mark.parametrize(
+    ("bits", "dtype", "zeros", "group", "k"), in_turn(*itertools.product([32, 128], [4096, 4100])), ids=str
+)
 def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits, dtype, zeros):
     """16 bytes a thread of words and of floats; all threads of a processor fit at once."""
     one = replace(problem(4096, bits, dtype, zeros, group, bias=zeros), k=k)

@@ -13,7 +13,7 @@ from tritile.rungs.launching import run_interpreted
 from tritile.rungs.matrices import matrices
 
 GUARD = 64  # elements on either side of the output
-ODD = (1, 31, 65, 100)
+ODD = (1, 31, 65)
 EVEN = (8, 40, 72, 136)  # what TMA takes
 ALIGNED = "persistent, TMA"
 

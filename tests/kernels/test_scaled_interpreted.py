@@ -113,9 +113,15 @@ def tma(block_k=32, persistent=False, split=1, subtiles=1):
 CONFIGS = [WIDE, tma(64, True), tma(128, True, subtiles=2), tma(64, split=4)]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("shared", SHARED, ids=str)
-@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize(
+    ("config", "shared", "layout"),
+    [
+        *itertools.product(CONFIGS, SHARED, ["row"]),
+        *itertools.product(CONFIGS[:1], SHARED, ["column"]),
+        *itertools.product(CONFIGS[1:], SHARED[1:2], ["column"]),
+    ],
+    ids=str,
+)
 def test_every_family_scales_within_the_sum(config, shared, layout):
     """float32 stands for fp8, which the interpreter rounds wrongly; `column` is made as b^T a^T."""
     m, n, k = 33, 150, 300

@@ -126,7 +126,14 @@ CONFIGS = [
 ODD = [((1, 71, 33, 49), tile(2)), ((3, 65, 31, 15), tile(4)), ((1, 1, 1, 1), tile(1))]
 
 
-@pytest.mark.parametrize(("size", "config"), [*itertools.product(SIZES, CONFIGS), *ODD], ids=str)
+OF_EACH = [tile(2), tma(2), tma(2, persistent=True), tma(2, split=2)]
+
+
+@pytest.mark.parametrize(
+    ("size", "config"),
+    [*itertools.product(SIZES[:1], CONFIGS), *itertools.product(SIZES[1:], OF_EACH), *ODD],
+    ids=str,
+)
 def test_programs_of_a_product_load_the_blocks_that_the_tiling_tells(size, config, watch):
     a, b, out, call, tiling = product(size, config)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
@@ -157,7 +164,7 @@ def test_an_operand_that_is_copied_first_is_told():
         assert product(size, tile(2))[-1].copied == ()
 
 
-@pytest.mark.parametrize("config", [tile(2), tma(2), tma(2, persistent=True), tma(2, split=2)], ids=str)
+@pytest.mark.parametrize("config", OF_EACH, ids=str)
 def test_every_tile_is_stored_once_by_its_programs(config, watch):
     _, _, out, call, tiling = product((2, 100, 60, 36), config)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
@@ -214,8 +221,12 @@ PERMUTED = [
 ]
 
 
-@pytest.mark.parametrize("problem", PERMUTED, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("group", [1, 2, 32])
+# Groups are told by problems of several rows of tiles: of one batch, and of two with a part of a tile.
+@pytest.mark.parametrize(
+    ("problem", "group"),
+    [*((problem, 2) for problem in PERMUTED), *itertools.product((PERMUTED[0], PERMUTED[3]), (1, 32))],
+    ids=lambda given: getattr(given, "label", given),
+)
 @pytest.mark.parametrize("family", ["tile", "packed"])
 def test_programs_of_a_permutation_move_the_tiles_that_the_tiling_tells(problem, group, family, watch):
     config = mover(family, group)
