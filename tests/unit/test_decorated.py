@@ -538,7 +538,8 @@ def test_a_config_that_is_wrong_on_host_tensors_is_told_and_another_runs(listed)
     with tritile.mode("tune"), told as caught:
         for _ in range(2):  # looked at once
             kernel[named_grid](*args)
-    assert [warning.filename for warning in caught] == [__file__]
+    ours = [warning for warning in caught if warning.category is WrongAnswerWarning]
+    assert [warning.filename for warning in ours] == [__file__]
     assert kernel.best_config.kwargs["STRAY"] == 0
     assert torch.equal(args[1], expected)
     assert bool((out[77:] == 5).all())
