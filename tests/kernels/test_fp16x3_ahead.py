@@ -26,6 +26,7 @@ RAGGED = MatmulProblem(
     3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
     precision="fp16x3", epilogue="bias=row gelu",
 )  # fmt: skip
+OLD = parsed(triton.__version__) == (3, 6)  # whose assembler keeps less in registers
 ALONG = replace(SQUARE, b_layout="column")
 LONG = replace(SQUARE, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
 
@@ -90,10 +91,8 @@ def test_every_launch_compiles_and_fits(name, problem):
     assert names[2:4] == ["matmul_tile", "matmul_tile"]
     for kernel in made:
         found = resources(kernel)
-        spilled = (
-            problem is LONG and parsed(triton.__version__) == (3, 6) and found.spills <= 112
-        )  # its ptxas
-        assert spilled or found.excess(device) is None
+        spills = problem is RAGGED and OLD and found.spills <= 112
+        assert spills or found.excess(device) is None
     assert made[-1].name == {"tile": "matmul_tile"}.get(config.family, f"matmul_{config.family}")
 
 

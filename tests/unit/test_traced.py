@@ -22,7 +22,7 @@ ROWS = 4
 @pytest.fixture(autouse=True)
 def _traced(monkeypatch):
     """Have torch take Triton's kernels for such, which it does where there is a GPU; forget its graphs."""
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda **_: True)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
