@@ -10,5 +10,6 @@ if hasattr(tma, "async_load"):  # from 3.8 on; 3.9 keeps the old names for error
 else:
     async_copy_global_to_shared = tma.async_copy_global_to_shared
     async_copy_shared_to_global = tma.async_copy_shared_to_global
-# Whether shared memory has `reinterpret`, from 3.9 on, for `_reinterpret`.
-REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+_memory = gl.shared_memory_descriptor
+# A method: its first argument is the shared memory. It is public from 3.9 on.
+reinterpret = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret

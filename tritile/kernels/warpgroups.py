@@ -190,10 +190,7 @@ def flat(tile):
     """A (1, 1, rows, columns) tile in shared memory as (rows, columns)."""
     shape: gl.constexpr = [tile.shape[2], tile.shape[3]]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, tile.dtype)
-    if tma.REINTERPRET:
-        tile = tile.reinterpret(tile.dtype, shape, layout)
-    else:
-        tile = tile._reinterpret(tile.dtype, shape, layout)
+    tile = tma.reinterpret(tile, tile.dtype, shape, layout)
     return tile
 
 
