@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tests.kernels.test_ahead import later
+from tests.kernels.test_ahead import fits, later
 from tritile import ahead, model
 from tritile.config import Config
 from tritile.device import target_device
@@ -16,7 +16,6 @@ from tritile.errors import UnsupportedError
 from tritile.offline import compiling_for, resources
 from tritile.problem import MatmulProblem
 from tritile.space import illegal, legal_configs
-from tritile.versions import parsed
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
@@ -26,7 +25,6 @@ RAGGED = MatmulProblem(
     3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
     precision="fp16x3", epilogue="bias=row gelu",
 )  # fmt: skip
-OLD = parsed(triton.__version__) == (3, 6)  # whose assembler keeps less in registers
 ALONG = replace(SQUARE, b_layout="column")
 LONG = replace(SQUARE, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
 
@@ -90,9 +88,7 @@ def test_every_launch_compiles_and_fits(name, problem):
     assert names[:2] == ["reset" if problem is ALONG else "find_peaks", "split"]
     assert names[2:4] == ["matmul_tile", "matmul_tile"]
     for kernel in made:
-        found = resources(kernel)
-        spills = problem is RAGGED and OLD and found.spills <= 112
-        assert spills or found.excess(device) is None
+        assert fits(resources(kernel), device)
     assert made[-1].name == {"tile": "matmul_tile"}.get(config.family, f"matmul_{config.family}")
 
 
