@@ -8,13 +8,13 @@
 and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tritile import errors, nn, operators
-from tritile.autotuner import autotune
 from tritile.config import Config
 from tritile.device import Device, target_device
 from tritile.errors import TritileError
-from tritile.explain import Explanation
-from tritile.ops.explain import explain
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.gated import gated_linear
 from tritile.ops.grouped import grouped_matmul
@@ -28,10 +28,23 @@ from tritile.ops.sync import sync
 from tritile.plans import Plan
 from tritile.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.quantized import QuantizedWeight
-from tritile.search import Space
 from tritile.settings import batch_invariant, current_mode, mode
 from tritile.switch import use_in_torch
 from tritile.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from tritile.autotuner import autotune
+    from tritile.lab.explain import Explanation
+    from tritile.lab.explain.asked import explain
+    from tritile.search import Space
+
+# Loaded when they are asked for: whoever only launches loads no tuner.
+_LATER = {
+    "Explanation": "tritile.lab.explain",
+    "Space": "tritile.search",
+    "autotune": "tritile.autotuner",
+    "explain": "tritile.lab.explain.asked",
+}
 
 __all__ = [
     "Config",
@@ -73,3 +86,13 @@ __all__ = [
     "transpose",
     "use_in_torch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(_LATER[name]), name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tritile import launch
+from tritile import families
 from tritile.device import Device
 from tritile.source import package_hash
 from tritile.version import __version__
@@ -13,7 +13,7 @@ _MAX_TOLD = 3
 
 def facts_of(device: Device) -> dict[str, str]:
     """By name: the version of tritile, the device's facts, and digests of kernels and of code."""
-    kernels = {f"kernel {name}": digest for name, digest in launch.digests().items()}
+    kernels = {f"kernel {name}": digest for name, digest in families.digests().items()}
     facts = {name: str(value) for name, value in device.to_dict().items()}
     return {"tritile": __version__, **facts, **kernels, "tritile's code": package_hash()}
 

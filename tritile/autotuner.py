@@ -17,7 +17,7 @@ from tritile import direct
 from tritile.compiles import compiles_heard
 from tritile.config import Config
 from tritile.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
-from tritile.device import Device
+from tritile.device import Device, capturing
 from tritile.errors import (
     CompiledWarning,
     InvalidValueError,
@@ -25,6 +25,7 @@ from tritile.errors import (
     UntunedWarning,
     callers_level,
 )
+from tritile.forgetting import also_forgets
 from tritile.forms import DESCRIPTORS, Forms
 from tritile.interpreter import library_lock
 from tritile.problem import KernelProblem, Problem, doublings
@@ -37,11 +38,6 @@ from tritile.traced import follows, pruning
 from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream: no time to measure anything."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _dtypes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -69,10 +65,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def forget() -> None:
+def _forget() -> None:
     """Drop the choices that decorated kernels made in this process: they choose anew."""
     for tuner in list(_TUNERS):
         tuner.cache.clear()
+
+
+also_forgets(_forget)
 
 
 class Autotuner(SearchingAutotuner):
@@ -121,7 +120,7 @@ class Autotuner(SearchingAutotuner):
         space = self.space
         if space is not None:
             return lambda config: config.to_triton() if config in space else None
-        plain = ((plain_config(config, self.family), config) for config in self.configs)
+        plain = ((plain_config(config), config) for config in self.configs)
         known = {key: config for key, config in plain if key is not None}
         return known.get
 

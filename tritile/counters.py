@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from tritile.autotuner import capturing
+from tritile.device import capturing
 from tritile.space.descriptor import MAX_SHARED
 
 _STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread

@@ -156,3 +156,8 @@ def use(index: int) -> None:
     if torch.cuda.is_available():
         gpu(index)
         torch.cuda.set_device(index)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream: no time to measure anything."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -18,27 +18,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile import device as devices
 from tritile import model
-from tritile.autotuner import Autotuner, autotune
 from tritile.compiles import OPTIONS
 from tritile.config import Config
 from tritile.counters import counters_of
 from tritile.errors import TuningError, UntunedWarning, brief
 from tritile.interpreter import interpret, library_lock
-from tritile.kernels.descriptor import matmul_descriptor
-from tritile.kernels.gated import gated_descriptor, gated_tile
-from tritile.kernels.grouped import grouped_matmul_tile
-from tritile.kernels.grouped_descriptor import grouped_matmul_descriptor
-from tritile.kernels.matmul import matmul_tile
-from tritile.kernels.packed import permute_packed
-from tritile.kernels.permute import permute_tile
-from tritile.kernels.quantized import linear_quantized
-from tritile.kernels.repack import repack
-from tritile.kernels.unpack import unpack
-from tritile.kernels.warpgroups import matmul_warpgroups
 from tritile.loading import listened, loaded
 from tritile.native import TFLOAT32, NativeLaunch
-from tritile.space import ALL_CONFIGS, descriptor, packed, quantized_unpacked, tile, warpgroups
-from tritile.table import kernel_name
 from tritile.views import Call, MatmulCall, PermuteCall, View
 from tritile.work import work_of
 from tritile.work.values import Buffer, Descriptor, Section, Step, Work
@@ -47,54 +33,6 @@ _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them
 _RUNTIME: Final = triton.knobs.runtime
 _ALIGNMENT: Final = 256  # bytes, of each workspace
 _TRIES: Final = 3  # configs without a workspace to compile, where there is no memory for one
-
-
-def _tuned(op: str, family: str, kernel: Any, key: list[str], also: tuple[Any, ...] = ()) -> Autotuner:
-    tuner = autotune([config.to_triton() for config in ALL_CONFIGS[op][family]], key)(kernel)
-    tuner.family, tuner.also = family, also
-    return tuner
-
-
-_MATMUL_KEY: Final = ["M", "N", "K", "batch"]
-_GROUPED_KEY: Final = ["M", "N", "K", "groups"]
-_PERMUTE_KEY: Final = ["M", "N", "batch"]
-_QUANTIZED_KEY: Final = ["M", "N", "K"]
-# Kernels by operation and family, tuned over the configs of the space.
-KERNELS: Final[dict[str, dict[str, Autotuner]]] = {
-    "matmul": {
-        tile.NAME: _tuned("matmul", tile.NAME, matmul_tile, _MATMUL_KEY, (gated_tile,)),
-        descriptor.NAME: _tuned(
-            "matmul", descriptor.NAME, matmul_descriptor, _MATMUL_KEY, (repack, gated_descriptor)
-        ),
-        warpgroups.NAME: _tuned("matmul", warpgroups.NAME, matmul_warpgroups, _MATMUL_KEY, (repack,)),
-    },
-    "grouped": {
-        tile.NAME: _tuned("grouped", tile.NAME, grouped_matmul_tile, _GROUPED_KEY),
-        descriptor.NAME: _tuned("grouped", descriptor.NAME, grouped_matmul_descriptor, _GROUPED_KEY),
-    },
-    "permute": {
-        tile.NAME: _tuned("permute", tile.NAME, permute_tile, _PERMUTE_KEY),
-        packed.NAME: _tuned("permute", packed.NAME, permute_packed, _PERMUTE_KEY),
-    },
-    "linear_quantized": {
-        **{
-            family: _tuned("linear_quantized", family, linear_quantized, _QUANTIZED_KEY)
-            for family in (tile.NAME, descriptor.NAME)
-        },
-        quantized_unpacked.NAME: _tuned(
-            "linear_quantized", quantized_unpacked.NAME, matmul_warpgroups, _QUANTIZED_KEY, (unpack, repack)
-        ),
-    },
-}
-
-
-def digests() -> dict[str, str]:
-    """The digest of each kernel's source, by op and family."""
-    return {
-        kernel_name(op, name): tuner.digest
-        for op, family in KERNELS.items()
-        for name, tuner in family.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from tritile import model, table
 from tritile.config import Config
 from tritile.device import INTERPRETER, Device
 from tritile.errors import NotTunedError
-from tritile.launch import KERNELS, workspace_bytes
+from tritile.families import FAMILIES
+from tritile.forgetting import new_memo
+from tritile.launch import workspace_bytes
 from tritile.markup import table_html
 from tritile.offline import Pointer
 from tritile.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
@@ -76,7 +78,7 @@ class Plan:
         return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
 
 
-_memo: dict[tuple[Tiled, Device, str], Plan] = {}
+_memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
 
 
 def forget() -> None:
@@ -86,7 +88,7 @@ def forget() -> None:
 
 def trials(problem: Tiled, device: Device) -> list[Trial]:
     """Everything measured for this problem on this device, over all kernel families."""
-    kernels = KERNELS[problem.op].values()
+    kernels = FAMILIES[problem.op].values()
     return [trial for kernel in kernels for trial in store_of(device).trials(kernel.digest, problem)]
 
 
@@ -140,8 +142,8 @@ def _entry(shipped: table.Table, problem: Tiled) -> table.Entry | None:
 def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     """Whether a table's times are measurements of the kernels as they are."""
     entry = _entry(shipped, problem)
-    kernel = KERNELS[problem.op].get(entry.config.family) if entry is not None else None
-    return kernel is not None and shipped.counts(problem.op, kernel.family, kernel.digest)
+    kernel = FAMILIES[problem.op].get(entry.config.family) if entry is not None else None
+    return kernel is not None and shipped.counts(problem.op, kernel.name, kernel.digest)
 
 
 Winner = tuple[Tiled, Config]
@@ -152,7 +154,7 @@ def winners(problem: Tiled, device: Device) -> list[Winner]:
 
     From what was measured here and from the shipped table, if that was measured.
     """
-    kernels, families = KERNELS[problem.op].values(), contenders(problem)
+    kernels, families = FAMILIES[problem.op].values(), contenders(problem)
     known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
     pairs = [(trial.problem, trial.config) for trial in known]
     shipped = table.shipped(device)

@@ -41,12 +41,12 @@ _OPENING: Final = 8  # configs of a space that are tried where nothing is timed
 _MOST: Final = 96  # configs of a space that a search tries: by replay, then some 1% from the best
 
 
-def plain_config(config: triton.Config, family: str) -> Config | None:
+def plain_config(config: triton.Config) -> Config | None:
     """The config as a store can hold it; None where it holds more than plain data, and so cannot be kept."""
     if getattr(config, "ir_override", None) is not None:
         return None
     try:
-        return replace(Config.from_triton(config), family=family)
+        return Config.from_triton(config)
     except InvalidValueError:
         return None
 
@@ -82,8 +82,6 @@ class SearchingAutotuner(TritonAutotuner):
         self._isolate = isolate and not self._own_bench and not self.user_defined_post_hook
         self.search = search or ("exhaustive" if self.space is None else "evolution")
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
-        self.family = ""
-        self.also: tuple[Any, ...] = ()  # kernels that run beside this one, and count for its digest
         self._digest: str | None = None
         self._lock = threading.RLock()  # upstream keeps the arguments in hand on self while it measures
 
@@ -91,7 +89,7 @@ class SearchingAutotuner(TritonAutotuner):
     def digest(self) -> str:
         """A digest of the kernel's source; what was measured of another source is not believed."""
         if self._digest is None:
-            self._digest = source_hash(self.fn, *self.also)
+            self._digest = source_hash(self.fn)
         return self._digest
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
@@ -175,7 +173,7 @@ class SearchingAutotuner(TritonAutotuner):
         device: Device,
     ) -> triton.Config | None:
         """The fastest by measuring in another process; None where the call cannot be sent there."""
-        plain = {plain_config(config, self.family): config for config in configs}
+        plain = {plain_config(config): config for config in configs}
         if None in plain:
             return None
         hooks = {config.key: own.pre_hook for config, own in plain.items() if config and own.pre_hook}
@@ -231,7 +229,7 @@ class SearchingAutotuner(TritonAutotuner):
         for config in self._proposals(configs, known):
             if found and time.monotonic() > deadline:
                 break
-            plain = plain_config(config, self.family)
+            plain = plain_config(config)
             if plain is None or plain.key not in known:
                 trial = self._measure_one(config, plain, problem, args, kwargs)
                 if plain is not None:
@@ -245,7 +243,7 @@ class SearchingAutotuner(TritonAutotuner):
                 failures.append(f"{config}: {trial.failure}")
         self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}
         for config in sorted(found, key=found.__getitem__):
-            plain = plain_config(config, self.family)
+            plain = plain_config(config)
             failure = self._verdict(config, known.get(plain.key) if plain else None, args, kwargs, store)
             if failure is None:
                 return config

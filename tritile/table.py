@@ -16,6 +16,7 @@ from typing import Any, Final
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.families import kernel_name
 from tritile.files import write_whole
 from tritile.problem import Problem, problem_key, problem_to_dict
 from tritile.store import Store
@@ -34,11 +35,6 @@ class Entry:
     problem: Problem
     config: Config
     us: float | None
-
-
-def kernel_name(op: str, family: str) -> str:
-    """What a table calls the kernel of one family."""
-    return f"{op}/{family}"
 
 
 @dataclass(frozen=True)

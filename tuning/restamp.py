@@ -70,23 +70,23 @@ def name_of(entry) -> str:
 
 def sources() -> dict[str, str]:
     """The digest of each kernel of the tree that this is run in, as this checkout defines digests."""
-    from tritile import launch
+    from tritile.families import FAMILIES
 
     spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "source.py")
     present = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(present)
     return {
-        f"{op}/{family}": present.source_hash(tuner.fn, *tuner.also)
-        for op, families in launch.KERNELS.items()
-        for family, tuner in families.items()
+        f"{op}/{name}": present.source_hash(family.kernel, *family.also)
+        for op, families in FAMILIES.items()
+        for name, family in families.items()
     }
 
 
 def tell(slug: str, names: Collection[str]) -> None:
     """Print what a tree stamps tables with, its digests as defined here, and the code of these kernels."""
-    from tritile import launch
+    from tritile.families import digests
 
-    told = {"stamps": launch.digests(), "sources": sources(), "codes": codes(slug, names) if names else {}}
+    told = {"stamps": digests(), "sources": sources(), "codes": codes(slug, names) if names else {}}
     print(json.dumps(told))
 
 

@@ -39,7 +39,7 @@ CONCERNS = {
     "test_authors_gpu.py": ("autotuner", "searching", "decorated", "measure"),
     "test_complex_gpu.py": ("matmul/",),
     "test_deploy_gpu.py": ("matmul/", "deploy", "table"),
-    "test_explain_gpu.py": ("matmul/", "explain"),
+    "test_explain_gpu.py": ("matmul/", "lab/explain"),
     "test_families_gpu.py": ("matmul/",),
     "test_fp16x3_gpu.py": ("matmul/",),
     "test_fused_gpu.py": ("matmul/",),

@@ -12,7 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 import tritile
-from tritile import launch, model, table
+from tritile import families, model, table
 from tritile.device import current_gpu
 from tritile.store import store_of
 from tritile.trial import Trial
@@ -78,7 +78,7 @@ def remembered(problem):
     """The model's config of a problem, remembered as measured."""
     device = current_gpu()
     config = model.pick(problem, device)
-    digest = launch.KERNELS[problem.op][config.family].digest
+    digest = families.FAMILIES[problem.op][config.family].digest
     store_of(device).add(digest, Trial(problem, config, 10.0, error=0.0))
 
 
@@ -107,7 +107,7 @@ def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_
         remembered(tritile.plan(tritile.permute, x, order).problem)
     tritile.forget()
     exported, folder = tmp_path / "table.json", tmp_path / "compiled"
-    table.write(table.from_store(store_of(device), device, launch.digests()), exported)
+    table.write(table.from_store(store_of(device), device, families.digests()), exported)
     assert len(table.read(exported).entries) == len(PRODUCTS) + len(ORDERS)
 
     compiled = ["-m", "tritile", "compile", "--table", str(exported)]

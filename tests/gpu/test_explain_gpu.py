@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritile
-from tritile.explain import config_like
+from tritile.lab.explain import config_like
 from tritile.problem import MatmulProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]

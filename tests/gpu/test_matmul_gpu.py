@@ -355,7 +355,7 @@ def never_measured(monkeypatch):
     def fail(*args):
         raise AssertionError("measured")
 
-    monkeypatch.setattr(run, "tuned_now", fail)
+    monkeypatch.setattr("tritile.subject.tuned_now", fail)
 
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])

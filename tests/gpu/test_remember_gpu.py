@@ -15,8 +15,6 @@ import tritile
 from tests.reference import assert_product, values
 from tritile.device import current_gpu
 from tritile.errors import NotTunedError, UntunedWarning
-from tritile.launch import KERNELS
-from tritile.ops import run
 from tritile.plans import trials
 
 pytestmark = pytest.mark.gpu
@@ -25,8 +23,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "5")
-    for tuner in (tuner for family in KERNELS.values() for tuner in family.values()):
-        monkeypatch.setattr(tuner, "cache", {})
     tritile.forget()
     yield
     tritile.forget()
@@ -47,7 +43,7 @@ def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
     (winner,) = (t for t in measured(plan.problem) if t.config == plan.config)
     assert winner.error is not None  # its answer was checked
     assert plan.us == winner.us
-    monkeypatch.setattr(run, "tuned_now", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr("tritile.subject.tuned_now", lambda *args: pytest.fail("measured again"))
     for mode in ("tune", "cached", "strict"):
         tritile.forget()
         with tritile.mode(mode):
@@ -111,7 +107,7 @@ def test_a_small_budget_measures_little(monkeypatch):
 SCRIPT = """
 import sys
 import torch, triton, tritile
-from tritile import launch, timing
+from tritile import subject, timing
 from tritile.ops import run
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"
@@ -121,10 +117,7 @@ def refuse(*args, **kwargs):
     raise SystemExit("measured in mode " + mode)
 
 if forbidden:
-    triton.testing.do_bench = timing.do_bench = run.tuned_now = refuse
-    for family in launch.KERNELS.values():
-        for tuner in family.values():
-            tuner._do_bench = refuse
+    triton.testing.do_bench = timing.do_bench = subject.tuned_now = refuse
 torch.manual_seed(0)
 a, b = torch.randn(104, 96, device="cuda").half(), torch.randn(96, 80, device="cuda").half()
 with tritile.mode(mode):

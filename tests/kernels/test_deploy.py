@@ -23,7 +23,7 @@ from triton.runtime import build
 from typer.testing import CliRunner
 
 import tritile
-from tritile import ahead, cli, launch, offline, table
+from tritile import ahead, cli, families, offline, table
 from tritile.compiles import compiles_heard
 from tritile.config import Config
 from tritile.deploy import fill, folder, modules
@@ -114,7 +114,7 @@ def made(tmp_path_factory):
     """A folder filled by the command line, the table it was filled from, and where it is to be used."""
     base = tmp_path_factory.mktemp("deploy")
     entries = tuple(table.Entry(problem, config, 1.0) for problem, config in ENTRIES)
-    table.write(table.Table(H200.to_dict(), True, launch.digests(), entries), base / "table.json")
+    table.write(table.Table(H200.to_dict(), True, families.digests(), entries), base / "table.json")
     done = run("--table", base / "table.json", "--output", base / "made", "--at", base / "used", "--jobs", 2)
     assert done.exit_code == 0, done.output
     assert f"{KERNELS} kernels of {len(ENTRIES)} problems" in done.output

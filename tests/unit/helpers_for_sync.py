@@ -14,7 +14,7 @@ from tritile import model, plans
 from tritile.config import Config
 from tritile.device import INTERPRETER, target_device
 from tritile.errors import DeviceError, TritileError
-from tritile.launch import KERNELS
+from tritile.families import FAMILIES
 from tritile.ops import sync
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.space import legal_configs
@@ -53,7 +53,7 @@ class Bench:
 
 def measured(problem, config, us=1.0, **facts):
     """Remember a trial in this rank's store."""
-    kernel = KERNELS[problem.op][config.family]
+    kernel = FAMILIES[problem.op][config.family]
     store_of(DEVICE).add(kernel.digest, Trial(problem, config, us, error=1e-3, **facts))
 
 

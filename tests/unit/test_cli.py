@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tritile import cli, errors, launch, table
+from tritile import cli, errors, families, table
 from tritile.cli import tune as tune_module
 from tritile.config import Config
 from tritile.deploy import fill as deployment
@@ -36,7 +36,7 @@ def run(*arguments, **words):
 
 
 def remember(store, problem=PROBLEM, us=7.5, config=CONFIG, **rest):
-    digest = launch.KERNELS[problem.op]["tile"].digest
+    digest = families.FAMILIES[problem.op]["tile"].digest
     store.add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 
@@ -228,7 +228,7 @@ def test_replay_prints_a_line_for_each_strategy(tmp_path):
     store = Store(H200, tmp_path / "other")
     space = ProblemSpace(PROBLEM, H200)
     for place, config in enumerate(space.opening(30)):
-        digest = launch.KERNELS["matmul"][config.family].digest
+        digest = families.FAMILIES["matmul"][config.family].digest
         store.add(digest, Trial(PROBLEM, config, 10.0 + place, measured_utc="2026-01-01T00:00:00+00:00"))
     store.close()
     zipped = tmp_path / "zipped.sqlite3.gz"
@@ -273,7 +273,7 @@ def test_merge_adds_another_stores_trials(tmp_path, monkeypatch):
     result = run("merge", other.path, "--target", "nvidia-h200")
     assert result.exit_code == 0
     assert "1 trials" in result.output
-    digest = launch.KERNELS["matmul"]["tile"].digest
+    digest = families.FAMILIES["matmul"]["tile"].digest
     assert [trial.us for trial in store_of(H200).trials(digest, PROBLEM)] == [7.5]
     monkeypatch.setattr("sys.argv", ["tritile", "merge", str(tmp_path / "none"), "--target", "nvidia-h200"])
     with pytest.raises(SystemExit) as exit_:

@@ -13,9 +13,9 @@ from tritile import cli, model, plans, table, traffic
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, TuningError
-from tritile.explain import bounds, config_like, explanation
-from tritile.explain.hardware import Waves, occupancy
-from tritile.explain.telling import bytes_text
+from tritile.lab.explain import bounds, config_like, explanation
+from tritile.lab.explain.hardware import Waves, occupancy
+from tritile.lab.explain.telling import bytes_text
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources
 from tritile.problem import MatmulProblem, PermuteProblem

@@ -22,7 +22,7 @@ from tritile.errors import (
     ShapeError,
     UnsupportedError,
 )
-from tritile.explain import explained
+from tritile.lab.explain import explained
 from tritile.ops.groups import Operands, described
 from tritile.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
 from tritile.report import peers

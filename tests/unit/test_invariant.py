@@ -12,7 +12,7 @@ from tritile import model, plans, table
 from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
-from tritile.launch import KERNELS
+from tritile.families import FAMILIES
 from tritile.ops.described import described
 from tritile.problem import (
     GroupedProblem,
@@ -229,7 +229,7 @@ FREE = replace(HALF, invariant=False)
 
 
 def remember(problem, config, us):
-    digest = KERNELS[problem.op][config.family].digest
+    digest = FAMILIES[problem.op][config.family].digest
     when = "2026-01-01T00:00:00+00:00"
     store_of(HOPPER).add(digest, Trial(problem, config, us, measured_utc=when))
     tritile.forget()
@@ -264,7 +264,7 @@ def test_neighbours_count_if_they_sum_so(so, source):
 
 def test_shipped_configs_count_if_they_sum_so(monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
-        digests = {"matmul/tile": KERNELS["matmul"]["tile"].digest}
+        digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), True, digests, (Entry(FREE, config, 1.0),))
         monkeypatch.setattr(table, "shipped", lambda device, shipped=shipped: shipped)
         tritile.forget()

@@ -12,46 +12,51 @@ import tritile
 PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
 ROWS = (
-    ("errors", "files", "threads", "version"),
+    ("errors", "files", "threads", "version", "forgetting"),
     ("settings", "markup", "epilogue", "versions"),
-    ("problem", "config", "source", "interpreter", "views", "timing", "forms", "direct"),
+    ("problem", "config", "source", "interpreter", "views"),
     ("device", "compiles", "counting", "quantized"),
-    ("search",),
     ("kernels",),
     ("space",),
+    ("families",),
     ("model", "work"),
     ("traffic",),
     ("loading",),
-    ("native",),
+    ("native", "counters"),
     ("trial",),
     ("database",),
     ("store",),
     ("snapshot", "table"),
     ("offline",),
-    ("measure",),
-    ("declared", "decorated"),
-    ("searching",),
-    ("autotuner",),
-    ("counters",),
     ("launch",),
-    ("agreement",),
-    ("plans",),
+    ("agreement", "plans"),
     ("ahead",),
-    ("subject", "deploy"),
-    ("explain",),
     ("ops",),
     ("switch",),
     ("operators",),
     ("nn",),
+    ("search", "timing", "forms", "direct"),
+    ("measure",),
+    ("declared", "decorated", "traced"),
+    ("searching",),
+    ("autotuner",),
+    ("subject", "deploy"),
+    ("lab",),
     ("rungs",),
     ("tune",),
     ("report",),
     ("cli",),
 )
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
-ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source")}
+TUNING = {
+    "autotuner", "declared", "decorated", "direct", "forms", "measure", "search", "searching", "subject",
+    "timing", "traced", "tune",
+}  # fmt: skip
+# Each room that may import another of its row, or of one above: ops as something is to
+# be measured, traced for the name of a type.
+ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source"), ("ops", "subject"), ("traced", "autotuner")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune")}
-IMPORTS_NOTHING = {"errors", "files", "source", "threads", "version"}  # of ours
+IMPORTS_NOTHING = {"errors", "files", "forgetting", "source", "threads", "version"}  # of ours
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
 OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
 OPTIONAL_ROOMS = {"report", "cli"}
@@ -157,7 +162,7 @@ def test_the_rule_catches(where, source):
         ("views.py", "from tritile.problem import Operand"),
         ("work/new.py", "from tritile.space import tile\nfrom tritile.views import Call"),
         ("native.py", "from tritile.work.values import Buffer"),
-        ("launch.py", "from tritile.native import NativeLaunch\nfrom tritile.table import kernel_name"),
+        ("launch.py", "from tritile.native import NativeLaunch\nfrom tritile.families import FAMILIES"),
         ("ops/new.py", "from tritile.ops.checks import overlap"),
         ("tune/new.py", "from tritile import plans, launch"),
         ("cli/tune.py", "import tritile"),
@@ -185,6 +190,25 @@ def test_importing_touches_no_gpu_and_no_optional_package():
         "print(driver._active is None)"
     )
     assert fresh(code).splitlines() == ["False set()", "True"]
+
+
+def test_a_launched_call_loads_nothing_that_tunes():
+    """Nor does importing: what is public of it is loaded where it is asked for."""
+    code = (
+        "import sys, warnings, torch\n"
+        "import tritile\n"
+        "warnings.simplefilter('ignore')\n"
+        "x = torch.ones(5, 3)\n"
+        "assert torch.equal(tritile.matmul(x, x.mT), torch.full((5, 5), 3.0))\n"
+        "tritile.transpose(x), tritile.linear(x, x)\n"
+        "tritile.plan(tritile.matmul, x, x.mT, device='nvidia-h200')\n"
+        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('tritile.')}))\n"
+        "assert tritile.autotune and tritile.Space and tritile.explain and tritile.Explanation\n"
+        "print('tritile.searching' in sys.modules, callable(tritile.explain))"
+    )
+    rooms, then = fresh(code).splitlines()
+    assert set(ast.literal_eval(rooms)) & (TUNING | {"lab"}) == set()
+    assert then == "True True"
 
 
 def test_importing_leaves_files_and_settings_alone(tmp_path, monkeypatch):

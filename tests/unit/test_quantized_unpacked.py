@@ -6,7 +6,7 @@ from math import prod
 import pytest
 import torch
 
-from tritile import launch, model, plans
+from tritile import families, model, plans
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import UnsupportedError
@@ -134,8 +134,8 @@ def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
     problem = replace(PREFILL, m=m)
     assert illegal(CONFIG, problem, H200) is None
     assert legal_configs(problem, H200, "unpacked")
-    for families in (contenders(problem), model.families(problem, H200)):
-        assert families.count("unpacked") == tried
+    for names in (contenders(problem), model.families(problem, H200)):
+        assert names.count("unpacked") == tried
     for configs in (legal_configs(problem, H200), model.screened(problem, H200, 12)):
         assert ("unpacked" in {config.family for config in configs}) == tried
 
@@ -143,7 +143,7 @@ def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
 @pytest.mark.parametrize(("m", "source"), [(256, "model"), (300, "near")])
 def test_a_neighbours_config(m, source, monkeypatch):
     problem = replace(PREFILL, dtype="float16", m=m)  # of which the shipped table holds none
-    digest = launch.KERNELS[problem.op]["unpacked"].digest
+    digest = families.FAMILIES[problem.op]["unpacked"].digest
     near = Trial(replace(problem, m=400), CONFIG, 100.0)
 
     class Store:
@@ -185,7 +185,7 @@ def test_neighbours_step_as_those_of_the_dense_kernel():
 
 
 def test_digest_is_of_all_its_kernels():
-    kernels = launch.KERNELS["linear_quantized"]
+    kernels = families.FAMILIES["linear_quantized"]
     digests = {kernels[family].digest for family in ("tile", "unpacked")}
-    assert launch.KERNELS["matmul"]["warpgroups"].digest not in digests
+    assert families.FAMILIES["matmul"]["warpgroups"].digest not in digests
     assert len(digests) == 2

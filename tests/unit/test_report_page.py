@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tritile import cli, launch
+from tritile import cli, families
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, UnsupportedError
@@ -326,7 +326,7 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     store = Store(H200, folder)
-    digest = launch.KERNELS["matmul"]["tile"].digest
+    digest = families.FAMILIES["matmul"]["tile"].digest
     store.add(digest, replace(TRIALS[0], measured_utc="2026-01-01T00:00:00+00:00"))
     store.close()
     done = run(folder / "nvidia-h200.sqlite3", "--output", tmp_path / "a.html")

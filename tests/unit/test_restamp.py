@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import restamp
-from tritile import launch
+from tritile import families
 
 SLUG = "nvidia-h200"
 TABLE = restamp.ROOT / "tritile" / "tables" / f"{SLUG}.json"
@@ -109,7 +109,7 @@ def test_other_code_another_revision_or_an_unknown_name_changes_nothing(stamped,
 
 
 def test_digests_of_another_tree_are_those_that_this_checkout_defines():
-    assert restamp.sources() == launch.digests()
+    assert restamp.sources() == families.digests()
 
 
 def test_code_is_told_by_its_instructions(monkeypatch):

@@ -17,7 +17,7 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
-from tritile.launch import KERNELS, digests
+from tritile.families import FAMILIES, digests
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.space import illegal, legal_configs
 from tritile.space.tile import shared_bytes
@@ -213,7 +213,7 @@ NEIGHBOUR = replace(SQUARE, m=1536)
 
 
 def remember(problem, config, us, device=HOPPER, **rest):
-    digest = KERNELS[problem.op][config.family if config.family in KERNELS[problem.op] else "tile"].digest
+    digest = FAMILIES[problem.op][config.family if config.family in FAMILIES[problem.op] else "tile"].digest
     store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 

@@ -17,11 +17,11 @@ from tritile import table as table_module
 from tritile.config import Config
 from tritile.device import TARGETS, target_device
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.launch import digests
+from tritile.families import digests, kernel_name
 from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
 from tritile.space import illegal
 from tritile.store import Store
-from tritile.table import Entry, Loss, Table, completed, from_store, kernel_name, read, shipped, write
+from tritile.table import Entry, Loss, Table, completed, from_store, read, shipped, write
 from tritile.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")

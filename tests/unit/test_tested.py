@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tritile import launch
+from tritile import families
 from tritile.report import doctor, tested
 
 ADVICE = 'run `make test-gpu` on a GPU, or say why not: python tests/gpu/run.py --pending "the reason"'
@@ -70,8 +70,8 @@ BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
         ("work/lower/fp16x3.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
         ("kernels/split.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
         ("kernels/permute.py", "def ", "async def ", {"permute/tile", "permute/packed"}),
-        ("native.py", "def ", "async def ", set(launch.digests())),
-        ("launch.py", "_ALIGNMENT: Final = 256", "_ALIGNMENT: Final = 16", set(launch.digests())),
+        ("native.py", "def ", "async def ", set(families.digests())),
+        ("launch.py", "_ALIGNMENT: Final = 256", "_ALIGNMENT: Final = 16", set(families.digests())),
         ("work/tma.py", '"""The same of a gated', '"""As of a gated', set()),
         ("autotuner.py", "def ", "async def ", set()),
     ],
@@ -81,7 +81,7 @@ def test_host_code_counts_for_the_kernels_whose_arguments_it_decides(package, pa
 
 
 def test_every_kernel_is_known_and_all_work_counts_for_some_kernel():
-    assert set(tested.digests()) == set(launch.digests())
+    assert set(tested.digests()) == set(families.digests())
     counted = {path for kernel in tested.digests() for path in tested.modules_of(kernel)}
     rooms = {path.relative_to(tested.PACKAGE).as_posix() for path in tested.PACKAGE.glob("*/*.py")}
     assert {path for path in rooms if path.startswith(("work/", "views/"))} <= counted
@@ -89,8 +89,8 @@ def test_every_kernel_is_known_and_all_work_counts_for_some_kernel():
 
 def test_a_kernels_own_digest_counts(monkeypatch):
     before = dict(tested.digests())
-    ours = dict(launch.digests()) | {"grouped/tile": "0" * 16}
-    monkeypatch.setattr(launch, "digests", lambda: ours)
+    ours = dict(families.digests()) | {"grouped/tile": "0" * 16}
+    monkeypatch.setattr(families, "digests", lambda: ours)
     tested.digests.cache_clear()
     try:
         assert {k for k, d in tested.digests().items() if d != before[k]} == {"grouped/tile"}

@@ -12,7 +12,7 @@ from tritile import threads
 from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import TuningError
-from tritile.launch import KERNELS
+from tritile.families import FAMILIES
 from tritile.ops import run
 from tritile.problem import MatmulProblem
 from tritile.space import tile
@@ -131,11 +131,11 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
     def search(problem, device, index):
         searches.append(1)
         trial = Trial(problem, config, 10.0, error=1e-3)
-        store_of(device).add(KERNELS["matmul"][tile.NAME].digest, trial)
+        store_of(device).add(FAMILIES["matmul"][tile.NAME].digest, trial)
         return config
 
     monkeypatch.setattr(run.plans, "plan_for", all_find_nothing)
-    monkeypatch.setattr(run, "tuned_now", search)
+    monkeypatch.setattr("tritile.subject.tuned_now", search)
     monkeypatch.setattr(run, "capturing", lambda: False)
     monkeypatch.setattr(run.devices, "gpu", lambda index: DEVICE)
 

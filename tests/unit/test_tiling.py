@@ -12,7 +12,7 @@ from tritile import cli
 from tritile.config import Config
 from tritile.device import target_device
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.explain.wanted import config_like
+from tritile.lab.explain.wanted import config_like
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.report import tiling as tilings
 from tritile.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritile import launch, plans, table, versions
+from tritile import families, plans, table, versions
 from tritile.config import Config
 from tritile.device import TARGETS
 from tritile.errors import NotTunedError, UntestedWarning
@@ -27,7 +27,7 @@ TILE = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8)
 def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
     """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
     facts = replace(H200, triton="3.6.0").to_dict()
-    made = table.Table(facts, True, launch.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
+    made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
     table.write(made, tmp_path / "nvidia-h200.json")
     monkeypatch.setattr(table, "_folder", lambda: tmp_path)
     for forget in (table._shipped.cache_clear, plans.forget):

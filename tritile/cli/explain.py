@@ -9,8 +9,8 @@ import tritile
 from tritile import device as devices
 from tritile.cli.app import Dtype, Layout, Op, Target, app, console
 from tritile.errors import InvalidValueError
-from tritile.explain import Explanation
-from tritile.explain.telling import rows
+from tritile.lab.explain import Explanation
+from tritile.lab.explain.telling import rows
 from tritile.problem import Tiled
 from tritile.tune import suites
 

@@ -11,7 +11,7 @@ from tritile.cli.app import Dtype, Layout, app, console
 from tritile.config import Config
 from tritile.device import TARGETS, Device, target_device
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.explain.wanted import config_like
+from tritile.lab.explain.wanted import config_like
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune import suites
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
-from tritile import launch, table
+from tritile import families, table
 from tritile.cli.app import Target, app, console, device_of
 from tritile.device import Device
 from tritile.errors import InvalidValueError
@@ -43,7 +43,7 @@ def show(
 
 def _current(facts: dict[str, Any], trial: Trial, device: Device) -> bool:
     """Whether a trial counts today: of this GPU, these versions and, for our own kernels, this source."""
-    own = launch.KERNELS.get(trial.problem.op, {}).get(trial.config.family)
+    own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
     same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
     return same and (own is None or facts["kernel"] == own.digest)
 
@@ -65,7 +65,7 @@ def export(
     configs that serve all problems take the place of each problem's best.
     """
     device = device_of(target)
-    kernels = launch.digests()
+    kernels = families.digests()
     made = table.from_store(store_of(device), device, kernels)
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:

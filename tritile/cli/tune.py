@@ -14,7 +14,7 @@ import typer
 from rich.table import Table as RichTable
 
 from tritile import device as devices
-from tritile import launch, table
+from tritile import families, table
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -203,7 +203,7 @@ def _tune_target(problems: list[Tiled], device: Device, output: Path, jobs: int,
                 console.print(f"  refused {reason}", highlight=False, style="dim")
             if config is not None:
                 entries.append(table.Entry(problem, config, None))
-    kernels = launch.digests()
+    kernels = families.digests()
     table.write(table.Table(device.to_dict(), False, kernels, tuple(entries)), output)
     console.print(f"{len(entries)} predicted configs written to {output}")
     return failed

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tritile.autotuner import capturing
+from tritile.device import capturing
 from tritile.errors import UnsupportedError
 from tritile.ops.run import planned
 from tritile.problem import Tiled

@@ -4,6 +4,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.forgetting import new_memo
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops import matmul as product
 from tritile.ops.checks import check_no_overlap, check_room, entangled, reach
@@ -14,7 +15,6 @@ from tritile.ops.run import (
     fresh,
     interpret,
     lasting,
-    new_memo,
     on_host,
     place,
     prepared,

@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import DtypeError, ShapeError
+from tritile.forgetting import new_memo
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.dispatch import dispatched, diverted
@@ -12,7 +13,6 @@ from tritile.ops.run import (
     fresh,
     interpret,
     lasting,
-    new_memo,
     on_host,
     place,
     prepared,

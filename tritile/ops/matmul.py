@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.forgetting import new_memo
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import (
     check_like,
@@ -22,7 +23,6 @@ from tritile.ops.run import (
     fresh,
     interpret,
     lasting,
-    new_memo,
     on_host,
     place,
     prepared,

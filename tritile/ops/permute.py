@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import ShapeError
+from tritile.forgetting import new_memo
 from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
 from tritile.ops.dispatch import dispatched, diverted
@@ -13,7 +14,6 @@ from tritile.ops.run import (
     fresh,
     interpret,
     lasting,
-    new_memo,
     on_host,
     place,
     prepared,

@@ -6,10 +6,11 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.errors import OverlapError
+from tritile.forgetting import new_memo
 from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.matmul import default_precision
-from tritile.ops.run import fresh, lasting, new_memo, place, written
+from tritile.ops.run import fresh, lasting, place, written
 from tritile.problem import TURNED
 from tritile.settings import rules
 from tritile.views import MatmulCall

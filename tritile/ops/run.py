@@ -1,18 +1,18 @@
 """From a described call to a launch: what operations share once their arguments are checked."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton
 from torch._C import _len_torch_dispatch_stack
 
-from tritile import autotuner, launch, model, plans
 from tritile import device as devices
-from tritile.autotuner import capturing
+from tritile import launch, model, plans
 from tritile.compiles import compiles_heard
 from tritile.config import Config
+from tritile.device import capturing
 from tritile.errors import (
     CompiledWarning,
     InterpreterWarning,
@@ -20,42 +20,18 @@ from tritile.errors import (
     UnsupportedError,
     callers_level,
 )
+from tritile.forgetting import drop
 from tritile.ops.checks import check_may_change
 from tritile.problem import Tiled
 from tritile.settings import current_mode
 from tritile.space import tile
 from tritile.store import end_stand_ins
-from tritile.subject import tuned_now
 from tritile.threads import once
 from tritile.views import Call, PermuteCall
 
 _FALLBACKS = 8  # predictions to try where the planned config does not run
 
 _warned: set[str] = set()
-_memos: list[dict[Any, Any]] = []
-_forgetful: list[Callable[[], None]] = []
-
-
-def new_memo() -> dict[Any, Any]:
-    """A dictionary of prepared launches that `forget` empties."""
-    _memos.append({})
-    return _memos[-1]
-
-
-def also_forgets(forget: Callable[[], None]) -> None:
-    """Have this called too as plans are dropped, after all memos are empty."""
-    if forget not in _forgetful:
-        _forgetful.append(forget)
-
-
-def drop_plans() -> None:
-    """Drop every plan and prepared launch of this process."""
-    plans.forget()
-    autotuner.forget()
-    for memo in _memos:
-        memo.clear()
-    for forget_too in _forgetful:
-        forget_too()
 
 
 def forget() -> None:
@@ -64,7 +40,7 @@ def forget() -> None:
     Ends what `sync` began, in this process.
     """
     end_stand_ins()
-    drop_plans()
+    drop()
 
 
 def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -128,8 +104,10 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     chosen = plans.plan_for(problem, device)
     if chosen is not None:  # another thread was just done
         return chosen
+    from tritile.subject import tuned_now  # the tuner is loaded where something is to be measured
+
     fastest = tuned_now(problem, device, index)
-    drop_plans()
+    drop()
     # Where the store cannot be written, what was just measured counts all the same.
     return plans.plan_for(problem, device) or plans.Plan(
         problem, fastest, "exact", device, None, "the fastest measured just now"

@@ -11,7 +11,7 @@ from tritile import table
 from tritile.agreement import difference, facts_of
 from tritile.device import Device
 from tritile.errors import DistributedError, brief
-from tritile.ops.run import drop_plans
+from tritile.forgetting import drop
 from tritile.settings import current_mode
 from tritile.snapshot import Snapshot, text_of
 from tritile.store import own_store, stand_in
@@ -70,7 +70,7 @@ def share(device_of: Callable[[], Device], group: Any = None) -> None:
     _refuse([outcome and f"rank {other}: {outcome}" for other, outcome in outcomes])
     assert snapshot is not None
     stand_in(snapshot)
-    drop_plans()
+    drop()
 
 
 def _attempted(work: Callable[[], T]) -> tuple[T | None, str | None]:

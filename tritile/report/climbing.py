@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.explain.telling import bytes_text
+from tritile.lab.explain.telling import bytes_text
 from tritile.rungs.climb import ITEMSIZE, LADDERS
 from tritile.rungs.race import LARGEST
 from tritile.rungs.reading import Reading

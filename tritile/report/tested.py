@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tritile import launch
+from tritile import families
 
 PACKAGE: Final = Path(__file__).parents[1]
 RECORDS: Final = PACKAGE.parent / "tests" / "gpu"
@@ -111,7 +111,7 @@ def hashed(parts: Iterable[tuple[str, str]]) -> str:
 def digests() -> dict[str, str]:
     """Return the digest that a test of each kernel counts for, by op and family."""
     found = {}
-    for kernel, measured in launch.digests().items():
+    for kernel, measured in families.digests().items():
         found[kernel] = hashed(
             [("kernel", measured), *((path, code_of(_text(path))) for path in modules_of(kernel))]
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tritile import launch, model, plans
+from tritile import families, launch, model, plans
 from tritile.ahead import compiled_for
 from tritile.config import Config
 from tritile.device import Device
@@ -39,7 +39,7 @@ class ProblemSubject:
 
     def digest(self, config: Config) -> str:
         """The digest of the source of the config's family."""
-        return launch.KERNELS[self.problem.op][config.family].digest
+        return families.FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
         """Compile for the device, which need not be here. Raises TuningError where that is refused."""

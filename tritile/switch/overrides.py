@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.library import Library, get_kernel
 
-from tritile.ops.run import also_forgets
+from tritile.forgetting import also_forgets
 from tritile.settings import environment_is_silent
 from tritile.switch import building, routes
 from tritile.switch.crossing import Crossing

@@ -8,6 +8,7 @@ import triton
 
 from tritile import device as devices
 from tritile.errors import TritileError, brief
+from tritile.forgetting import new_memo
 from tritile.launch import Launch
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
@@ -15,7 +16,7 @@ from tritile.ops.dispatch import PLAIN
 from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import Ready, reaches_of, ready_of
-from tritile.ops.run import fresh, interpret, lasting, new_memo, on_host, planned, prepared
+from tritile.ops.run import fresh, interpret, lasting, on_host, planned, prepared
 from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.settings import rules
 from tritile.switch import expected, peers

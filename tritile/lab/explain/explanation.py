@@ -10,9 +10,9 @@ from tritile.ahead import compiled_for
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
-from tritile.explain import bounds
-from tritile.explain.hardware import Occupancy, Waves, occupancy, warps_of
-from tritile.explain.telling import rows
+from tritile.lab.explain import bounds
+from tritile.lab.explain.hardware import Occupancy, Waves, occupancy, warps_of
+from tritile.lab.explain.telling import rows
 from tritile.markup import table_html
 from tritile.model.matmul import peak_tflops
 from tritile.offline import Resources, check_fits, resources

@@ -12,8 +12,8 @@ from tritile import launch
 from tritile.config import Config
 from tritile.device import Device
 from tritile.errors import InvalidValueError, TuningError
-from tritile.explain import Explanation, config_like, explained
-from tritile.explain.explanation import Measure
+from tritile.lab.explain import Explanation, config_like, explained
+from tritile.lab.explain.explanation import Measure
 from tritile.measure.timing import Timed, graph_of, interleaved, timing_of
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tritile.problem import MatmulProblem
 
 if TYPE_CHECKING:
-    from tritile.explain.explanation import Explanation
+    from tritile.lab.explain.explanation import Explanation
 
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 

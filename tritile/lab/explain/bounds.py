@@ -7,7 +7,7 @@ from typing import Final
 from tritile import model, traffic
 from tritile.config import Config
 from tritile.device import Device
-from tritile.explain.hardware import SHARED_BYTES
+from tritile.lab.explain.hardware import SHARED_BYTES
 from tritile.model.matmul import TMA_FITTED, peak_tflops, rate
 from tritile.model.permute import parts_us
 from tritile.problem import Known, MatmulProblem, PermuteProblem

@@ -1,0 +1,75 @@
+"""The kernels that tritile launches, by operation and family: the one list of them."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tritile.kernels.descriptor import matmul_descriptor
+from tritile.kernels.gated import gated_descriptor, gated_tile
+from tritile.kernels.grouped import grouped_matmul_tile
+from tritile.kernels.grouped_descriptor import grouped_matmul_descriptor
+from tritile.kernels.matmul import matmul_tile
+from tritile.kernels.packed import permute_packed
+from tritile.kernels.permute import permute_tile
+from tritile.kernels.quantized import linear_quantized
+from tritile.kernels.repack import repack
+from tritile.kernels.unpack import unpack
+from tritile.kernels.warpgroups import matmul_warpgroups
+from tritile.source import source_hash
+from tritile.space import descriptor, packed, quantized_unpacked, tile, warpgroups
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kernel that makes an operation, and kernels that run beside it and count for its digest."""
+
+    op: str
+    name: str
+    kernel: Any
+    also: tuple[Any, ...] = ()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the source, which what was measured counts for."""
+        return source_hash(self.kernel, *self.also)
+
+
+def _families(op: str, *families: tuple[Any, ...]) -> Mapping[str, Family]:
+    return {name: Family(op, name, kernel, tuple(also)) for name, kernel, *also in families}
+
+
+FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
+    "matmul": _families(
+        "matmul",
+        (tile.NAME, matmul_tile, gated_tile),
+        (descriptor.NAME, matmul_descriptor, repack, gated_descriptor),
+        (warpgroups.NAME, matmul_warpgroups, repack),
+    ),
+    "grouped": _families(
+        "grouped",
+        (tile.NAME, grouped_matmul_tile),
+        (descriptor.NAME, grouped_matmul_descriptor),
+    ),
+    "permute": _families(
+        "permute",
+        (tile.NAME, permute_tile),
+        (packed.NAME, permute_packed),
+    ),
+    "linear_quantized": _families(
+        "linear_quantized",
+        (tile.NAME, linear_quantized),
+        (descriptor.NAME, linear_quantized),
+        (quantized_unpacked.NAME, matmul_warpgroups, unpack, repack),
+    ),
+}
+
+
+def kernel_name(op: str, family: str) -> str:
+    """How a kernel is named in files: "matmul/tile"."""
+    return f"{op}/{family}"
+
+
+def digests() -> dict[str, str]:
+    """The digest of each kernel's source, by its name in files."""
+    return {kernel_name(op, name): one.digest for op, own in FAMILIES.items() for name, one in own.items()}

@@ -1,0 +1,1 @@
+"""What compares and explains: it stands on everything, and nothing stands on it."""
