@@ -4,7 +4,6 @@ A side is "jit" (the bare kernel with its parameters given), "triton" or "tritil
 of configs), or "space" (tritile with the whole space).
 """
 
-import inspect
 import itertools
 import math
 import statistics
@@ -16,7 +15,7 @@ import torch
 import triton
 
 import tritile
-from authors import Subject, configs_of
+from authors import Subject
 from tritile.config import Config
 from tritile.measure.timing import Graph, interleaved, timing_of
 
@@ -26,22 +25,15 @@ Arguments = Mapping[str, Any]
 
 
 def configs_for(side: str, subject: Subject) -> Any:
-    """What a tuner chooses among: a list of configs, or `tritile.Space` where there is one."""
-    if side != "space":
-        return subject.configs
-    if hasattr(tritile, "Space"):
-        return tritile.Space(subject.parameters, subject.where)
-    return configs_of(subject.parameters, subject.where)
+    """Return what a tuner chooses among: a list of configs, or a `tritile.Space`."""
+    return tritile.Space(subject.parameters, subject.where) if side == "space" else subject.configs
 
 
 def decorated(side: str, subject: Subject, configs: Any, **more: Any) -> Any:
     """The kernel under one of the tuners."""
     if side == "triton":
         return triton.autotune(configs, subject.key, **more)(subject.kernel)
-    # What tritile.autotune takes and triton.autotune does not goes here, as soon as it takes it.
-    if "reference" in inspect.signature(tritile.autotune).parameters:
-        more["reference"] = subject.reference
-    return tritile.autotune(configs, subject.key, **more)(subject.kernel)
+    return tritile.autotune(configs, subject.key, reference=subject.reference, **more)(subject.kernel)
 
 
 def bytes_of(given: Arguments) -> int:
