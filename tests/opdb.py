@@ -35,6 +35,8 @@ def check(name: str, sample, dtype: torch.dtype, precision: str = "ieee") -> Non
     if name == "nn.functional.linear":
         x, weight, *bias = tensors
         got = tritile.linear(*tensors, **words)
+        if weight.ndim == 1:  # as a matrix of one row
+            weight, got = weight[None], got[..., None]
         a, b, sides = x, weight.mT, Sides(bias=(bias or [words.get("bias")])[0])
     else:
         added, a, b = tensors

@@ -6,6 +6,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -20,6 +22,7 @@ from tritile.declared import check_configs, check_kernel, check_tolerance, warn_
 from tritile.device import Device, capturing
 from tritile.errors import (
     CompiledWarning,
+    DeviceError,
     InvalidValueError,
     NotTunedError,
     UntunedWarning,
@@ -34,7 +37,7 @@ from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
 from tritile.store import is_frozen, store_of
 from tritile.threads import once
-from tritile.traced import follows, pruning
+from tritile.traced import Tensors, pruning, unfollowed
 from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
@@ -83,20 +86,36 @@ class Autotuner(SearchingAutotuner):
     config that fails in any way costs that config alone; host tensors run in the interpreter.
     """
 
+    configs_top_k: Any
+    early_config_prune: Any
+
     def __init__(
         self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
     ):
-        self._followed, self._told = follows(fn), False
+        self._unfollowed, self._told = unfollowed(fn), False
         super().__init__(fn, configs, key, **rest)
         self.mode = mode
         # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
         # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
         self._forms = Forms(self.arg_names, self.keys)
-        if self._followed:
-            own = self._pruning
-            self.early_config_prune = pruning(self, own.early_config_prune, own.perf_model)
+        if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
+            # As many as Triton makes of it: the tracer would take that share of what pruning leaves.
+            self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
+        self._early = self.early_config_prune
+        self._show_to_the_tracer()
         _TUNERS.add(self)
+
+    def _show_to_the_tracer(self) -> None:
+        if not self._unfollowed and (self.space is not None or len(self._configs) > 1):
+            self.early_config_prune = pruning(self, self._early, self.perf_model)
+
+    def __copy__(self) -> "Autotuner":
+        """Copy, with configs and a mode that may then be others."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._show_to_the_tracer()
+        return copied
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """This call in the store's words: the values of `key` and every tensor's dtype."""
@@ -135,24 +154,20 @@ class Autotuner(SearchingAutotuner):
 
     def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
         """The best config of the nearest measured problem that differs in sizes alone."""
-        find, found = self._finder(), []
-        for trial in store_of(device).bests(self.digest, problem.op):
-            other = trial.problem
-            if not isinstance(other, KernelProblem) or find(trial.config) is None:
-                continue
-            alike = (other.kernel, other.dtypes) == (problem.kernel, problem.dtypes)
-            if alike and len(other.sizes) == len(problem.sizes):
-                found.append((doublings(other, problem), trial.config.key, trial.config))
-        return find(min(found, key=lambda item: item[:2])[2]) if found else None
+        found = [
+            (doublings(other, problem), str(config), config)
+            for other, config in self._measured(device)
+            if other.dtypes == problem.dtypes and len(other.sizes) == len(problem.sizes)
+        ]
+        return min(found, key=lambda item: item[:2])[2] if found else None
 
     def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """What the kernel's own pruning and performance model say, else its first config."""
         configs = self.offered(args, kwargs) if self.space is None else self.configs
-        perf_model = self._pruning.perf_model
-        if perf_model is None:
+        if self.perf_model is None:
             return configs[0]
         values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        return min(configs, key=lambda config: perf_model(**values, **config.all_kwargs()))
+        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """The config for this call, by the mode in force.
@@ -182,7 +197,7 @@ class Autotuner(SearchingAutotuner):
         if mode == "strict" and self.measurable(device):
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
         near = self._nearest(problem, device) if mode != "off" else None
-        if near is None and self._pruning.perf_model is None and mode == "cached" and self.measurable(device):
+        if near is None and self.perf_model is None and mode == "cached" and self.measurable(device):
             warnings.warn(
                 f"{problem.label} was never measured on {device.name}: using the config that comes first. "
                 f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
@@ -197,11 +212,11 @@ class Autotuner(SearchingAutotuner):
 
         Warns, once, where the tracer takes them all.
         """
-        if (self.space is not None or not self._followed) and TracingContext.try_get() is not None:
-            if self._followed:
-                self._offer_remembered()
-            else:
+        if (self.space is not None or self._unfollowed) and TracingContext.try_get() is not None:
+            if self._unfollowed:
                 self._say_left_to_torch()
+            else:
+                self._offer_remembered()
         return self._configs
 
     @configs.setter
@@ -209,40 +224,72 @@ class Autotuner(SearchingAutotuner):
         self._configs = configs
 
     def _say_left_to_torch(self) -> None:
-        if not self._told:
+        if not self._told and len(self._configs) > 1:
             self._told = True
             text = (
-                f"{self.base_fn.__qualname__} has heuristics, through which torch {torch.__version__} finds "
-                "nothing remembered: torch times its configs itself inside torch.compile; torch 2.13 finds it"
+                f"{self.base_fn.__qualname__} {self._unfollowed} nothing remembered: "
+                "inside torch.compile, torch times its configs itself"
             )
             warnings.warn(text, UntunedWarning, stacklevel=callers_level())
 
     def _offer_remembered(self) -> None:
         """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
-        find = self._finder()
-        trials = store_of(devices.current_gpu() or devices.INTERPRETER).bests(self.digest, KernelProblem.op)
-        kernel = self.base_fn.__qualname__
-        for trial in trials:
-            config = find(trial.config) if getattr(trial.problem, "kernel", None) == kernel else None
-            if config is not None and config not in self._configs:
-                self._configs.append(config)
+        gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
+        for device in gpus or {devices.INTERPRETER}:
+            for problem, _ in self._measured(device):
+                config = self.remembered(problem, device)
+                if config is not None and config not in self._configs:
+                    self._configs.append(config)
 
-    def traced(self, values: Mapping[str, Any], places: Sequence[torch.device]) -> triton.Config | None:
-        """The config for a call that torch.compile traces; None where neither memory nor a neighbour tells.
+    def _measured(self, device: Device) -> list[tuple[KernelProblem, triton.Config]]:
+        """Every measured problem of this kernel with its best config, where that is still offered."""
+        find, found = self._finder(), []
+        for trial in store_of(device).bests(self.digest, KernelProblem.op):
+            config = find(trial.config)
+            if isinstance(trial.problem, KernelProblem) and trial.problem.kernel == self.base_fn.__qualname__:
+                found += [(trial.problem, config)] * (config is not None)
+        return found
 
-        `values` are the arguments by name, as far as a problem is made of them, and `places` the devices of
-        tensors. Nothing is measured. Raises NotTunedError in mode "strict" where nothing is remembered.
+    def traced(
+        self, tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
+    ) -> tuple[int, ...] | None:
+        """The places among `configs` of what is remembered for a call that torch.compile traces.
+
+        `tensors` tells each one's name, dtype and device, `values` what is known of the key, and `unknown`
+        what of it may change from call to call. Where something may, these are the configs of the nearest
+        problems, whatever that is there. None of a tuple where neither memory nor a neighbour tells; None
+        where the GPU is not here. Nothing is measured. Raises NotTunedError in mode "strict" where nothing
+        is remembered.
         """
         warn_untested()
-        gpus = [place for place in places if place.type == "cuda"]
-        device = devices.gpu(gpus[0].index or 0) if gpus else devices.INTERPRETER
-        problem, mode = self.problem((), values), self.mode or current_mode()
-        mode = "cached" if mode == "tune" else mode
-        config = self.remembered(problem, device) if mode != "off" else None
-        config = config or self._likely(problem, mode, device, ", outside of torch.compile")
-        if config is not None and config not in self._configs:
-            self._configs.append(config)  # of a space
-        return config
+        indices = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
+        try:
+            device = devices.gpu(indices[0]) if indices else devices.INTERPRETER
+        except DeviceError:
+            return None
+        mode = self.mode or current_mode()
+        if mode == "off":
+            return ()
+        of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
+        problem = self.problem((), {**of_dtypes, **values})
+        found = self._alike(problem, device, unknown)
+        if not found:
+            mode = "cached" if mode == "tune" else mode
+            near = self._likely(problem, mode, device, ", outside of torch.compile")
+            found = [] if near is None else [near]
+        return tuple(place for place, config in enumerate(self._configs) if config in found)
+
+    def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
+        """What is remembered for a problem; if some of its key may change, for all nearest in the rest."""
+        if not unknown:
+            best = self.remembered(problem, device)
+            return [] if best is None else [best]
+        found: dict[float, list[triton.Config]] = {}
+        for other, config in self._measured(device):
+            known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
+            if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
+                found.setdefault(doublings(known, problem), []).append(config)
+        return found[min(found)] if found else []
 
     def _kept(
         self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]

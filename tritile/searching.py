@@ -74,8 +74,6 @@ class SearchingAutotuner(TritonAutotuner):
         rest["do_bench"] = rest.get("do_bench") or timed
         self.space = configs if isinstance(configs, Space) else None
         listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
-        own = rest.pop("prune_configs_by", None)
-        self._pruning = TritonAutotuner(fn, fn.arg_names, listed, key, None, None, prune_configs_by=own)
         super().__init__(fn, fn.arg_names, listed, key, **hooks, **rest)
         self.host_aware = HostAware(fn)
         # A benchmark, or a hook, of the user's own may want this very process.
@@ -91,11 +89,6 @@ class SearchingAutotuner(TritonAutotuner):
         if self._digest is None:
             self._digest = source_hash(self.fn)
         return self._digest
-
-    def prune_configs(self, kwargs: dict[str, Any]) -> list[triton.Config]:
-        """The configs of a list that the kernel's own pruning leaves for the call in hand."""
-        self._pruning.nargs = self.nargs
-        return list(self._pruning.prune_configs(kwargs))
 
     def measurable(self, device: Device) -> bool:
         """Whether there is something to time a call with: a GPU, or a benchmark of the user's own."""
@@ -301,7 +294,7 @@ class SearchingAutotuner(TritonAutotuner):
         with self._lock:
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             try:
-                return self.prune_configs(kwargs)
+                return list(self.prune_configs(kwargs))
             finally:
                 self.nargs = {}
 

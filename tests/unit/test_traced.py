@@ -3,17 +3,21 @@
 The tracer is torch's own. What it made of a kernel is read from the graph; nothing is compiled or launched.
 """
 
+import copy
 import warnings
+import weakref
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritile
 from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
-from tritile.errors import UntunedWarning
+from tritile.errors import DeviceError, UntunedWarning
+from tritile.traced import unfollowed
 from tritile.versions import parsed
 
 ROWS = 4
@@ -85,12 +89,68 @@ def test_a_neighbour_tells_as_it_does_outside():
     assert traces.blocks == [[256], [128]]
 
 
-def test_sizes_that_change_are_compiled_for_once_in_each_power_of_two():
-    kernel, traces = measured(Bench(), (64, 64), (128, 128), (256, 256)), Traces()
+def test_where_sizes_may_change_all_that_is_remembered_of_any_size_is_left_to_torch():
+    kernel, traces = measured(Bench(), (64, 64), (256, 256)), Traces()
     call = compiled(kernel, traces, dynamic=True)
-    for n in (100, 70, 128, 40, 33, 200, 129, 99):
+    for n in (100, 70, 3000, 1):
         call(n)
-    assert traces.blocks == [[128], [64], [256]]
+    assert traces.blocks[:1] == [[64, 256]]
+    assert all(blocks in ([64], [64, 256]) for blocks in traces.blocks[1:])  # of the size 1 torch knows
+    assert len(traces.blocks) <= 2
+
+
+def test_a_size_within_declared_bounds_is_not_narrowed():
+    kernel, traces = measured(Bench(), (64, 64)), Traces()
+
+    def call(x, used):
+        torch._dynamo.mark_dynamic(x, 1, min=2, max=4096)
+        return call.function(x, used)
+
+    def inside(x, used):
+        out = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, out, used, x.shape[1])
+        return out
+
+    call.function = torch.compile(inside, backend=traces, fullgraph=True)
+    for n in (2, 100, 3000):
+        call(torch.zeros(ROWS, n), torch.zeros(1, dtype=torch.int32))
+    assert traces.blocks == [[64]]
+
+
+@pytest.mark.parametrize("value", [2.5, torch.ones(3), None, torch.float16], ids=str)
+def test_keys_that_are_no_sizes(value):
+    bench, traces = Bench(), Traces()
+    kernel = tuned(bench, kernel=keyed, key=("N", "EXTRA"))
+    bench.times = {64: 3.0, 128: 2.0, 256: 1.0}
+    x, used = torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32)
+    with tritile.mode("tune"):
+        kernel[(ROWS,)](x, x.clone(), bench.used, 50, value)
+
+    @torch.compile(backend=traces, fullgraph=True, dynamic=False)
+    def call(x, used, value):
+        out = torch.empty_like(x)
+        kernel[(ROWS,)](x, out, used, x.shape[1], value)
+        return out
+
+    call(x, used, value)
+    assert traces.blocks == [[256]]
+
+
+@triton.jit
+def by_descriptor(x_desc, out_ptr, used_ptr, N, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, BLOCK), x_desc.load([0]))
+
+
+@triton.jit
+def keyed(x_ptr, out_ptr, used_ptr, N, EXTRA, BLOCK: tl.constexpr):
+    tl.store(used_ptr, BLOCK)
+
+
+def test_kernels_that_take_descriptors_are_left_to_the_tracer():
+    assert "descriptors" in unfollowed(by_descriptor)
+    assert unfollowed(keyed) == unfollowed(softmax) == ""
+    kernel = tuned(Bench(), kernel=by_descriptor)
+    assert kernel.early_config_prune is None
 
 
 def test_another_dtype_is_another_problem():
@@ -222,7 +282,7 @@ def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(monkeypatch):
     assert traces.blocks == [[64, 128, 256]] * 2
 
 
-def test_the_tracer_of_export_sees_the_same():
+def test_another_tracer_sees_all_configs_as_it_does_of_triton():
     kernel = measured(Bench(), (50, 128))
     seen = Traces()
 
@@ -231,11 +291,10 @@ def test_the_tracer_of_export_sees_the_same():
         torch.library.wrap_triton(kernel)[(ROWS,)](x, out, used, x.shape[1])
         return out
 
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     graph = make_fx(call, tracing_mode="fake")(torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32))
     seen(graph, ())
-    assert seen.blocks == [[128]]
+    assert seen.blocks == [[64, 128, 256]]
+    assert [node.name for node in graph.graph.nodes if node.name.startswith("empty")] == ["empty_like"]
 
 
 def test_a_list_of_one_config_is_left_as_it_is():
@@ -244,4 +303,60 @@ def test_a_list_of_one_config_is_left_as_it_is():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntunedWarning)
         compiled(kernel, traces)(50)
+    assert traces.blocks == [[128]]
+
+
+def test_a_tuner_is_what_it_was_told_and_keeps_no_arguments():
+    bench = Bench()
+    kernel = tuned(bench, mode="tune")
+    x = torch.randn(3, 50)
+    out, gone = torch.empty_like(x), weakref.ref(x)
+    kernel[(3,)](x, out, bench.used, 50)
+    del x
+    assert gone() is None
+    kernel.configs = configs(64, 256)
+    run(kernel, bench.used, 60)
+    assert int(bench.used) == 256
+    kernel.early_config_prune = lambda configs, named_args, **_: configs[:1]
+    run(kernel, bench.used, 61)
+    assert int(bench.used) == 64
+    last = weakref.ref(kernel)
+    del kernel
+    assert last() is None
+
+
+def test_a_copy_has_configs_of_its_own():
+    kernel, traces = measured(Bench(), (50, 64)), Traces()
+    other = copy.copy(kernel)
+    other.configs, other.mode = configs(128, 256), "off"
+    compiled(other, traces)(50)
+    compiled(kernel, traces)(50)
+    assert traces.blocks == [[128], [64]]
+
+
+def test_a_space_without_the_best_of_another_takes_the_next():
+    bench, traces = Bench(), Traces()
+    bench.times = {64: 2.0, 128: 3.0, 256: 1.0}
+    for blocks in ((64, 128, 256), (128, 64)):
+        kernel = tritile.autotune(
+            tritile.Space({"BLOCK": blocks}), ["N"], do_bench=bench, search="exhaustive"
+        )(softmax)
+        with tritile.mode("tune"):
+            run(kernel, bench.used, 50)
+    compiled(kernel, traces)(50)
+    assert traces.blocks == [[64]]
+
+
+def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
+    kernel = measured(Bench(), (50, 64))
+    monkeypatch.setattr("tritile.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0")))
+    assert kernel.traced((("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
+
+
+def test_pruning_may_give_an_iterator_inside_too():
+    def prune(configs, named_args, **kwargs):
+        return (config for config in configs if config.kwargs["BLOCK"] > 64)
+
+    traces = Traces()
+    compiled(tuned(Bench(), prune_configs_by={"early_config_prune": prune}, mode="off"), traces)(50)
     assert traces.blocks == [[128]]

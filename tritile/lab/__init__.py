@@ -1,1 +1,1 @@
-"""What compares and explains: it stands on everything, and nothing stands on it."""
+"""What compares and explains: it stands on the rooms of calls and of tuning, and none of these on it."""

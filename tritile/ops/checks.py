@@ -58,10 +58,12 @@ def check_constant(op: str, name: str, tensor: torch.Tensor) -> None:
         raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative for it")
 
 
-def check_may_change(out: torch.Tensor) -> None:
+def check_may_change(op: str, out: torch.Tensor) -> None:
     """An output that is not of inference mode, outside of it: torch refuses to change one, too."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
-        raise GradientError("out was made inside torch.inference_mode(), outside of which it may not change")
+        raise GradientError(
+            f"{op}: out was made inside torch.inference_mode(), outside of which it may not change"
+        )
 
 
 def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
@@ -169,7 +171,7 @@ def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *l
     """An output of just this shape and dtype, on the device of the first of `like`: all but its memory."""
     check_tensor(op, "out", out)
     check_constant(op, "out", out)
-    check_may_change(out)
+    check_may_change(op, out)
     if like:
         check_same_device(op, like[0], "out", out)
     if out.dtype != dtype:

@@ -59,7 +59,7 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
             if isinstance(tensor, torch.Tensor) and (tensor.is_nested or _is_no_dense(tensor)):
                 check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
         if out is not None:
-            check_may_change(out)  # torch would write first
+            check_may_change(op, out)  # torch would write first
         know_shardings()
         _check_given(op, args)
     packet = getattr(torch.ops.tritile, op)

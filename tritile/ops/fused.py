@@ -141,7 +141,7 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
         if term is not None:
             term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
             torch.view_as_real(sums).add_(torch.view_as_real(term))
-    return sums if out is None else written(out.copy_(sums))
+    return sums if out is None else written(of.op, out.copy_(sums))
 
 
 def fused_product(
@@ -167,7 +167,7 @@ def fused_product(
     if result.numel() == 0:
         return result
     if a.is_meta:
-        return result if out is None else written(result)
+        return result if out is None else written(op, result)
     plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
     plain = extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
@@ -182,7 +182,7 @@ def fused_product(
         launch = prepared(call)
         launch(*call.tensors)
         remember(key, op, launch, call, tensors, result)
-    return result if out is None else written(result)
+    return result if out is None else written(op, result)
 
 
 def linear(

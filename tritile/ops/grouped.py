@@ -121,7 +121,7 @@ def eager(
             entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given.values(), hit.reaches, strict=False)
         ):
             check_no_overlap(OP, out, **given)
-        written(out)
+        written(OP, out)
     hit.launch(*_in_order(of, out, hit.swapped))
     return out
 
@@ -155,15 +155,15 @@ def _first(
     if empty(of, out):
         return out.zero_()
     if of.a.is_meta:
-        return written(out) if given else out
+        return written(OP, out) if given else out
     if on_host(of.a):
         _on_host(dense, out, precision_of)
-        return written(out) if given else out
+        return written(OP, out) if given else out
     call = described(dense, out, precision_of)
     launch = prepared(call)
     launch(*call.tensors)
     if given:
-        written(out)
+        written(OP, out)
     same = all(one is other for one, other in zip(dense, of, strict=True))
     if key is not None and same and lasting():
         sizes = (tuple(out.shape), out.stride())

@@ -315,7 +315,7 @@ def eager(
         of_a, of_b, of_out = hit.reaches
         if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
             check_no_overlap("matmul", out, input=a, other=b)
-        written(out)
+        written("matmul", out)
     if hit.swapped:
         hit.launch(b, a, out)
     else:
@@ -352,15 +352,15 @@ def _first(
     if a.shape[-1] == 0:
         return out.zero_()
     if a.is_meta:
-        return written(out) if given else out
+        return written("matmul", out) if given else out
     if on_host(a):
         _on_host(dense_a, dense_b, out, precision)
-        return written(out) if given else out
+        return written("matmul", out) if given else out
     call = described(dense_a, dense_b, out, precision)
     launch = prepared(call)
     launch(*call.tensors)
     if given:
-        written(out)
+        written("matmul", out)
     # Pieces of a complex product start at so many real numbers: tensors of another call count complex ones.
     whole = type(launch) is Launch or not a.is_complex()
     if key is not None and dense_a is a and dense_b is b and whole and lasting():

@@ -204,7 +204,7 @@ def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -
     else:
         if not hit.in_place and entangled(x, hit.reaches[0], out, hit.reaches[1]):
             check_no_overlap(op, out, input=x)
-        written(out)
+        written(op, out)
     hit.launch(x, out)  # it asks tensors for nothing but their addresses
     return out
 
@@ -236,15 +236,15 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     if out.numel() == 0:
         return out
     if x.is_meta:
-        return written(out) if given else out
+        return written(op, out) if given else out
     call = described(dense, out, dims)
     if on_host(x):
         interpret(call)
-        return written(out) if given else out
+        return written(op, out) if given else out
     launch = prepared(call)
     launch(*call.tensors)
     if given:
-        written(out)
+        written(op, out)
     if key is not None and dense is x and lasting() and type(launch) is Launch:
         reaches = reach(x), reach(out)
         _memo[key] = _Prepared(launch, tuple(out.shape), out.stride(), out.device, _here(x, out), reaches)

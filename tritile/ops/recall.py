@@ -99,7 +99,7 @@ def again(op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> 
             if far and entangled(tensor, far, out, of_out):
                 check_apart(op, out, tensors, reaches)
                 break
-        written(out)
+        written(op, out)
     given = (*tensors, out)
     ready.launch(*[given[i] for i in ready.order])
     return out

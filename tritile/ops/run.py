@@ -135,10 +135,10 @@ def on_host(tensor: torch.Tensor) -> bool:
     return host
 
 
-def written(out: torch.Tensor) -> torch.Tensor:
+def written(op: str, out: torch.Tensor) -> torch.Tensor:
     """Tell autograd that a caller's tensor is overwritten, as torch's own out= does. Raises GradientError."""
     if out.is_inference():
-        check_may_change(out)
+        check_may_change(op, out)
     else:
         torch.autograd.graph.increment_version(out)
     return out

@@ -41,8 +41,8 @@ class Explanation:
 
     `untiled`, `tiled` and `least` are bytes asked of global memory element by element, with this tiling,
     and at the physical least (`tritile.traffic`). `parts` are microseconds of each part of the GPU by
-    itself (`tritile.explain.bounds`), `bound` the one that sets the time. `taken` is read from the compiled
-    kernel; None, with the reason in `refusal`, where it does not compile. `measured_us` was measured now if
+    itself (see `bounds`), `bound` the one that sets the time. `taken` is read from the compiled kernel;
+    None, with the reason in `refusal`, where it does not compile. `measured_us` was measured now if
     `live`, else when it was tuned; None where nothing was measured.
     """
 
