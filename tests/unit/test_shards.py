@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import timedelta
@@ -12,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch.distributed
-from torch.distributed import run
 
 from tests.unit import helpers_for_shards as helpers
 from tritile.errors import InvalidValueError, StoreWarning
@@ -196,25 +197,20 @@ def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
         assert [rank, m] not in lines(tmp_path, "done") or all(found[trial] == 1 for trial in rest)
 
 
-def torchrun(folder, *options):
-    """What `torch.distributed.run` does, but that its ranks are forked: so they need no seconds to import."""
-    args = run.parse_args([*options, "--start-method", "fork", helpers.__file__])
-    config, _, _ = run.config_from_args(args)
-    run.elastic_launch(config, helpers.main)(folder, 12, 0.2)
-
-
-def test_under_torchrun(server, tmp_path):
+def test_under_torchrun(tmp_path):
     """A rank that is killed: the agent stops the others and starts all again, and the rest is done."""
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())]
-    process = server.Process(target=torchrun, args=(tmp_path, *options))
-    process.start()
-    try:
-        until(lambda: busy(tmp_path, 1))
-        pids = {line[0]: int(line[2]) for line in lines(tmp_path, "begun")}
-        os.kill(pids["1"], signal.SIGKILL)
-        assert ended([process], 40) == [0]
-    finally:
-        process.kill()
+    script = [helpers.__file__, str(tmp_path), "12", "0.2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, *script],
+        env=os.environ | {"PYTHONPATH": str(Path(helpers.__file__).parents[2])},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: busy(tmp_path, 1))
+    pids = {line[0]: int(line[2]) for line in lines(tmp_path, "begun")}
+    os.kill(pids["1"], signal.SIGKILL)
+    _, told = process.communicate(timeout=40)
+    assert process.returncode == 0, told
     assert_all_remembered(tmp_path, 12)
     assert not list(tmp_path.glob("error-*"))
     assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
