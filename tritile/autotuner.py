@@ -1,59 +1,37 @@
 """`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise."""
 
-import math
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import triton
-from torch._guards import TracingContext
 
 from tritile import device as devices
 from tritile import direct
 from tritile.compiles import compiles_heard
-from tritile.config import Config
 from tritile.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
 from tritile.device import Device, capturing
 from tritile.errors import (
     CompiledWarning,
-    DeviceError,
     InvalidValueError,
-    NotTunedError,
-    UntunedWarning,
     callers_level,
 )
 from tritile.forgetting import also_forgets
-from tritile.forms import DESCRIPTORS, Forms
+from tritile.forms import Forms
 from tritile.interpreter import library_lock
-from tritile.problem import KernelProblem, Problem, doublings
+from tritile.problem import KernelProblem
 from tritile.search import STRATEGIES, Space
-from tritile.searching import SearchingAutotuner, plain_config
 from tritile.settings import MODES, current_mode
-from tritile.store import is_frozen, store_of
+from tritile.store import is_frozen
 from tritile.threads import once
-from tritile.traced import Tensors, pruning, unfollowed
+from tritile.traced import TracedAutotuner
 from tritile.versions import warn_untested
 
 _MOST_MET: Final = 4096  # calls that are kept, each with values of its own
-
-
-def _dtypes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, given in values.items():
-        value = given.base if type(given) in DESCRIPTORS else given
-        if hasattr(value, "dtype"):
-            yield name, str(value.dtype).removeprefix("torch.")
-
-
-def _plain(value: Any) -> Any:
-    """A key value as what a store can hold."""
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return value if isinstance(value, int | float | bool | str | None) and finite else str(value)
 
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
@@ -77,7 +55,7 @@ def _forget() -> None:
 also_forgets(_forget)
 
 
-class Autotuner(SearchingAutotuner):
+class Autotuner(TracedAutotuner):
     """A `triton.runtime.Autotuner` whose measurements outlive the process.
 
     What differs: each config's time is remembered on its own, by GPU, versions and kernel source, so
@@ -86,46 +64,18 @@ class Autotuner(SearchingAutotuner):
     config that fails in any way costs that config alone; host tensors run in the interpreter.
     """
 
-    configs_top_k: Any
-    early_config_prune: Any
-
     def __init__(
         self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
     ):
-        self._unfollowed, self._told = unfollowed(fn), False
-        super().__init__(fn, configs, key, **rest)
-        self.mode = mode
+        super().__init__(fn, configs, key, mode, **rest)
         # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
         # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
         self._forms = Forms(self.arg_names, self.keys)
-        if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
-            # As many as Triton makes of it: the tracer would take that share of what pruning leaves.
-            self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
-        self._early = self.early_config_prune
-        self._show_to_the_tracer()
         _TUNERS.add(self)
 
-    def _show_to_the_tracer(self) -> None:
-        if not self._unfollowed and (self.space is not None or len(self._configs) > 1):
-            self.early_config_prune = pruning(self, self._early, self.perf_model)
-
-    def __copy__(self) -> "Autotuner":
-        """Copy, with configs and a mode that may then be others."""
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied._show_to_the_tracer()
-        return copied
-
-    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
-        """This call in the store's words: the values of `key` and every tensor's dtype."""
-        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        values = {name: given[name] for name in self.arg_names if name in given}
-        key = tuple((name, _plain(values[name])) for name in self.keys if name in values)
-        return KernelProblem(self.base_fn.__qualname__, key, tuple(_dtypes(values)))
-
     def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """The GPU of a call's tensors; INTERPRETER of a call that is interpreted, as on host tensors."""
+        """Return the GPU of a call's tensors; INTERPRETER of one that is interpreted, as on host tensors."""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         for value in tensors:
             if value.is_cuda:
@@ -134,35 +84,8 @@ class Autotuner(SearchingAutotuner):
             return devices.INTERPRETER
         return devices.current_gpu() or devices.INTERPRETER
 
-    def _finder(self) -> Callable[[Config], triton.Config | None]:
-        """What gives a remembered config back as Triton's, None for one that is no longer offered."""
-        space = self.space
-        if space is not None:
-            return lambda config: config.to_triton() if config in space else None
-        plain = ((plain_config(config), config) for config in self.configs)
-        known = {key: config for key, config in plain if key is not None}
-        return known.get
-
-    def remembered(self, problem: Problem, device: Device) -> triton.Config | None:
-        """The fastest config of the present list that was measured for just this problem."""
-        find = self._finder()
-        trials = store_of(device).trials(self.digest, problem)
-        good = [t for t in trials if t.us is not None and t.failure is None and find(t.config) is not None]
-        # A checked answer first: its time was also measured more carefully than that of a quick look.
-        best = min(good, key=lambda t: (t.error is None, t.us, t.config.key), default=None)
-        return find(best.config) if best is not None else None
-
-    def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
-        """The best config of the nearest measured problem that differs in sizes alone."""
-        found = [
-            (doublings(other, problem), str(config), config)
-            for other, config in self._measured(device)
-            if other.dtypes == problem.dtypes and len(other.sizes) == len(problem.sizes)
-        ]
-        return min(found, key=lambda item: item[:2])[2] if found else None
-
     def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """What the kernel's own pruning and performance model say, else its first config."""
+        """Return what the kernel's own pruning and performance model say, else its first config."""
         configs = self.offered(args, kwargs) if self.space is None else self.configs
         if self.perf_model is None:
             return configs[0]
@@ -170,7 +93,7 @@ class Autotuner(SearchingAutotuner):
         return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """The config for this call, by the mode in force.
+        """Return the config for a call, by the mode in force.
 
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
@@ -187,114 +110,10 @@ class Autotuner(SearchingAutotuner):
             config = self.first_right(config, problem, args, kwargs)
         return config
 
-    def _likely(
-        self, problem: KernelProblem, mode: str, device: Device, where: str = ""
-    ) -> triton.Config | None:
-        """The nearest measured problem's config, for a call of which nothing is remembered.
-
-        Raises NotTunedError in mode "strict". Warns where nothing at all tells which config is fast.
-        """
-        if mode == "strict" and self.measurable(device):
-            raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
-        near = self._nearest(problem, device) if mode != "off" else None
-        if near is None and self.perf_model is None and mode == "cached" and self.measurable(device):
-            warnings.warn(
-                f"{problem.label} was never measured on {device.name}: using the config that comes first. "
-                f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
-                UntunedWarning,
-                stacklevel=callers_level(),
-            )
-        return near
-
-    @property
-    def configs(self) -> list[triton.Config]:
-        """The configs to choose among; of a space one, and while torch.compile traces what is remembered.
-
-        Warns, once, where the tracer takes them all.
-        """
-        if (self.space is not None or self._unfollowed) and TracingContext.try_get() is not None:
-            if self._unfollowed:
-                self._say_left_to_torch()
-            else:
-                self._offer_remembered()
-        return self._configs
-
-    @configs.setter
-    def configs(self, configs: list[triton.Config]) -> None:
-        self._configs = configs
-
-    def _say_left_to_torch(self) -> None:
-        if not self._told and len(self._configs) > 1:
-            self._told = True
-            text = (
-                f"{self.base_fn.__qualname__} {self._unfollowed} nothing remembered: "
-                "inside torch.compile, torch times its configs itself"
-            )
-            warnings.warn(text, UntunedWarning, stacklevel=callers_level())
-
-    def _offer_remembered(self) -> None:
-        """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
-        gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
-        for device in gpus or {devices.INTERPRETER}:
-            for problem, _ in self._measured(device):
-                config = self.remembered(problem, device)
-                if config is not None and config not in self._configs:
-                    self._configs.append(config)
-
-    def _measured(self, device: Device) -> list[tuple[KernelProblem, triton.Config]]:
-        """Every measured problem of this kernel with its best config, where that is still offered."""
-        find, found = self._finder(), []
-        for trial in store_of(device).bests(self.digest, KernelProblem.op):
-            config = find(trial.config)
-            if isinstance(trial.problem, KernelProblem) and trial.problem.kernel == self.base_fn.__qualname__:
-                found += [(trial.problem, config)] * (config is not None)
-        return found
-
-    def traced(
-        self, tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
-    ) -> tuple[int, ...] | None:
-        """The places among `configs` of what is remembered for a call that torch.compile traces.
-
-        `tensors` tells each one's name, dtype and device, `values` what is known of the key, and `unknown`
-        what of it may change from call to call. Where something may, these are the configs of the nearest
-        problems, whatever that is there. None of a tuple where neither memory nor a neighbour tells; None
-        where the GPU is not here. Nothing is measured. Raises NotTunedError in mode "strict" where nothing
-        is remembered.
-        """
-        warn_untested()
-        indices = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
-        try:
-            device = devices.gpu(indices[0]) if indices else devices.INTERPRETER
-        except DeviceError:
-            return None
-        mode = self.mode or current_mode()
-        if mode == "off":
-            return ()
-        of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
-        problem = self.problem((), {**of_dtypes, **values})
-        found = self._alike(problem, device, unknown)
-        if not found:
-            mode = "cached" if mode == "tune" else mode
-            near = self._likely(problem, mode, device, ", outside of torch.compile")
-            found = [] if near is None else [near]
-        return tuple(place for place, config in enumerate(self._configs) if config in found)
-
-    def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
-        """What is remembered for a problem; if some of its key may change, for all nearest in the rest."""
-        if not unknown:
-            best = self.remembered(problem, device)
-            return [] if best is None else [best]
-        found: dict[float, list[triton.Config]] = {}
-        for other, config in self._measured(device):
-            known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
-            if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
-                found.setdefault(doublings(known, problem), []).append(config)
-        return found[min(found)] if found else []
-
     def _kept(
         self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> triton.Config:
-        """What `choose` gives, kept for calls of the same problem."""
+        """Keep what `choose` gives for calls of the same problem, and return it."""
         config = self.choose(memo[0], args, kwargs)
         if not capturing():
             self.cache[memo] = config

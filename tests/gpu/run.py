@@ -36,7 +36,7 @@ JOURNAL = HERE / ".journal.jsonl"
 # Each file's kernels, by how their names begin, and other modules of the package that it tests. A file that
 # is not named here concerns every kernel.
 CONCERNS = {
-    "test_authors_gpu.py": ("autotuner", "searching", "decorated", "measure"),
+    "test_authors_gpu.py": ("autotuner", "traced", "remembering", "searching", "decorated", "measure"),
     "test_complex_gpu.py": ("matmul/",),
     "test_deploy_gpu.py": ("matmul/", "deploy", "table"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),

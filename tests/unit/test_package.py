@@ -37,8 +37,10 @@ ROWS = (
     ("nn",),
     ("search", "timing", "forms", "direct"),
     ("measure",),
-    ("declared", "decorated", "traced"),
+    ("declared", "decorated"),
     ("searching",),
+    ("remembering",),
+    ("traced",),
     ("autotuner",),
     ("subject", "deploy"),
     ("lab",),
@@ -49,12 +51,12 @@ ROWS = (
 )
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 TUNING = {
-    "autotuner", "declared", "decorated", "direct", "forms", "measure", "search", "searching", "subject",
-    "timing", "traced", "tune",
+    "autotuner", "declared", "decorated", "direct", "forms", "measure", "remembering", "search", "searching",
+    "subject", "timing", "traced", "tune",
 }  # fmt: skip
 # Each room that may import another of its row, or of one above: ops as something is to
-# be measured, traced for the name of a type.
-ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source"), ("ops", "subject"), ("traced", "autotuner")}
+# be measured.
+ALSO_ALLOWED = {("views", "problem"), ("interpreter", "source"), ("ops", "subject")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune")}
 IMPORTS_NOTHING = {"errors", "files", "forgetting", "source", "threads", "version"}  # of ours
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
