@@ -62,8 +62,13 @@ def compiled(kernel, traces, **options):
     )
 
 
-def measured(bench, *sizes, **more):
-    kernel = tuned(bench, **more)
+def of_space(bench, *blocks):
+    space = tritile.Space({"BLOCK": blocks})
+    return tritile.autotune(space, ["N"], do_bench=bench, search="exhaustive")(softmax)
+
+
+def measured(bench, *sizes, kernel=None, **more):
+    kernel = kernel or tuned(bench, **more)
     for n, fastest in sizes:
         bench.times = {block: 1.0 + abs(block - fastest) for block in (64, 128, 256)}
         with tritile.mode("tune"):
@@ -213,14 +218,8 @@ def test_what_is_tuned_later_counts_once_compiled_anew():
 
 def test_a_spaces_remembered_config_is_among_those_the_tracer_sees():
     bench, traces = Bench(), Traces()
-    space = tritile.Space({"BLOCK": (64, 128, 256)})
-    kernel = tritile.autotune(space, ["N"], do_bench=bench, search="exhaustive")(softmax)
-    for n, fastest in ((40, 256), (50, 128)):
-        bench.times = {block: 1.0 + abs(block - fastest) for block in (64, 128, 256)}
-        with tritile.mode("tune"):
-            run(kernel, bench.used, n)
-    again = tritile.autotune(space, ["N"], do_bench=bench)(softmax)  # as a new process has it
-    for one in (kernel, again):
+    kernel = measured(bench, (40, 256), (50, 128), kernel=of_space(bench, 64, 128, 256))
+    for one in (kernel, of_space(bench, 64, 128, 256)):  # as a new process has it
         call = compiled(one, traces, dynamic=False)
         for n in (40, 50, 40):
             call(n)
@@ -336,15 +335,10 @@ def test_a_copy_has_configs_of_its_own():
 
 def test_a_space_without_the_best_of_another_takes_the_next():
     bench, traces = Bench(), Traces()
-    bench.times = {64: 2.0, 128: 3.0, 256: 1.0}
-    for blocks in ((64, 128, 256), (128, 64)):
-        kernel = tritile.autotune(
-            tritile.Space({"BLOCK": blocks}), ["N"], do_bench=bench, search="exhaustive"
-        )(softmax)
-        with tritile.mode("tune"):
-            run(kernel, bench.used, 50)
+    for blocks in ((64, 128, 256), (64, 128)):
+        kernel = measured(bench, (50, 256), kernel=of_space(bench, *blocks))
     compiled(kernel, traces)(50)
-    assert traces.blocks == [[64]]
+    assert traces.blocks == [[128]]
 
 
 def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
