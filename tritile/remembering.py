@@ -80,7 +80,8 @@ class RememberingAutotuner(SearchingAutotuner):
     ) -> triton.Config | None:
         """Return the nearest measured problem's config, for a call of which nothing is remembered.
 
-        Raises NotTunedError in mode "strict". Warns where nothing at all tells which config is fast.
+        Raises NotTunedError in mode "strict". Warns where nothing at all tells which config is fast; `where`
+        ends that warning's advice.
         """
         if mode == "strict" and self.measurable(device):
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")

@@ -35,7 +35,11 @@ _WORK: Final = {
     "linear_quantized/unpacked": ("work/unpacked.py",),
 }
 _LAUNCHING: Final = ("launch.py", "native.py", "loading.py", "counters.py", "work/__init__.py")
-_NOT_FOLLOWED: Final = ("launch.py", "counters.py", "work/__init__.py")  # they import all families
+_NOT_FOLLOWED: Final = (
+    "launch.py",
+    "counters.py",
+    "work/__init__.py",
+)  # they import what belongs to all families
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
