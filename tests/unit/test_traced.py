@@ -122,6 +122,20 @@ def test_a_size_within_declared_bounds_is_not_narrowed():
     assert traces.blocks == [[64]]
 
 
+def test_a_size_that_only_the_gpu_knows():
+    kernel, traces = measured(Bench(), (50, 128)), Traces()
+
+    @torch.compile(backend=traces, fullgraph=True)
+    def call(x, used, n):
+        out = torch.empty_like(x)
+        kernel[(ROWS,)](x, out, used, n.item())
+        return out
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        call(torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32), torch.tensor(50))
+    assert traces.blocks == [[128]]
+
+
 @pytest.mark.parametrize("value", [2.5, torch.ones(3), None, torch.float16], ids=str)
 def test_keys_that_are_no_sizes(value):
     bench, traces = Bench(), Traces()
