@@ -115,7 +115,7 @@ def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
         given = {"x_ptr": x, "out_ptr": torch.empty_like(x), "rows": x.shape[0], "columns": x.shape[1]}
         given |= {"stride_x": x.stride(0), "stride_out": x.stride(0)}
         kernel[subject.grid(**given)](**given)
-        return given["out_ptr"] * 2
+        return given["out_ptr"]  # nothing else that torch would compile, and time
 
     compiled = torch.compile(softmax, fullgraph=True, dynamic=False)
     x = torch.randn(64, 1009, device="cuda", dtype=torch.float16)
@@ -128,4 +128,4 @@ def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
         tuned = compiled(x)
     assert timed == []
     for got in (untuned, tuned):
-        torch.testing.assert_close(got, 2 * x.softmax(-1), rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(got, x.softmax(-1), rtol=2e-3, atol=1e-5)

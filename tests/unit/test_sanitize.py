@@ -1,5 +1,7 @@
 """What is run under compute-sanitizer: every case is a call with a config of its family."""
 
+import subprocess
+
 import pytest
 
 from tests.gpu import sanitize
@@ -23,3 +25,37 @@ def test_every_case_has_a_config(name):
 def test_every_family_has_a_case():
     ran = {(case.call("cpu").op, case.family) for case in sanitize.CASES.values()}
     assert ran == {(op, family) for op, families in FAMILIES.items() for family in families}
+
+
+REPORT = """\
+========= Error: Race reported between Read access at matmul_warpgroups+0x120 in warpgroups.py:{read}
+=========     and Write access at matmul_warpgroups+0xe00 in warpgroups.py:{first} [6 hazards]
+=========     and Write access at matmul_warpgroups+0x28e0 in warpgroups.py:{second} [2 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+
+
+def said(monkeypatch, code, report):
+    """Have the tool say so."""
+    done = subprocess.CompletedProcess("compute-sanitizer", code, report, "")
+    monkeypatch.setattr(sanitize.subprocess, "run", lambda command, **_: done)
+
+
+@pytest.mark.parametrize("moved", ["read", "first", "second", None])
+def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypatch, capsys):
+    lines = sorted(line for _, line in sanitize.dispatches())
+    at = {"read": lines[0], "first": lines[0], "second": lines[-1]}
+    if moved:
+        at[moved] = lines[0] - 100  # a statement of a consumer
+    said(monkeypatch, sanitize.FOUND, REPORT.format(**at))
+    assert sanitize.checked("warpgroups", "racecheck", tmp_path) == (moved is None)
+    assert ("FOUND" in capsys.readouterr().out) == (moved is not None)
+
+
+@pytest.mark.parametrize(
+    ("code", "report"), [(0, ""), (sanitize.FOUND, "RACECHECK SUMMARY: 1 hazard displayed")]
+)
+def test_a_report_that_cannot_be_read_counts_as_found(code, report, tmp_path, monkeypatch):
+    said(monkeypatch, code, report)
+    assert not sanitize.checked("warpgroups", "racecheck", tmp_path)
