@@ -159,5 +159,5 @@ def use(index: int) -> None:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream: no time to measure anything."""
+    """Tell whether a CUDA graph is being captured on the current stream: no time to measure anything."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -31,7 +31,7 @@ class Family:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the source, which what was measured counts for."""
+        """Return the digest of the source for which measurements count."""
         return source_hash(self.kernel, *self.also)
 
 
@@ -66,10 +66,10 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
 
 
 def kernel_name(op: str, family: str) -> str:
-    """How a kernel is named in files: "matmul/tile"."""
+    """Return a kernel's name in files: "matmul/tile"."""
     return f"{op}/{family}"
 
 
 def digests() -> dict[str, str]:
-    """The digest of each kernel's source, by its name in files."""
+    """Return the digest of each kernel's source, by its name in files."""
     return {kernel_name(op, name): one.digest for op, own in FAMILIES.items() for name, one in own.items()}

@@ -8,7 +8,7 @@ _forgetful: list[Callable[[], None]] = []
 
 
 def new_memo() -> dict[Any, Any]:
-    """A dictionary of prepared launches that `drop` empties."""
+    """Return a new dictionary, for prepared launches, that `drop` empties."""
     _memos.append({})
     return _memos[-1]
 

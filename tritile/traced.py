@@ -58,7 +58,7 @@ def unfollowed(fn: Any) -> str:
 
 
 def is_known(value: Any) -> bool:
-    """Whether the tracer knows a value as it compiles: not a tensor's, nor a number's that may change."""
+    """Tell whether the tracer knows a value as it compiles: no tensor, and no number that may change."""
     if isinstance(value, torch.Tensor):
         return False
     if isinstance(value, int | float):
@@ -140,9 +140,9 @@ class TracedAutotuner(RememberingAutotuner):
 
     @property
     def configs(self) -> list[triton.Config]:
-        """The configs to choose among; of a space one, and while torch.compile traces what is remembered.
+        """Return the configs to choose among; of a space one, and what is remembered.
 
-        Warns, once, where the tracer takes them all.
+        What is remembered is added while torch.compile traces. Warns, once, where the tracer takes them all.
         """
         if (self.space is not None or self._unfollowed) and TracingContext.try_get() is not None:
             if self._unfollowed:

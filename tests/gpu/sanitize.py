@@ -162,7 +162,7 @@ def told(text):
 
 
 def dispatches():
-    """The lines of `warpgroups` that Triton's dispatch of warps has: the kernel's first, each dispatch."""
+    """Return the lines that belong to Triton's dispatch of warps: the kernel's first, and each dispatch."""
     path = ROOT / "tritile" / "kernels" / "warpgroups.py"
     tops = ast.parse(path.read_text(encoding="utf-8")).body
     kernel = next(top for top in tops if getattr(top, "name", "") == "matmul_warpgroups")
@@ -174,7 +174,7 @@ def dispatches():
 
 
 def races(text):
-    """The races of a racecheck report, each the lines of source between which it is."""
+    """Return the races of a racecheck report, each as the lines of source that it lies between."""
     return [{(path, int(line)) for path, line in LINE.findall(race)} for race in RACE.findall(text)]
 
 
@@ -197,8 +197,8 @@ def checked(name, tool, log):
     (log / f"{name}-{tool}.txt").write_text(text)
     good, said = code == 0, told(text)
     if tool == "racecheck" and code in (0, FOUND):  # warnings leave the exit code as it is
-        found = races(text)
-        ours = [race for race in found if not race or not race <= dispatches()]
+        found, allowed = races(text), dispatches()
+        ours = [race for race in found if not race or not race <= allowed]
         good = "RACECHECK SUMMARY" in text and not ours and bool(found) == (code == FOUND)
         said += f", {len(found) - len(ours)} of Triton's dispatch" if found else ""
     verdict = "nothing" if good else f"FOUND ({code})"

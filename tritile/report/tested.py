@@ -35,11 +35,8 @@ _WORK: Final = {
     "linear_quantized/unpacked": ("work/unpacked.py",),
 }
 _LAUNCHING: Final = ("launch.py", "native.py", "loading.py", "counters.py", "work/__init__.py")
-_NOT_FOLLOWED: Final = (
-    "launch.py",
-    "counters.py",
-    "work/__init__.py",
-)  # they import what belongs to all families
+# Modules that import what belongs to all families.
+_NOT_FOLLOWED: Final = ("launch.py", "counters.py", "work/__init__.py")
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
