@@ -12,8 +12,8 @@ for _library in ("OMP", "OPENBLAS"):  # small products, several test processes: 
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from tritile.switch import building  # noqa: E402
-from tritile.switch.crossing import Crossing  # noqa: E402
+from tritile.in_torch import building  # noqa: E402
+from tritile.in_torch.crossing import Crossing  # noqa: E402
 
 # What tests compile is kept from run to run: Triton's own keys hold a kernel's source and the compiler's.
 os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".triton" / triton.__version__))

@@ -158,7 +158,9 @@ def tolerance(
         inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)
     magnitude = product64(a.double().abs(), b.double().abs())
-    if precision == "ozaki":  # as `tritile.work.lower.ozaki` derives, beside what the reference itself errs
+    if (
+        precision == "ozaki"
+    ):  # as `tritile.families.ozaki.lowering` derives, beside what the reference itself errs
         norms = a.double().norm(dim=-1)[..., :, None] * b.double().norm(dim=-2)[..., None, :]
         sums = product64(a, b).abs() + math.sqrt(k) * norms
         return facts.eps / 2 * sums + 4 * math.sqrt(k) * facts.eps * magnitude
@@ -192,7 +194,7 @@ def assert_product(
 
 
 class Sides(NamedTuple):
-    """What is done to a product's sums, in the words of `tritile.problem.Epilogue`."""
+    """What is done to a product's sums, in the words of `tritile.core.problem.Epilogue`."""
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tritile import errors, launch
+from tritile import errors
+from tritile.runtime import launch
 
 
 def cases(tables):

@@ -11,10 +11,22 @@ and `tritile.autotune`, which remembers, where `triton.autotune` stood.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tritile import errors, nn, operators
-from tritile.config import Config
-from tritile.device import Device, target_device
+from tritile import errors, nn
+from tritile.core.config import Config
+from tritile.core.device import Device, target_device
+from tritile.core.problem import (
+    GroupedProblem,
+    KernelProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+)
+from tritile.core.quantized import QuantizedWeight
+from tritile.core.settings import batch_invariant, current_mode, mode
+from tritile.core.version import __version__ as __version__
 from tritile.errors import TritileError
+from tritile.in_torch import use_in_torch
+from tritile.ops import operators
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.gated import gated_linear
 from tritile.ops.grouped import grouped_matmul
@@ -24,25 +36,20 @@ from tritile.ops.plan import plan
 from tritile.ops.quantize import quantize
 from tritile.ops.run import forget
 from tritile.ops.scaled import scaled_matmul
-from tritile.ops.sync import sync
-from tritile.plans import Plan
-from tritile.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.quantized import QuantizedWeight
-from tritile.settings import batch_invariant, current_mode, mode
-from tritile.switch import use_in_torch
-from tritile.version import __version__ as __version__
+from tritile.planning.plans import Plan
+from tritile.planning.sync import sync
 
 if TYPE_CHECKING:
-    from tritile.autotuner import autotune
     from tritile.lab.explain import Explanation
     from tritile.lab.explain.asked import explain
-    from tritile.search import Space
+    from tritile.tune.autotuner import autotune
+    from tritile.tune.search import Space
 
 # Loaded when they are asked for: whoever only launches loads no tuner.
 _LATER = {
     "Explanation": "tritile.lab.explain",
-    "Space": "tritile.search",
-    "autotune": "tritile.autotuner",
+    "Space": "tritile.tune.search",
+    "autotune": "tritile.tune.autotuner",
     "explain": "tritile.lab.explain.asked",
 }
 

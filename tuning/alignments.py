@@ -11,7 +11,7 @@ sizes and layouts (`spread`). What sizes do not give is had by gaps. Both sides 
 on cold operands, as `tritile bench` has it, with the config that a call would use now. Kernels are compiled
 first, in parallel; with that it takes about two minutes on an H200.
 
-A line has `op` ("alignments"), `problem` as `tritile.problem.problem_to_dict` writes it, `tritile_us` and
+A line has `op` ("alignments"), `problem` as `core.problem.problem_to_dict` writes it, `tritile_us` and
 `torch_us` (medians), `spread` of tritile's times, `config`, `plan_source`, `error` and `torch_error`, and
 `env` as in other results. Each is kept as it comes, in the place of an older one of the same problem and GPU.
 """
@@ -31,15 +31,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tritile import device, plans
-from tritile.device import Device
+from tritile.core import device
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
 from tritile.errors import brief
-from tritile.measure.pool import CompilePool
-from tritile.problem import MatmulProblem, problem_from_dict, problem_to_dict
-from tritile.report import bench
-from tritile.report.environment import environment
-from tritile.report.results import Measurement
-from tritile.subject.problem import ProblemSubject
+from tritile.lab.report import bench
+from tritile.lab.report.environment import environment
+from tritile.lab.report.results import Measurement
+from tritile.planning import plans
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.subject.problem import ProblemSubject
 from tritile.tune.suites import Case
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import tritile
-from tritile import device
+from tritile.core import device
 
 HERE = Path(__file__).parent
 TABLES = HERE.parent / "tritile" / "tables"

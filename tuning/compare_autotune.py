@@ -37,9 +37,9 @@ from compare_rows import (
     tables,
     tuning_row,
 )
-from tritile.config import Config
-from tritile.device import Device, current_gpu
-from tritile.report.environment import environment
+from tritile.core.config import Config
+from tritile.core.device import Device, current_gpu
+from tritile.lab.report.environment import environment
 
 HERE = Path(__file__).resolve().parent
 DTYPE = torch.bfloat16

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tritile.config import Config
+from tritile.core.config import Config
 
 TUNERS = ("triton", "tritile", "space")  # the last is tritile with the whole space in place of the list
 Row = dict[str, Any]

@@ -16,8 +16,8 @@ import triton
 
 import tritile
 from authors import Subject
-from tritile.config import Config
-from tritile.measure.timing import Graph, interleaved, timing_of
+from tritile.core.config import Config
+from tritile.tune.measure.timing import Graph, interleaved, timing_of
 
 ALLOWED_ERROR = 2e-2  # |out - reference| / |reference|: twice the epsilon of bfloat16, and some
 _FLUSHES = 3  # operands are rotated until they are so many times the L2 cache

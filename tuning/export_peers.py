@@ -12,9 +12,9 @@ import argparse
 import json
 from pathlib import Path
 
-from tritile.problem import MatmulProblem, Problem, epilogue_of, problem_from_dict
-from tritile.report.results import case_of, read
-from tritile.switch.peers import Peer, to_text
+from tritile.core.problem import MatmulProblem, Problem, epilogue_of, problem_from_dict
+from tritile.in_torch.peers import Peer, to_text
+from tritile.lab.report.results import case_of, read
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tritile import model
-from tritile.device import target_device
-from tritile.problem import MatmulProblem
-from tritile.report import recorded
-from tritile.report.results import HOST, Result
-from tritile.report.run import stored
-from tritile.report.summary import geomean, of_cases, sizes_label
-from tritile.report.targets import compare, kind_of
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.lab.report import recorded
+from tritile.lab.report.results import HOST, Result
+from tritile.lab.report.run import stored
+from tritile.lab.report.summary import geomean, of_cases, sizes_label
+from tritile.lab.report.targets import compare, kind_of
+from tritile.planning import model
 
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")

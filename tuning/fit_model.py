@@ -24,14 +24,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.model.matmul import FITTED, TMA_FITTED, matmul_us, tma_us
-from tritile.model.permute import PERMUTE_FITTED, permute_us
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.report import recorded
-from tritile.report.recorded import Times
-from tritile.space import legal_configs, tile
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.families.common.prediction import FITTED, TMA_FITTED, matmul_us, tma_us
+from tritile.families.matmul_tile import family as tile
+from tritile.families.permute.prediction import PERMUTE_FITTED, permute_us
+from tritile.families.space import legal_configs
+from tritile.lab.report import recorded
+from tritile.lab.report.recorded import Times
 
 Tiled = MatmulProblem | PermuteProblem
 Fits = dict[str, Any]  # "tile" and "tma", both of matmul, and "permute", to their constants

@@ -25,19 +25,21 @@ from rich.console import Console
 from rich.table import Table
 
 import tritile
-from tritile import device, launch, model, plans
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core import device
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.core.views import Call
 from tritile.errors import TuningError
-from tritile.measure.pool import CompilePool
+from tritile.families.numerics import Numerics, canonical, numerics
+from tritile.lab.report.environment import environment
 from tritile.ops import linear
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem, QuantizedProblem
-from tritile.report.environment import environment
-from tritile.space.numerics import Numerics, canonical, numerics
-from tritile.subject.problem import ProblemSubject
-from tritile.timing import do_bench
-from tritile.views import Call
+from tritile.planning import model, plans
+from tritile.runtime import launch
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.subject.problem import ProblemSubject
+from tritile.tune.timing import do_bench
 
 HERE = Path(__file__).parent
 OP = "invariance"

@@ -23,10 +23,10 @@ import torch
 import transformers
 
 import tritile
-from tritile.device import gpu
-from tritile.report import environment
-from tritile.settings import wants_crossing
-from tritile.switch import building
+from tritile.core.device import gpu
+from tritile.core.settings import wants_crossing
+from tritile.in_torch import building
+from tritile.lab.report import environment
 
 SIZES = {
     "ordinary": {

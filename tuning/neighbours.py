@@ -12,11 +12,11 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from tritile import model, plans
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.problem import Tiled
-from tritile.report import recorded
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import Tiled
+from tritile.lab.report import recorded
+from tritile.planning import model, plans
 
 DEVICE = target_device("nvidia-h200")
 TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))

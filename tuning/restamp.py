@@ -45,10 +45,10 @@ def code_of(kernel) -> str:
 
 def codes(slug: str, names: Collection[str]) -> dict[str, str]:
     """The code of each entry of a table that is of these kernels, in the tree that this is run in."""
-    from tritile import table
-    from tritile.ahead import compiles_for
-    from tritile.device import target_device
-    from tritile.offline import compiling_for
+    from tritile.core.device import target_device
+    from tritile.planning import table
+    from tritile.runtime.ahead import compiles_for
+    from tritile.runtime.offline import compiling_for
 
     device = target_device(slug)
     entries = [e for e in table.shipped(device).entries if name_of(e) in names]
@@ -70,7 +70,7 @@ def name_of(entry) -> str:
 
 def sources() -> dict[str, str]:
     """The digest of each kernel of the tree that this is run in, as this checkout defines digests."""
-    from tritile.families import FAMILIES
+    from tritile.families.registry import FAMILIES
 
     spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "source.py")
     present = importlib.util.module_from_spec(spec)
@@ -84,7 +84,7 @@ def sources() -> dict[str, str]:
 
 def tell(slug: str, names: Collection[str]) -> None:
     """Print what a tree stamps tables with, its digests as defined here, and the code of these kernels."""
-    from tritile.families import digests
+    from tritile.families.registry import digests
 
     told = {"stamps": digests(), "sources": sources(), "codes": codes(slug, names) if names else {}}
     print(json.dumps(told))

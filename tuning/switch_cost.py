@@ -15,8 +15,8 @@ import time
 import torch
 
 import tritile
-from tritile.settings import wants_crossing
-from tritile.switch import building
+from tritile.core.settings import wants_crossing
+from tritile.in_torch import building
 
 SIZE, CALLS, ROUNDS = 64, 400, 25
 POLICIES = {"off": "never", "left": "expected", "taken": "always"}

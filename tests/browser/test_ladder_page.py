@@ -2,10 +2,10 @@
 
 import pytest
 
-from tritile.report.climbing import Climb
-from tritile.report.climbing_picture import draw
-from tritile.rungs.climb import LADDERS
-from tritile.rungs.reading import Reading
+from tritile.lab.report.climbing import Climb
+from tritile.lab.report.climbing_picture import draw
+from tritile.lab.rungs.climb import LADDERS
+from tritile.lab.rungs.reading import Reading
 
 ENV = {"gpu": "a GPU", "torch": "2", "triton": "3", "driver": "", "tritile": "0", "time": ""}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tritile.device import target_device
-from tritile.report.page import document, gather, searches, sources
-from tritile.report.run import stored
+from tritile.core.device import target_device
+from tritile.lab.report.page import document, gather, searches, sources
+from tritile.lab.report.run import stored
 
 TUNING = Path(__file__).parents[2] / "tuning"
 SVG = ".plot svg"

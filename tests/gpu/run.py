@@ -28,17 +28,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tritile.report import tested  # noqa: E402
-from tritile.report.environment import environment  # noqa: E402
+from tritile.lab.report import tested  # noqa: E402
+from tritile.lab.report.environment import environment  # noqa: E402
 
 HERE = Path(__file__).parent
 JOURNAL = HERE / ".journal.jsonl"
-# Each file's kernels, by how their names begin, and other modules of the package that it tests. A file that
-# is not named here concerns every kernel.
+# Each file's kernels, as "op/", and other modules of the package that it tests. A file that is not named here
+# concerns every kernel.
 CONCERNS = {
-    "test_authors_gpu.py": ("autotuner", "traced", "remembering", "searching", "decorated", "measure"),
+    "test_authors_gpu.py": (
+        "tune/autotuner",
+        "tune/traced",
+        "tune/remembering",
+        "tune/searching",
+        "tune/decorated",
+        "tune/measure",
+    ),
     "test_complex_gpu.py": ("matmul/",),
-    "test_deploy_gpu.py": ("matmul/", "deploy", "table"),
+    "test_deploy_gpu.py": ("matmul/", "tune/deploy", "planning/table"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),
     "test_families_gpu.py": ("matmul/",),
     "test_fp16x3_gpu.py": ("matmul/",),
@@ -47,18 +54,25 @@ CONCERNS = {
     "test_invariant_gpu.py": ("matmul/", "linear_quantized/"),
     "test_matmul_gpu.py": ("matmul/",),
     "test_nn_gpu.py": ("matmul/", "linear_quantized/", "nn"),
-    "test_operators_gpu.py": ("matmul/", "permute/", "operators"),
+    "test_operators_gpu.py": ("matmul/", "permute/", "ops/operators"),
     "test_ozaki_gpu.py": ("matmul/",),
-    "test_parallel_gpu.py": ("matmul/", "operators"),
+    "test_parallel_gpu.py": ("matmul/", "ops/operators"),
     "test_permute_gpu.py": ("permute/",),
     "test_quantized_gpu.py": ("linear_quantized/",),
-    "test_remember_gpu.py": ("matmul/", "permute/", "autotuner", "searching", "store", "plans"),
+    "test_remember_gpu.py": (
+        "matmul/",
+        "permute/",
+        "tune/autotuner",
+        "tune/searching",
+        "planning/store",
+        "planning/plans",
+    ),
     "test_rows_gpu.py": ("matmul/",),
-    "test_rungs_gpu.py": ("rungs",),
-    "test_switch_gpu.py": ("matmul/", "permute/", "switch"),
-    "test_switch_moduledb_gpu.py": ("matmul/", "permute/", "switch"),
+    "test_rungs_gpu.py": ("lab/rungs",),
+    "test_switch_gpu.py": ("matmul/", "permute/", "in_torch"),
+    "test_switch_moduledb_gpu.py": ("matmul/", "permute/", "in_torch"),
     "test_tf32_gpu.py": ("matmul/",),
-    "test_tuner_gpu.py": ("matmul/", "permute/", "measure", "searching", "autotuner", "tune"),
+    "test_tuner_gpu.py": ("matmul/", "permute/", "tune"),
 }
 
 
@@ -69,7 +83,7 @@ def files() -> list[str]:
 
 def kernels_of(file: str) -> list[str]:
     """The kernels that a file tests."""
-    begun = CONCERNS.get(file, ("",))
+    begun = tuple(name for name in CONCERNS.get(file, ("",)) if name.endswith("/") or not name)
     return [kernel for kernel in tested.digests() if kernel.startswith(begun)]
 
 
@@ -95,7 +109,7 @@ def _modules(room: str) -> list[Path]:
 
 def key_of(file: str) -> str:
     """A digest of all that a file's passing counts for: its own code, its kernels, the modules it tests."""
-    rooms = [name for name in CONCERNS.get(file, ()) if "/" not in name]
+    rooms = [name for name in CONCERNS.get(file, ()) if not name.endswith("/")]
     paths = [*_helpers(HERE / file), *(path for room in rooms for path in _modules(room))]
     parts = [(p.relative_to(ROOT).as_posix(), tested.code_of(p.read_text(encoding="utf-8"))) for p in paths]
     return tested.hashed([*parts, *((kernel, tested.digests()[kernel]) for kernel in kernels_of(file))])

@@ -30,14 +30,15 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from tritile import device as devices  # noqa: E402
-from tritile import launch, model  # noqa: E402
+from tritile.core import device as devices  # noqa: E402
+from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
+from tritile.core.views import posed  # noqa: E402
+from tritile.families.matmul_tile import family as tile  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.described import Extras, described  # noqa: E402
-from tritile.problem import GroupedProblem, QuantizedProblem  # noqa: E402
-from tritile.space import tile  # noqa: E402
-from tritile.subject.operands import shared  # noqa: E402
-from tritile.views import posed  # noqa: E402
+from tritile.planning import model  # noqa: E402
+from tritile.runtime import launch  # noqa: E402
+from tritile.tune.subject.operands import shared  # noqa: E402
 
 FOUND, MINUTES = 9, 10
 HALF = torch.bfloat16
@@ -46,7 +47,7 @@ TOOLS = {
     "racecheck": ["--tool", "racecheck", "--racecheck-report", "analysis"],
 }
 RACE = re.compile(r"Race reported between \w+ access at .+(?:\n=+ +and \w+ access at .+)*")
-LINE = re.compile(r" in (\S+\.py):(\d+)")
+LINE = re.compile(r" at (\w+)\+0x\w+ in (\S+\.py):(\d+)")
 
 
 class Case(NamedTuple):
@@ -163,19 +164,22 @@ def told(text):
 
 def dispatches():
     """Return the lines that belong to Triton's dispatch of warps: the kernel's first, and each dispatch."""
-    path = ROOT / "tritile" / "kernels" / "warpgroups.py"
+    path = ROOT / "tritile" / "families" / "matmul_wgmma" / "kernel.py"
     tops = ast.parse(path.read_text(encoding="utf-8")).body
     kernel = next(top for top in tops if getattr(top, "name", "") == "matmul_warpgroups")
     found = {kernel.lineno, *(decorator.lineno for decorator in kernel.decorator_list)}
     for node in kernel.body:
         if "warp_specialize" in ast.unparse(node):
             found |= set(range(node.lineno, node.end_lineno + 1))
-    return {(path.name, line) for line in found}
+    return {(kernel.name, path.name, line) for line in found}
 
 
 def races(text):
     """Return the races of a racecheck report, each as the lines of source that it lies between."""
-    return [{(path, int(line)) for path, line in LINE.findall(race)} for race in RACE.findall(text)]
+    return [
+        {(kernel, path, int(line)) for kernel, path, line in LINE.findall(race)}
+        for race in RACE.findall(text)
+    ]
 
 
 def checked(name, tool, log):

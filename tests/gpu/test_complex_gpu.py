@@ -9,14 +9,15 @@ import torch
 import tritile
 from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
 from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed, poison_empty
-from tritile import device as devices
-from tritile import launch, model
+from tritile.core import device as devices
+from tritile.core.problem import PRECISIONS_OF, MatmulProblem
+from tritile.core.problem.complexes import form_of
 from tritile.ops import matmul as matmul_op
 from tritile.ops import run
 from tritile.ops.described import described
-from tritile.problem import PRECISIONS_OF, MatmulProblem
-from tritile.problem.complexes import form_of
-from tritile.subject import answers, operands
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.tune.subject import answers, operands
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.complex64, torch.complex128)
@@ -248,9 +249,9 @@ def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
     a, b = posed(form, batch=(60,))
     shared = b[:1]  # with which the batch may become rows of one product
     for _ in range(2):
-        monkeypatch.setattr(launch, "_MAX_PROGRAMS", 600)
+        monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 600)
         assert_complex(tritile.matmul(a, b.conj(), precision=precision), a, b.conj(), precision)
-        monkeypatch.setattr(launch, "_MAX_PROGRAMS", 4800)
+        monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 4800)
         assert_complex(tritile.matmul(a, shared, precision=precision), a, shared, precision)
 
 

@@ -12,10 +12,11 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 import tritile
-from tritile import families, model, table
-from tritile.device import current_gpu
-from tritile.store import store_of
-from tritile.trial import Trial
+from tritile.core.device import current_gpu
+from tritile.families import registry as families
+from tritile.planning import model, table
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import tritile
+from tritile.core.problem import MatmulProblem
 from tritile.lab.explain import config_like
-from tritile.problem import MatmulProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 

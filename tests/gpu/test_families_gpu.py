@@ -10,11 +10,12 @@ import torch
 
 import tritile
 from tests.reference import assert_product, bytes_of, frame, guard_intact, name, placed, poison_empty, values
-from tritile import device as devices
-from tritile import launch, model, plans
-from tritile.config import Config
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.families.space import illegal
 from tritile.ops.described import described
-from tritile.space import illegal
+from tritile.planning import model, plans
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ("tile", "descriptor", "warpgroups")
@@ -312,7 +313,7 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
     a, b = operands(*size, 64 * 128, torch.bfloat16)
     wanted = None
     for looks in (polls, polls, 0):
-        monkeypatch.setattr("tritile.work.tma._POLLS", looks)
+        monkeypatch.setattr("tritile.families.matmul_tma.work._POLLS", looks)
         out = torch.empty(size, dtype=a.dtype, device="cuda")
         call = described(a, b, out, "ieee")
         ready = launch.prepare(call, config)

@@ -8,14 +8,15 @@ import torch
 import tritile
 from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, product64, values
 from tests.simulated import DATA
-from tritile import device as devices
-from tritile import launch, model
-from tritile.config import Config
-from tritile.kernels.verdict import EXTREME, UNFIT
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.problem import error_bound
+from tritile.families.common.verdict import EXTREME, UNFIT
+from tritile.families.lowering import lowered
+from tritile.families.space import illegal
 from tritile.ops.described import described
-from tritile.problem import error_bound
-from tritile.space import illegal
-from tritile.work.lower import lowered
+from tritile.planning import model
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 U = 2.0**-24

@@ -22,15 +22,16 @@ from tests.reference import (
     values,
 )
 from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
-from tritile import device as devices
-from tritile import launch, model
-from tritile.config import Config
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem
 from tritile.errors import OverlapError
+from tritile.families.space import illegal
 from tritile.ops import fused as fused_ops
 from tritile.ops.described import Extras, described
-from tritile.problem import MatmulProblem
-from tritile.space import illegal
-from tritile.subject import answers, operands
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.tune.subject import answers, operands
 
 pytestmark = pytest.mark.gpu
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8

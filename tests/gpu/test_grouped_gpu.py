@@ -6,15 +6,16 @@ import torch
 import tritile
 from tests.groups import OFFSETS, SHARED, assert_groups, ends_of, offsets, operands, parts, spoiled
 from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, values
-from tritile import device as devices
-from tritile import launch, model
-from tritile.config import Config
-from tritile.device import current_gpu
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import current_gpu
+from tritile.families.space import illegal
+from tritile.lab.report import peers
 from tritile.ops.groups import Operands, described
-from tritile.report import peers
-from tritile.space import illegal
-from tritile.subject import answers
-from tritile.subject.operands import copies_of
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.tune.subject import answers
+from tritile.tune.subject.operands import copies_of
 from tritile.tune.suites import parse_shape
 
 pytestmark = pytest.mark.gpu
@@ -226,7 +227,7 @@ def test_many_groups(ragged, groups):
 @pytest.mark.parametrize("text", ["8x4096x1024x2048", "64x8192x1536x512"])
 def test_answers_of_the_model_and_of_torch(text, load):
     """The suite's kind of problem, checked as the tuner checks, and by torch's own."""
-    from tritile.subject.operands import shared
+    from tritile.tune.subject.operands import shared
 
     problem = parse_shape(text, "grouped", layout="NT").problem
     (call,) = copies_of(problem, devices.gpu(0), 1)

@@ -24,12 +24,12 @@ from tests.reference import (
     same_bits,
     values,
 )
-from tritile import device as devices
-from tritile import launch
-from tritile.config import Config
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.families.space import illegal
 from tritile.ops import groups, linear
 from tritile.ops.described import described
-from tritile.space import illegal
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8

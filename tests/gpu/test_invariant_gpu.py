@@ -1,7 +1,7 @@
 """Batch-invariant calls on a GPU: a row gives the same bits in any company, at any place, under any load.
 
 Two things are held to that: the calls, over numbers of rows that get different configs, and configs by
-themselves, which `tritile.space.numerics` says to sum alike.
+themselves, which `tritile.families.numerics` says to sum alike.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import torch
 
 import tritile
 from tests.reference import assert_product, bytes_of, name, placed, values, words_of
-from tritile import device as devices
-from tritile import launch
+from tritile.core import device as devices
+from tritile.families.space import legal_configs
 from tritile.ops import linear as packed_op
 from tritile.ops import matmul as product
 from tritile.ops.described import Extras, described
-from tritile.space import legal_configs
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8

@@ -23,10 +23,10 @@ from tests.reference import (
     product64,
     values,
 )
-from tritile import launch
 from tritile.errors import GradientError, TritileError, TuningError
 from tritile.ops import matmul as matmul_op
 from tritile.ops import run
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 HALF = (torch.float16, torch.bfloat16)
@@ -355,7 +355,7 @@ def never_measured(monkeypatch):
     def fail(*args):
         raise AssertionError("measured")
 
-    monkeypatch.setattr("tritile.subject.tuned_now", fail)
+    monkeypatch.setattr("tritile.tune.subject.tuned_now", fail)
 
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])

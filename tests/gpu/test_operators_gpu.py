@@ -6,8 +6,8 @@ import torch
 import tritile
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
-from tritile import plans
 from tritile.ops import run
+from tritile.planning import plans
 
 pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)

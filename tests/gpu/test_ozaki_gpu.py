@@ -10,11 +10,12 @@ import torch
 import tritile
 from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty, values
-from tritile import device as devices
-from tritile import launch, model
+from tritile.core import device as devices
+from tritile.core.problem import MAX_DEPTH
 from tritile.ops import run
 from tritile.ops.described import described
-from tritile.problem import MAX_DEPTH
+from tritile.planning import model
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 UNIT = 2.0**-53

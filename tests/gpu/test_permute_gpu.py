@@ -23,11 +23,11 @@ from tests.reference import (
     same_bits,
     words_of,
 )
-from tritile import launch
-from tritile.device import current_gpu
+from tritile.core.device import current_gpu
 from tritile.errors import GradientError, TritileError
+from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
-from tritile.space import illegal
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 SIZED = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128]  # 1 to 16 bytes
@@ -235,7 +235,7 @@ def test_the_current_stream_is_used():
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])
 def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode):
-    monkeypatch.setattr("tritile.subject.tuned_now", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr("tritile.tune.subject.tuned_now", lambda *args: pytest.fail("measured"))
     _, x = bits((201, 130), torch.int32)
     out = tritile.transpose(x)
     torch.cuda.synchronize()

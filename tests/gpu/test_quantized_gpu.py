@@ -7,15 +7,16 @@ import torch
 
 import tritile
 from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
-from tritile import device as devices
-from tritile import launch, model
-from tritile.config import Config
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
+from tritile.families.space import illegal, legal_configs
+from tritile.lab.report import peers
 from tritile.ops.linear import described
-from tritile.problem import QuantizedProblem
-from tritile.report import peers
-from tritile.space import illegal, legal_configs
-from tritile.subject import answers, operands
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.tune.subject import answers, operands
 from tritile.tune.suites import parse_shape
 
 pytestmark = pytest.mark.gpu
@@ -407,7 +408,7 @@ def test_a_sample_of_the_space_is_right(m, part):
 @pytest.mark.serial
 def test_measured_beside_torch():
     """Decode reads a quarter of the bytes: it must at the least not be slower than torch's own product."""
-    from tritile.report.bench import measured
+    from tritile.lab.report.bench import measured
 
     found = measured(parse_shape("16x8192x8192", "linear_quantized"))
     assert found.error < 5e-3

@@ -13,9 +13,9 @@ import triton.language as tl
 
 import tritile
 from tests.reference import assert_product, values
-from tritile.device import current_gpu
+from tritile.core.device import current_gpu
 from tritile.errors import NotTunedError, UntunedWarning
-from tritile.plans import trials
+from tritile.planning.plans import trials
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
     (winner,) = (t for t in measured(plan.problem) if t.config == plan.config)
     assert winner.error is not None  # its answer was checked
     assert plan.us == winner.us
-    monkeypatch.setattr("tritile.subject.tuned_now", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr("tritile.tune.subject.tuned_now", lambda *args: pytest.fail("measured again"))
     for mode in ("tune", "cached", "strict"):
         tritile.forget()
         with tritile.mode(mode):
@@ -107,7 +107,7 @@ def test_a_small_budget_measures_little(monkeypatch):
 SCRIPT = """
 import sys
 import torch, triton, tritile
-from tritile import subject, timing
+from tritile.tune import subject, timing
 from tritile.ops import run
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.reference import assert_product
-from tritile import device as devices
-from tritile.rungs import race
-from tritile.rungs.climb import LADDERS, Kernel
-from tritile.rungs.launching import planned, run_compiled
-from tritile.rungs.matrices import error_of, matrices
+from tritile.core import device as devices
+from tritile.lab.rungs import race
+from tritile.lab.rungs.climb import LADDERS, Kernel
+from tritile.lab.rungs.launching import planned, run_compiled
+from tritile.lab.rungs.matrices import error_of, matrices
 
 pytestmark = pytest.mark.gpu
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import tritile
 from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
-from tritile.switch import overrides, state
+from tritile.in_torch import overrides, state
 
 pytestmark = pytest.mark.gpu
 HALF = torch.bfloat16

@@ -6,11 +6,12 @@ import torch
 import tritile
 from tests.reference import placed, product64, values
 from tests.simulated import rounded_to_tf32
-from tritile import device as devices
-from tritile import launch, model
-from tritile.config import Config
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.families.space import illegal
 from tritile.ops.described import described
-from tritile.space import illegal
+from tritile.planning import model
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 

@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 
 import tritile
-from tritile.device import current_gpu
+from tritile.core.device import current_gpu
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import IsolationWarning
-from tritile.measure.log import keeper
-from tritile.measure.workshop import Workshop
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.store import Store, store_of
-from tritile.subject import DEFAULT
+from tritile.planning.store import Store, store_of
 from tritile.tune import tuner
+from tritile.tune.measure.log import keeper
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.subject import DEFAULT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 

@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tritile import ahead, model
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.versions import parsed
 from tritile.errors import TuningError
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.space import illegal, warpgroups
-from tritile.space.tile import shared_bytes
-from tritile.versions import parsed
+from tritile.families.matmul_tile.family import shared_bytes
+from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.families.space import illegal
+from tritile.planning import model
+from tritile.runtime import ahead
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

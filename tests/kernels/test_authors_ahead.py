@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from authors import SUBJECTS
-from tritile import offline
-from tritile.device import target_device
+from tritile.core.device import target_device
+from tritile.runtime import offline
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from authors import ATTENTION_SPACE, ROW_SPACE, SUBJECTS, attention_tile_fits, configs_of, row_tile_fits
-from tritile.interpreter import interpret
+from tritile.runtime.interpreter import interpret
 
 HALF_AND_SINGLE = (torch.float16, torch.float32)  # the interpreter is silently wrong in bfloat16
 

@@ -6,11 +6,12 @@ import re
 import pytest
 
 from tests.kernels.test_ahead import later
-from tritile import ahead, model
-from tritile.device import target_device
-from tritile.offline import compiling_for, resources
-from tritile.problem import MatmulProblem
-from tritile.problem.complexes import form_of
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.core.problem.complexes import form_of
+from tritile.planning import model
+from tritile.runtime import ahead
+from tritile.runtime.offline import compiling_for, resources
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

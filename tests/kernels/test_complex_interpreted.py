@@ -21,16 +21,18 @@ from tests.reference import (
     poison_empty,
     poisoned,
 )
-from tritile import launch, plans
-from tritile.device import TARGETS
+from tritile.core.device import TARGETS
+from tritile.core.problem import PRECISIONS_OF, MatmulProblem
+from tritile.core.problem.complexes import form_of
+from tritile.core.views import posed
 from tritile.errors import TuningError
+from tritile.families.matmul_tile import work as tile
+from tritile.families.pieces import pieces_of
+from tritile.families.space import illegal
 from tritile.ops.described import described
-from tritile.problem import PRECISIONS_OF, MatmulProblem
-from tritile.problem.complexes import form_of
-from tritile.space import illegal
-from tritile.subject import answers
-from tritile.views import posed
-from tritile.work import tile
+from tritile.planning import plans
+from tritile.runtime import launch
+from tritile.tune.subject import answers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
@@ -299,12 +301,12 @@ def test_paths_of_64_bits(monkeypatch, form, precision):
     [("embedded", "ieee"), ("pairs, gaps", "ieee"), ("planes", "ieee"), ("embedded", "ieee-3m")],
 )
 def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
-    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
+    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
     a, b = operands(form)
     a, b = torch.stack([a, -a, a.conj(), 2 * a, 3 * a]), torch.stack([b, b + 1, b - 1, 2 * b, b]).conj()
     out = poisoned((5, a.shape[-2], b.shape[-1]), torch.complex64)
     call = described(a, b, out, precision)
-    pieces = launch._pieces(call, CONFIGS["tile"])
+    pieces = pieces_of(call, CONFIGS["tile"])
     assert len(pieces) > 1
     for piece in pieces:
         launch.run_interpreted(piece, CONFIGS["tile"])

@@ -23,16 +23,19 @@ from triton.runtime import build
 from typer.testing import CliRunner
 
 import tritile
-from tritile import ahead, cli, families, offline, table
-from tritile.compiles import compiles_heard
-from tritile.config import Config
-from tritile.deploy import fill, folder, modules
-from tritile.device import Device, target_device
+from tritile import cli
+from tritile.core.config import Config
+from tritile.core.device import Device, target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import CompiledWarning, InvalidValueError, TuningError
-from tritile.measure.child import Nursery
-from tritile.measure.pool import CompilePool
+from tritile.families import registry as families
 from tritile.ops import run as running
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.planning import table
+from tritile.runtime import ahead, offline
+from tritile.runtime.compiles import compiles_heard
+from tritile.tune.deploy import fill, folder, modules
+from tritile.tune.measure.child import Nursery
+from tritile.tune.measure.pool import CompilePool
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
@@ -69,7 +72,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch, triton, tritile
-from tritile import ahead, launch, offline, table
+from tritile.runtime import ahead, launch, offline; from tritile.planning import table
 from tritile.ops import matmul, permute
 
 heard = []

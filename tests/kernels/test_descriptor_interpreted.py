@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
 from tritile.errors import TuningError
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.work import work_of
+from tritile.runtime import launch
 
 
 def config(persistent=False, split=1, subtiles=1):

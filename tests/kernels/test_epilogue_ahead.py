@@ -8,11 +8,12 @@ import pytest
 import triton
 
 from tests.kernels.test_ahead import NAMES, groups, later, tile, tma
-from tritile import ahead, model
-from tritile.device import target_device
-from tritile.offline import compiling_for, resources
-from tritile.problem import MatmulProblem
-from tritile.space import illegal
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.families.space import illegal
+from tritile.planning import model
+from tritile.runtime import ahead
+from tritile.runtime.offline import compiling_for, resources
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

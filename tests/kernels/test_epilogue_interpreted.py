@@ -18,11 +18,11 @@ from tests.reference import (
     poison_empty,
     values,
 )
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.core.problem import ACTIVATIONS
 from tritile.ops import run as operation
 from tritile.ops.described import Extras, described
-from tritile.problem import ACTIVATIONS
+from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),

@@ -9,13 +9,14 @@ import pytest
 import triton
 
 from tests.kernels.test_ahead import fits, later
-from tritile import ahead, model
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import UnsupportedError
-from tritile.offline import compiling_for, resources
-from tritile.problem import MatmulProblem
-from tritile.space import illegal, legal_configs
+from tritile.families.space import illegal, legal_configs
+from tritile.planning import model
+from tritile.runtime import ahead
+from tritile.runtime.offline import compiling_for, resources
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

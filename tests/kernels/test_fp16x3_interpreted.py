@@ -9,14 +9,15 @@ import torch
 import tritile
 from tests.reference import frame, guard_intact, placed, poison_empty, product64, values
 from tests.simulated import DATA, promoted_product
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.core.problem.parts import error_bound, part_length, promoted_every
 from tritile.errors import InvalidValueError
-from tritile.interpreter import interpret
-from tritile.kernels.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
+from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
+from tritile.families.fp16x3 import lowering as fp16x3
+from tritile.families.lowering import lowered
 from tritile.ops.described import described
-from tritile.problem.parts import error_bound, part_length, promoted_every
-from tritile.work.lower import fp16x3, lowered
+from tritile.runtime import launch
+from tritile.runtime.interpreter import interpret
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 U = 2.0**-24
@@ -77,7 +78,7 @@ def tiled(request, monkeypatch):
 
 
 def limits_passed(x, bit):
-    """The verdict on rows, which run along K, by the counts that `tritile.work.lower.fp16x3` derives."""
+    """The verdict on rows, which run along K, by the counts that `families.fp16x3.lowering` derives."""
     k, size = x.shape[1], x.abs().double()
     most = size.nan_to_num(math.inf, math.inf).amax(1, keepdim=True)
     exponent = torch.frexp(most.clamp(2.0**-127, 2.0**127)).exponent - 1

@@ -7,11 +7,11 @@ import torch
 
 import tritile
 from tests.reference import assert_gated, bytes_of, frame, guard_intact, name, placed, poison_empty, values
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.core.problem import ACTIVATIONS, MatmulProblem
+from tritile.core.views import posed
 from tritile.ops.described import Extras, described
-from tritile.problem import ACTIVATIONS, MatmulProblem
-from tritile.views import posed
+from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),

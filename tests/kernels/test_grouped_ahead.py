@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from tritile import ahead, model
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.problem import GroupedProblem
-from tritile.space import ALL_CONFIGS, illegal
-from tritile.space.grouped import shared_bytes, unreachable
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import GroupedProblem
+from tritile.families.grouped.family import shared_bytes, unreachable
+from tritile.families.space import ALL_CONFIGS, illegal
+from tritile.planning import model
+from tritile.runtime import ahead
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -9,12 +9,12 @@ import torch
 import tritile
 from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, spoiled
 from tests.reference import frame, guard_intact, placed, poison_empty, values
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
 from tritile.errors import TuningError
+from tritile.families.grouped.work import tile_work
+from tritile.families.matmul_tile import work as tile
 from tritile.ops.groups import Operands, described
-from tritile.work import tile
-from tritile.work.grouped import tile_work
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 TILE = Config.of(4, 2, "tile", BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, GROUP_M=2)

@@ -20,11 +20,11 @@ from tests.unit.test_invariant import (
     tile,
     tma,
 )
-from tritile.ahead import compiled_for
-from tritile.config import Config
-from tritile.device import TARGETS
-from tritile.space import illegal
-from tritile.space.numerics import numerics
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.families.numerics import numerics
+from tritile.families.space import illegal
+from tritile.runtime.ahead import compiled_for
 
 BLACKWELL = TARGETS["sm_100"]
 MATRIX = re.compile(r"wgmma\.mma_async\S*?m64n\d+(k\d+)|(tcgen05\.mma)\S*|mma\.sync\S*?(m\d+n\d+k\d+)")

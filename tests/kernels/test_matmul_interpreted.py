@@ -24,13 +24,13 @@ from tests.reference import (
     poison_empty,
     values,
 )
-from tritile import launch
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
 from tritile.errors import DtypeError
+from tritile.families.space import illegal
 from tritile.ops import matmul as matmul_op
 from tritile.ops.described import described
-from tritile.space import illegal
+from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, tile, tma, turned
-from tritile import native
-from tritile.device import target_device
-from tritile.launch import _compiled
-from tritile.loading import Loaded
-from tritile.offline import Pointer, compiling_for
-from tritile.views import posed
-from tritile.work import work_of
+from tritile.core.device import target_device
+from tritile.core.pointer import Pointer
+from tritile.core.views import posed
+from tritile.families.work import work_of
+from tritile.runtime import native
+from tritile.runtime.launch import _compiled
+from tritile.runtime.loading import Loaded
+from tritile.runtime.offline import compiling_for
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -6,14 +6,15 @@ import re
 import pytest
 import torch
 
-from tritile import ahead
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.launch import compiles_of
-from tritile.offline import Pointer, compiling_for
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.space import tile
-from tritile.views import PermuteCall
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.pointer import Pointer
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.views import PermuteCall
+from tritile.families.matmul_tile import family as tile
+from tritile.runtime import ahead
+from tritile.runtime.launch import compiles_of
+from tritile.runtime.offline import compiling_for
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.kernels.test_ahead import later
-from tritile import ahead, model
-from tritile.device import target_device
-from tritile.offline import check_fits, compiling_for, resources
-from tritile.problem import MatmulProblem
-from tritile.work.lower import ozaki
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.families.ozaki import lowering as ozaki
+from tritile.planning import model
+from tritile.runtime import ahead
+from tritile.runtime.offline import check_fits, compiling_for, resources
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -13,16 +13,16 @@ import triton.language as tl
 import tritile
 from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem, epilogue_of, moduli
+from tritile.core.views import Placed, posed
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.interpreter import interpret
-from tritile.kernels import residues
-from tritile.kernels.epilogue import remainder
+from tritile.families.common.epilogue import remainder
+from tritile.families.ozaki import kernel as residues
+from tritile.families.ozaki import lowering as ozaki
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem, epilogue_of, moduli
-from tritile.views import Placed, posed
-from tritile.work.lower import ozaki
+from tritile.runtime import launch
+from tritile.runtime.interpreter import interpret
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
@@ -52,7 +52,7 @@ def norm(vector):
 
 
 def assert_within_bound(got, a, b):
-    """The bound that `tritile.work.lower.ozaki` states, element by element, in exact arithmetic."""
+    """The bound that `tritile.families.ozaki.lowering` states, element by element, in exact arithmetic."""
     rows, columns = fractions(a), fractions(b.mT)
     root = Fraction(math.isqrt(len(rows[0]) * 2**40) + 1, 2**20)
     worst = Fraction(0)

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reference import frame, guard_intact, name, poison_empty, random_bits, same_bits
-from tritile import launch
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.families.matmul_tile import work as tile
+from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
-from tritile.space import illegal
-from tritile.work import tile
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]

@@ -23,12 +23,14 @@ from tests.reference import (
     same_bits,
     values,
 )
-from tritile import launch
-from tritile.device import TARGETS
+from tritile.core.device import TARGETS
 from tritile.errors import TuningError
+from tritile.families.matmul_tile import family as tile
+from tritile.families.pieces import pieces_of
+from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.ops import run
-from tritile.space import illegal, tile
+from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
@@ -297,8 +299,8 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     call = permute_op.described(x, out, [0, 2, 1])
     assert call.batch_shape == (5,)
     config = tritile.Config.of(num_warps=4, num_stages=1, family="tile", BLOCK_M=128, BLOCK_N=128, GROUP_M=1)
-    monkeypatch.setattr(launch, "_MAX_PROGRAMS", most)
-    pieces = launch._pieces(call, config)
+    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", most)
+    pieces = pieces_of(call, config)
     assert (len(pieces) > 1) == (most < 5)
     for piece in pieces:
         launch.run_interpreted(piece, config)
@@ -309,18 +311,18 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     buffer = values((2, 3, 40), torch.float32)
     x, before = buffer[:, :2], buffer[:, :2].clone()
     call = permute_op.described(x, x, [1, 0, 2])
-    monkeypatch.setattr(launch, "_MAX_PROGRAMS", 8)
-    for piece in launch._pieces(call, tile.in_place(call.problem)):
+    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
+    for piece in pieces_of(call, tile.in_place(call.problem)):
         launch.run_interpreted(piece, tile.in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))
     square = torch.zeros(200, 200)
     call = permute_op.described(square, square, [1, 0])
     with pytest.raises(TuningError, match="more programs than a launch counts"):
-        launch._pieces(call, tile.in_place(call.problem))
+        pieces_of(call, tile.in_place(call.problem))
 
 
 def test_what_is_done_in_place_is_never_measured(monkeypatch):
-    monkeypatch.setattr("tritile.subject.tuned_now", None)
+    monkeypatch.setattr("tritile.tune.subject.tuned_now", None)
     x = values((70, 70), torch.float32)
     before = x.clone()
     for mode in ("tune", "strict", "off"):

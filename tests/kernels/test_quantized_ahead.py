@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.kernels.test_ahead import later
-from tritile import ahead, model
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.offline import compiling_for, resources
-from tritile.problem import QuantizedProblem
-from tritile.space import illegal, legal_configs
-from tritile.space.quantized import scales_sums, shared_bytes
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import QuantizedProblem
+from tritile.families.quantized.family import scales_sums, shared_bytes
+from tritile.families.space import illegal, legal_configs
+from tritile.planning import model
+from tritile.runtime import ahead
+from tritile.runtime.offline import compiling_for, resources
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

@@ -7,11 +7,11 @@ import torch
 
 import tritile
 from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
 from tritile.errors import DeviceError, DtypeError, GradientError, ShapeError, TuningError, UnsupportedError
+from tritile.families.quantized.family import scales_sums
 from tritile.ops.linear import described
-from tritile.space.quantized import scales_sums
+from tritile.runtime import launch
 
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]

@@ -8,14 +8,15 @@ import torch
 import tritile
 from tests.kernels.test_ahead import fits
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
-from tritile import ahead, launch, model
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.core.problem import matmul as problems
+from tritile.families.space import illegal
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem
-from tritile.problem import matmul as problems
-from tritile.space import illegal
-from tritile.work import work_of
+from tritile.planning import model
+from tritile.runtime import ahead, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 CONFIG = Config.of(4, 3, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)

@@ -9,14 +9,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tests.kernels.test_ahead import later
-from tritile.decorated import KernelCall
-from tritile.device import target_device
-from tritile.measure.shipping import StandIn, pack, unpack
-from tritile.offline import Pointer, compiling_for
-from tritile.rungs import transpose
-from tritile.rungs.climb import LADDERS, Kernel
-from tritile.rungs.launching import arguments, described, planned, taken
-from tritile.rungs.matrices import matrices
+from tritile.core.device import target_device
+from tritile.core.pointer import Pointer
+from tritile.lab.rungs import transpose
+from tritile.lab.rungs.climb import LADDERS, Kernel
+from tritile.lab.rungs.launching import arguments, described, planned, taken
+from tritile.lab.rungs.matrices import matrices
+from tritile.runtime.offline import compiling_for
+from tritile.tune.decorated import KernelCall
+from tritile.tune.measure.shipping import StandIn, pack, unpack
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"

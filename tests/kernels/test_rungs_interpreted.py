@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.reference import assert_product
-from tritile.counting import counted
-from tritile.device import INTERPRETER
-from tritile.rungs.climb import ITEMSIZE, LADDERS, Kernel
-from tritile.rungs.launching import run_interpreted
-from tritile.rungs.matrices import matrices
+from tritile.core.device import INTERPRETER
+from tritile.lab.counting import counted
+from tritile.lab.rungs.climb import ITEMSIZE, LADDERS, Kernel
+from tritile.lab.rungs.launching import run_interpreted
+from tritile.lab.rungs.matrices import matrices
 
 GUARD = 64  # elements on either side of the output
 ODD = (1, 31, 65)

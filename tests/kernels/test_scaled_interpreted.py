@@ -18,11 +18,11 @@ from tests.reference import (
     values,
 )
 from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
-from tritile import launch
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.families.common.work import Buffer
+from tritile.families.work import work_of
 from tritile.ops.described import Extras, described
-from tritile.work import work_of
-from tritile.work.values import Buffer
+from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),

@@ -10,11 +10,12 @@ import torch
 
 from tests.interleaved import interleaved
 from tests.reference import assert_product, values
-from tritile import launch
-from tritile.config import Config
-from tritile.interpreter import interpret
+from tritile.core.config import Config
+from tritile.families.matmul_tma import work as tma
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.work import tma, work_of
+from tritile.runtime import launch
+from tritile.runtime.interpreter import interpret
 
 PROGRAMS_AT_ONCE = 64  # as many as the GPU runs, so that those of one tile wait for each other
 A, B = values((40, 128), torch.float32), values((128, 20), torch.float32, 1)

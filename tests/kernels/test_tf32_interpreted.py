@@ -8,15 +8,15 @@ import torch
 import tritile
 from tests.reference import assert_product, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
-from tritile import launch
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.core.views import posed
+from tritile.families.common.work import Descriptor
+from tritile.families.matmul_tma import family as space
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem
-from tritile.space import descriptor as space
-from tritile.views import posed
-from tritile.work import work_of
-from tritile.work.values import Descriptor
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 

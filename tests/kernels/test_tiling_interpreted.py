@@ -11,18 +11,18 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.reference import values
-from tritile import launch
-from tritile.config import Config
-from tritile.counting import counted
-from tritile.device import target_device
-from tritile.interpreter import library_lock
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import PermuteProblem
+from tritile.core.views import posed
+from tritile.families.space import illegal
+from tritile.families.work import work_of
+from tritile.lab.counting import counted
+from tritile.lab.report.tiling import move_of, step_of, tiling_of
+from tritile.lab.report.tiling.moves import covered, whole_rows
 from tritile.ops.described import described
-from tritile.problem import PermuteProblem
-from tritile.report.tiling import move_of, step_of, tiling_of
-from tritile.report.tiling.moves import covered, whole_rows
-from tritile.space import illegal
-from tritile.views import posed
-from tritile.work import work_of
+from tritile.runtime import launch
+from tritile.runtime.interpreter import library_lock
 
 DEVICE = replace(target_device("nvidia-h200"), processors=3)  # as `run_interpreted` has it
 

@@ -5,15 +5,17 @@ import threading
 import pytest
 import torch
 
-from tritile import launch, model, traffic
-from tritile.config import Config
-from tritile.counting import SECTOR, counted
-from tritile.device import target_device
-from tritile.interpreter import interpret
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.lab import traffic
+from tritile.lab.counting import SECTOR, counted
+from tritile.lab.rungs.matmul import matmul_naive
+from tritile.lab.rungs.transpose import transpose_rows
 from tritile.ops import permute as permute_op
 from tritile.ops.described import described
-from tritile.rungs.matmul import matmul_naive
-from tritile.rungs.transpose import transpose_rows
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.runtime.interpreter import interpret
 
 H200 = target_device("nvidia-h200")
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}

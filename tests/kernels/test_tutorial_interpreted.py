@@ -8,9 +8,9 @@ import triton
 from triton.compiler import ASTSource
 
 from tests.reference import assert_product, poison_empty, values
-from tritile.device import target_device
-from tritile.interpreter import interpret
-from tritile.report import tutorial
+from tritile.core.device import target_device
+from tritile.lab.report import tutorial
+from tritile.runtime.interpreter import interpret
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
 

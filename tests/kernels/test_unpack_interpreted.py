@@ -7,15 +7,16 @@ import torch
 
 import tritile
 from tests.reference import assert_product, frame, guard_intact, name, values
-from tritile import launch
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.interpreter import interpret
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.views import View
+from tritile.families.lowering import joined
+from tritile.families.matmul_tma.work import descriptor_work
+from tritile.families.quantized import work_unpacked as unpacked
+from tritile.families.work import work_of
 from tritile.ops.linear import described
-from tritile.views import View
-from tritile.work import unpacked, work_of
-from tritile.work.lower import joined
-from tritile.work.tma import descriptor_work
+from tritile.runtime import launch
+from tritile.runtime.interpreter import interpret
 
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tritile
-from tritile.work import tile
+from tritile.families.matmul_tile import work as tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from tritile.config import Config
-from tritile.device import INTERPRETER
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER
+from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
-from tritile.measure.protocols import Taken
-from tritile.problem import KernelProblem
-from tritile.subject import ProblemSubject
+from tritile.tune.measure.protocols import Taken
+from tritile.tune.subject import ProblemSubject
 
 
 def config(speed, fault="none"):

@@ -10,14 +10,14 @@ import warnings
 from pathlib import Path
 
 from tests.unit.fake_subjects import Fake, config
-from tritile.device import INTERPRETER
-from tritile.measure.child import START_S, Child, ChildError, Nursery
-from tritile.measure.engine import tune
-from tritile.measure.served import nurse_forked
-from tritile.measure.tasks import Rules, Task
-from tritile.measure.workshop import Workshop
-from tritile.search import STRATEGIES, Listed
-from tritile.store import Store
+from tritile.core.device import INTERPRETER
+from tritile.planning.store import Store
+from tritile.tune.measure.child import START_S, Child, ChildError, Nursery
+from tritile.tune.measure.engine import tune
+from tritile.tune.measure.served import nurse_forked
+from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.search import STRATEGIES, Listed
 
 
 class QuickNursery(Nursery):

@@ -6,11 +6,11 @@ import sys
 
 from tests.unit.fake_subjects import Formula
 from tritile.cli import tune
-from tritile.device import target_device
-from tritile.measure.child import Nursery
-from tritile.subject import DEFAULT
-from tritile.subject import problem as subjects
+from tritile.core.device import target_device
+from tritile.tune.measure.child import Nursery
 from tritile.tune.shards import Place, Shards
+from tritile.tune.subject import DEFAULT
+from tritile.tune.subject import problem as subjects
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")

@@ -10,12 +10,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.problem import MatmulProblem
 from tritile.errors import TritileError
-from tritile.problem import MatmulProblem
-from tritile.store import Store
-from tritile.trial import Trial
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
 from tritile.tune.shards import Place, Shards
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")

@@ -10,16 +10,15 @@ import triton.language as tl
 from torch import distributed
 
 import tritile
-from tritile import model, plans
-from tritile.config import Config
-from tritile.device import INTERPRETER, target_device
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import DeviceError, TritileError
-from tritile.families import FAMILIES
-from tritile.ops import sync
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.space import legal_configs
-from tritile.store import store_of
-from tritile.trial import Trial
+from tritile.families.registry import FAMILIES
+from tritile.families.space import legal_configs
+from tritile.planning import model, plans, sync
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 
 DEVICE = target_device("nvidia-h200")
 MATMUL = MatmulProblem(1, 1000, 600, 500, "bfloat16", "bfloat16")

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from tritile.cli import app
-from tritile.report.accuracy import data, measured
+from tritile.lab.report.accuracy import data, measured
 
 UNIT = 2.0**-24
 

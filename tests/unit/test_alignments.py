@@ -8,13 +8,13 @@ import torch
 
 import alignments
 import export_peers
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.problem import problem_to_dict
+from tritile.core.views import posed
+from tritile.lab.report import peers
+from tritile.lab.report.results import Measurement
 from tritile.ops.described import described
-from tritile.problem import problem_to_dict
-from tritile.report import peers
-from tritile.report.results import Measurement
-from tritile.views import posed
 
 GRID = alignments.grid()
 ENV = {"gpu": "GPU", "time": "2026-01-01T00:00:00+00:00"}

@@ -6,9 +6,10 @@ import torch
 
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
-from tritile import errors, settings
+from tritile import errors
+from tritile.core import settings
+from tritile.core.settings import cache_dir, tune_budget_s
 from tritile.ops import checks
-from tritile.settings import cache_dir, tune_budget_s
 
 FLOAT = torch.float32
 

@@ -20,11 +20,11 @@ from triton.runtime.errors import OutOfResources
 
 import tritile
 from tests.unit.helpers_for_nurseries import run_script
-from tritile.config import Config
-from tritile.device import INTERPRETER
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER
+from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning
-from tritile.source import source_hash
-from tritile.store import store_of
+from tritile.planning.store import store_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 TIMES = {64: 3.0, 128: 1.0, 256: 2.0}
@@ -266,7 +266,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
     kernel = tuned(bench)
     with tritile.mode("tune"):
         with monkeypatch.context() as during:
-            during.setattr("tritile.autotuner.capturing", lambda: True)
+            during.setattr("tritile.tune.autotuner.capturing", lambda: True)
             assert run(kernel, bench.used) == 64
         assert bench.measured == []
         assert run(kernel, bench.used) == 128  # what was taken in its place is not kept

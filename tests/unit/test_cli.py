@@ -12,18 +12,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tritile import cli, errors, families, table
+from tritile import cli, errors
 from tritile.cli import tune as tune_module
-from tritile.config import Config
-from tritile.deploy import fill as deployment
-from tritile.device import target_device
-from tritile.measure.log import logged
-from tritile.problem import MatmulProblem
-from tritile.settings import tune_log
-from tritile.store import Store, store_of
-from tritile.subject.space import ProblemSpace
-from tritile.trial import Trial
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.core.settings import tune_log
+from tritile.families import registry as families
+from tritile.planning import table
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial
 from tritile.tune import tuner
+from tritile.tune.deploy import fill as deployment
+from tritile.tune.measure.log import logged
+from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")

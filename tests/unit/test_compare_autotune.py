@@ -19,9 +19,9 @@ import compare_autotune as comparison
 import compare_rows as rows_of
 import compare_sides as sides
 import tritile
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.interpreter import HostAware
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.runtime.interpreter import HostAware
 
 SOFTMAX = ("softmax", (4, 50))
 ENV = {"gpu": "x", "torch": "2", "triton": "3", "driver": "", "tritile": "0", "time": "now"}

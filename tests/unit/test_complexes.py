@@ -7,17 +7,17 @@ import torch
 
 from tests.complexes import numbers
 from tests.reference import LAYOUTS, placed
-from tritile import model
-from tritile.device import TARGETS
+from tritile.core.device import TARGETS
+from tritile.core.pointer import Pointer
+from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
+from tritile.core.problem.complexes import core_of, form_of, moved
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError
-from tritile.offline import Pointer
+from tritile.families.common.work import Buffer, Descriptor
+from tritile.families.lowering import lowered
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem, problem_from_dict, problem_to_dict
-from tritile.problem.complexes import core_of, form_of, moved
-from tritile.views import posed
-from tritile.work import work_of
-from tritile.work.lower import lowered
-from tritile.work.values import Buffer, Descriptor
+from tritile.planning import model
 
 SIZES = [(35, 10, 21), (3, 35, 18), (64, 64, 64), (1, 40, 9), (17, 1, 5), (5, 6, 1), (1, 1, 1)]
 PRECISIONS = ("ieee", "tf32-3m")

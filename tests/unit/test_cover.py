@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem
-from tritile.report import recorded
-from tritile.report.cover import careful_us, covered, fewest
-from tritile.table import Entry
-from tritile.trial import Trial
+from tritile.lab.report import recorded
+from tritile.lab.report.cover import careful_us, covered, fewest
+from tritile.planning.table import Entry
+from tritile.planning.trial import Trial
 
 H200 = target_device("nvidia-h200")
 TRIALS = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-2.sqlite3.gz"

@@ -12,7 +12,7 @@ import torch
 
 import tritile
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
-from tritile.switch import building, overrides, routes, state
+from tritile.in_torch import building, overrides, routes, state
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)
@@ -148,7 +148,7 @@ def test_a_program_may_multiply_to_its_end(crossing, monkeypatch):
         "atexit.register(lambda: print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()))\n"
         "import torch, tritile\n"
         "tritile.use_in_torch.everywhere(_keys=('CPU',))\n"
-        "from tritile.switch import overrides\n"
+        "from tritile.in_torch import overrides\n"
         "print(overrides._libraries['CPU'].crossing is not None)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

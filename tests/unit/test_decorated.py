@@ -21,10 +21,11 @@ import triton.language as tl
 
 import tritile
 from tests.unit.helpers_for_nurseries import QuickNursery
-from tritile import device as devices
-from tritile.config import Config
-from tritile.decorated import KernelCall, KernelSubject, tuned_elsewhere
-from tritile.device import INTERPRETER, target_device
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, target_device
+from tritile.core.problem import KernelProblem
+from tritile.core.source import source_hash
 from tritile.errors import (
     InvalidValueError,
     TuningError,
@@ -32,18 +33,17 @@ from tritile.errors import (
     UntunedWarning,
     WrongAnswerWarning,
 )
-from tritile.interpreter import HostAware
-from tritile.measure import workshop
-from tritile.measure.answers import allowed_error, error_of, poison
-from tritile.measure.pool import CompilePool
-from tritile.measure.shipping import GUARD, Memory, StandIn, pack, unpack
-from tritile.measure.tasks import Rules
-from tritile.measure.workshop import _compile
-from tritile.problem import KernelProblem
-from tritile.search import STRATEGIES, Listed
-from tritile.source import source_hash
-from tritile.store import store_of
-from tritile.trial import Trial
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
+from tritile.runtime.interpreter import HostAware
+from tritile.tune.decorated import KernelCall, KernelSubject, tuned_elsewhere
+from tritile.tune.measure import workshop
+from tritile.tune.measure.answers import allowed_error, error_of, poison
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
+from tritile.tune.measure.tasks import Rules
+from tritile.tune.measure.workshop import _compile
+from tritile.tune.search import STRATEGIES, Listed
 
 H200 = target_device("nvidia-h200")
 PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))
@@ -151,7 +151,7 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
 
 
 def test_a_stand_in_tells_what_a_tensor_would():
-    place = pickle.loads(pickle.dumps(tritile.measure.shipping.Place(0, 6, "float16", (3, 5), (8, 1))))
+    place = pickle.loads(pickle.dumps(tritile.tune.measure.shipping.Place(0, 6, "float16", (3, 5), (8, 1))))
     stand_in = StandIn(place)
     assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == ((3, 5), (8, 1), torch.float16)
     assert stand_in.numel() == 15
@@ -395,13 +395,13 @@ SCRIPT = """
 import torch, triton, tritile
 import triton.language as tl
 from pathlib import Path
-from tritile.decorated import KernelCall, KernelSubject
-from tritile.device import target_device
-from tritile.interpreter import HostAware
-from tritile.measure.pool import CompilePool
-from tritile.measure.shipping import pack
-from tritile.measure.workshop import _compile
-from tritile.problem import KernelProblem
+from tritile.tune.decorated import KernelCall, KernelSubject
+from tritile.core.device import target_device
+from tritile.runtime.interpreter import HostAware
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.shipping import pack
+from tritile.tune.measure.workshop import _compile
+from tritile.core.problem import KernelProblem
 import tempfile
 
 print("run")

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 
-from tritile import direct
+from tritile.tune import direct
 
 
 @triton.jit

@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.core.views import posed
 from tritile.errors import TuningError
-from tritile.problem import GroupedProblem, MatmulProblem, QuantizedProblem
-from tritile.subject import answers, elements
-from tritile.subject.operands import shared
-from tritile.views import posed
+from tritile.tune.subject import answers, elements
+from tritile.tune.subject.operands import shared
 
 M, N, K = 600, 48, 512
 FP64 = {"complex64": torch.complex128}

@@ -17,19 +17,19 @@ import pytest
 from tests.unit import helpers_for_nurseries as helpers
 from tests.unit.fake_subjects import Fake, config, scribbled
 from tests.unit.helpers_for_nurseries import QuickNursery
-from tritile.config import Config
-from tritile.device import INTERPRETER
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER
 from tritile.errors import StoreWarning, UnsupportedError
-from tritile.measure.child import Child, ChildError, Nursery
-from tritile.measure.engine import tune
-from tritile.measure.log import logged
-from tritile.measure.pool import CompilePool
-from tritile.measure.settling import settled, slower
-from tritile.measure.tasks import Rules, Task, fastest, has_more
-from tritile.measure.workshop import Workshop
-from tritile.search import STRATEGIES, Listed
-from tritile.store import Store
-from tritile.trial import Trial
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
+from tritile.tune.measure.child import Child, ChildError, Nursery
+from tritile.tune.measure.engine import tune
+from tritile.tune.measure.log import logged
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.settling import settled, slower
+from tritile.tune.measure.tasks import Rules, Task, fastest, has_more
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.search import STRATEGIES, Listed
 
 RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
 
@@ -206,7 +206,7 @@ def test_a_log_that_cannot_be_written_ends_no_search(shop, tmp_path):
 
 def test_a_process_that_compiled_much_is_replaced(monkeypatch, server):
     """Triton keeps what it compiled in memory."""
-    monkeypatch.setattr("tritile.measure.pool._WORN", 3)
+    monkeypatch.setattr("tritile.tune.measure.pool._WORN", 3)
     with CompilePool(1, QuickNursery(server)) as pool:
         pids = [pool.submit(os.getpid).result(60) for _ in range(7)]
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
@@ -447,7 +447,7 @@ def test_a_nursery_whose_answer_was_not_read_is_not_asked_again(nursery, child, 
     """A number read for another would be that of a process to kill."""
     assert child.ask(len, "ab", limit_s=60) == 2
     with monkeypatch.context() as patch:
-        patch.setattr("tritile.measure.child._line", stopped)
+        patch.setattr("tritile.tune.measure.child._line", stopped)
         with pytest.raises(KeyboardInterrupt):
             nursery.status(child.pid)
     assert child.close() is None  # nobody knows
@@ -495,7 +495,7 @@ class Broken:
     ids=["no length", "a byte", "cut short", "no pickle", "no number", "another number", "a value"],
 )
 def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, child, written):
-    monkeypatch.setattr("tritile.measure.child._STALLED_S", 1.0)
+    monkeypatch.setattr("tritile.tune.measure.child._STALLED_S", 1.0)
     assert child.ask(len, "ab", limit_s=60) == 2
     pid = child.pid
     with pytest.raises(ChildError, match="garbled: its answer cannot be read") as raised:

@@ -9,18 +9,20 @@ import torch
 from typer.testing import CliRunner
 
 import tritile
-from tritile import cli, model, plans, table, traffic
-from tritile.config import Config
-from tritile.device import target_device
+from tritile import cli
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, TuningError
+from tritile.families.common.prediction import peak_tflops
+from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
 from tritile.lab.explain.hardware import Waves, occupancy
 from tritile.lab.explain.telling import bytes_text
-from tritile.model.matmul import peak_tflops
-from tritile.offline import Resources
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.report import recorded
-from tritile.report.tiling import tiling_of
+from tritile.lab.report import recorded
+from tritile.lab.report.tiling import tiling_of
+from tritile.planning import model, plans, table
+from tritile.runtime.offline import Resources
 
 H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "bfloat16", "bfloat16")

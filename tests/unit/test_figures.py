@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import figures
-from tritile.report.run import stored
+from tritile.lab.report.run import stored
 
 README = Path(figures.HERE).parent / "README.md"
 

@@ -14,9 +14,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
-from tritile import device
+from tritile.core import device
 from tritile.errors import CompiledWarning, InvalidValueError
-from tritile.forms import Forms
+from tritile.tune.forms import Forms
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -167,7 +167,7 @@ def test_the_first_tensor_may_stand_anywhere(tuned):
 
 
 def test_what_is_captured_is_not_kept(tuned, monkeypatch):
-    monkeypatch.setattr("tritile.autotuner.capturing", lambda: True)
+    monkeypatch.setattr("tritile.tune.autotuner.capturing", lambda: True)
     given = on_gpu(), on_gpu(), 50, 0.5
     assert [tuned(*given)[1] for _ in range(2)] == [1, 1]
     assert tuned.tuner.cache == {}

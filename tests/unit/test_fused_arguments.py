@@ -9,7 +9,7 @@ import torch
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile import errors
-from tritile.problem import (
+from tritile.core.problem import (
     BLOCK_SCALES,
     MatmulProblem,
     epilogue_of,

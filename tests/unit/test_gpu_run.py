@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import recorder, run
-from tritile.report import tested
+from tritile.lab.report import tested
 
 ROOT = Path(__file__).parents[2]
 STACK = {"triton": "3.6.0", "gpu": "a GPU", "torch": "2.11.0", "commit": "abc"}

@@ -10,9 +10,10 @@ import torch
 import tritile
 from tests.groups import operands, parts
 from tests.reference import placed
-from tritile import launch, model, plans
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
+from tritile.core.views import posed
 from tritile.errors import (
     DeviceError,
     DtypeError,
@@ -22,20 +23,20 @@ from tritile.errors import (
     ShapeError,
     UnsupportedError,
 )
+from tritile.families.grouped.family import tiles
+from tritile.families.space import illegal, legal_configs
+from tritile.families.work import work_of
 from tritile.lab.explain import explained
+from tritile.lab.report import peers
+from tritile.lab.report.results import case_of, result
+from tritile.lab.report.summary import sizes_label
 from tritile.ops.groups import Operands, described
-from tritile.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
-from tritile.report import peers
-from tritile.report.results import case_of, result
-from tritile.report.summary import sizes_label
-from tritile.space import illegal, legal_configs
-from tritile.space.grouped import tiles
-from tritile.subject import answers
-from tritile.subject.groups import groups_of
-from tritile.subject.operands import neighbour, ragged, shared
+from tritile.planning import model, plans
+from tritile.runtime import launch
+from tritile.tune.subject import answers
+from tritile.tune.subject.groups import groups_of
+from tritile.tune.subject.operands import neighbour, ragged, shared
 from tritile.tune.suites import find, parse_shape
-from tritile.views import posed
-from tritile.work import work_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"

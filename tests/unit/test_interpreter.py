@@ -12,10 +12,10 @@ import triton.language as tl
 
 import tritile
 from tests.unit import helpers_for_kernels as helpers
-from tritile import interpreter as interpreter_module
-from tritile import threads
-from tritile.interpreter import interpret, library_lock
-from tritile.source import source_hash
+from tritile.core import threads
+from tritile.core.source import source_hash
+from tritile.runtime import interpreter as interpreter_module
+from tritile.runtime.interpreter import interpret, library_lock
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import invariance
 import tritile
-from tritile.device import TARGETS
+from tritile.core.device import TARGETS
 from tritile.ops import linear
 from tritile.ops.described import described
 

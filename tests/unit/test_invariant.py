@@ -8,13 +8,9 @@ import torch
 
 import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
-from tritile import model, plans, table
-from tritile.config import Config
-from tritile.device import TARGETS
-from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
-from tritile.families import FAMILIES
-from tritile.ops.described import described
-from tritile.problem import (
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.problem import (
     GroupedProblem,
     MatmulProblem,
     PermuteProblem,
@@ -22,11 +18,15 @@ from tritile.problem import (
     problem_from_dict,
     problem_to_dict,
 )
-from tritile.settings import Rules, is_batch_invariant, rules
-from tritile.space import illegal, legal_configs
-from tritile.space.numerics import Numerics, canonical, numerics
-from tritile.store import Trial, store_of
-from tritile.table import Entry, Table
+from tritile.core.settings import Rules, is_batch_invariant, rules
+from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
+from tritile.families.numerics import Numerics, canonical, numerics
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal, legal_configs
+from tritile.ops.described import described
+from tritile.planning import model, plans, table
+from tritile.planning.store import Trial, store_of
+from tritile.planning.table import Entry, Table
 
 HOPPER = TARGETS["nvidia-h200"]
 AMPERE = TARGETS["sm_80"]

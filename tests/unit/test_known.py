@@ -10,10 +10,10 @@ import torch
 import triton
 
 import tritile
-from tritile.launch import Launch
-from tritile.native import NativeLaunch
+from tritile.in_torch import overrides, routes, tally
 from tritile.ops.recall import Ready
-from tritile.switch import overrides, routes, tally
+from tritile.runtime.launch import Launch
+from tritile.runtime.native import NativeLaunch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 A, B, C = torch.randn(20, 8), torch.randn(8, 4), torch.randn(20, 4)
@@ -329,7 +329,7 @@ def gpu(decided, crossing, monkeypatch):
     found = Gpu()
     zeros = torch.zeros(3, dtype=torch.int64)
     counters = type("Counters", (), {"take": lambda self, count, stream: zeros})()
-    monkeypatch.setattr("tritile.launch.counters_of", lambda device: counters)
+    monkeypatch.setattr("tritile.runtime.launch.counters_of", lambda device: counters)
     crossing._library.tritile_driver(*found.entries)
     decided.ready, found.zeros = found.ready(), zeros
     yield found

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 import tritile
 from tritile import cli
-from tritile.device import INTERPRETER, target_device
+from tritile.core.device import INTERPRETER, target_device
+from tritile.core.settings import current_mode, mode
 from tritile.errors import InvalidValueError, TuningError
-from tritile.report import climbing
-from tritile.rungs import counts, race
-from tritile.rungs.climb import LADDERS, Library
-from tritile.rungs.launching import described, planned, run_compiled, run_interpreted
-from tritile.rungs.matrices import allowed_error, error_of, matrices
-from tritile.rungs.reading import Reading
-from tritile.settings import current_mode, mode
+from tritile.lab.report import climbing
+from tritile.lab.rungs import counts, race
+from tritile.lab.rungs.climb import LADDERS, Library
+from tritile.lab.rungs.launching import described, planned, run_compiled, run_interpreted
+from tritile.lab.rungs.matrices import allowed_error, error_of, matrices
+from tritile.lab.rungs.reading import Reading
 
 H200 = target_device("nvidia-h200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

@@ -10,15 +10,18 @@ import pytest
 import torch
 import triton
 
-from tritile import launch, loading, model, offline, plans
-from tritile.ahead import compiled_for
-from tritile.config import Config
-from tritile.deploy.folder import writing
-from tritile.device import compiler_version, target_device
+from tritile.core.config import Config
+from tritile.core.device import compiler_version, target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import UntunedWarning
+from tritile.families.matmul_tile import work as tile
+from tritile.families.pieces import pieces_of, workspace_bytes
+from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.problem import MatmulProblem
-from tritile.work import tile, work_of
+from tritile.planning import model, plans
+from tritile.runtime import launch, loading, offline
+from tritile.runtime.ahead import compiled_for
+from tritile.tune.deploy.folder import writing
 
 HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -33,7 +36,7 @@ def _product(*batch: int, m: int = 1, n: int = 1) -> object:
 @pytest.mark.parametrize("batch", [(2**31 + 5,), (2**31 - 1,), (2**33,)])
 def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     """Triton's launcher multiplies the grid in 32 bits, and runs nothing where the product turns negative."""
-    pieces = launch._pieces(_product(*batch), TINY)
+    pieces = pieces_of(_product(*batch), TINY)
     for piece in pieces:
         (step,) = work_of(piece, TINY, 132, True).steps
         assert step.grid == tile.work(piece, TINY).steps[0].grid
@@ -47,7 +50,7 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
 
 def test_a_batch_that_fits_is_one_launch():
     call = _product(2**31 - 2**16)
-    assert launch._pieces(call, TINY) == [call]
+    assert pieces_of(call, TINY) == [call]
 
 
 class _Unloaded:
@@ -165,10 +168,10 @@ def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(launch, "_prepared", lambda call, config, index: config)
     config = launch._spared(call, 0)
-    assert launch.workspace_bytes(call, config, HOPPER) == 0
+    assert workspace_bytes(call, config, HOPPER) == 0
     first = model.ranked(call.problem, HOPPER)
-    assert launch.workspace_bytes(call, first[0], HOPPER) > 0  # a's rows are copied, so that TMA reads them
-    assert all(launch.workspace_bytes(call, c, HOPPER) for c in first[: first.index(config)])
+    assert workspace_bytes(call, first[0], HOPPER) > 0  # a's rows are copied, so that TMA reads them
+    assert all(workspace_bytes(call, c, HOPPER) for c in first[: first.index(config)])
 
 
 def test_a_plan_tells_the_bytes_of_workspace():

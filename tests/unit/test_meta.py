@@ -5,9 +5,9 @@ import torch
 
 import tritile
 from tests.operators import OFFS, SAMPLES, A, B, W, X, drawn
-from tritile import device as devices
-from tritile import launch
+from tritile.core import device as devices
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, OverlapError, ShapeError
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 H200 = tritile.target_device("nvidia-h200")

@@ -9,8 +9,8 @@ from torch.func import grad, jvp, vmap
 
 import tritile
 from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
-from tritile import launch
-from tritile.settings import Rules, rules
+from tritile.core.settings import Rules, rules
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 

@@ -6,12 +6,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tritile
 from tests.operators import OFFS, A, B, W, X, drawn
-from tritile.operators import planning
+from tritile.core.versions import parsed
 from tritile.ops import plan as plan_of
 from tritile.ops.described import Extras, described
 from tritile.ops.groups import Operands
 from tritile.ops.groups import described as grouped
-from tritile.versions import parsed
+from tritile.ops.operators import planning
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),

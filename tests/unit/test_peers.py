@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from tritile.config import Config
+from tritile.core.config import Config
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
-from tritile.measure import timing
-from tritile.report import bench, block_peers, peers, tutorial
-from tritile.report import run as benchmark
-from tritile.report.results import Measurement, read, result
-from tritile.subject import answers
+from tritile.lab.report import bench, block_peers, peers, tutorial
+from tritile.lab.report import run as benchmark
+from tritile.lab.report.results import Measurement, read, result
+from tritile.tune.measure import timing
+from tritile.tune.subject import answers
 from tritile.tune.suites import Case, parse_shape
-from tritile.views import posed
 
 ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
 

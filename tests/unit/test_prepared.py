@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from tritile import launch, model, plans
-from tritile.device import target_device
+from tritile.core.device import target_device
 from tritile.errors import TuningError, UnsupportedError
 from tritile.ops import run
 from tritile.ops.described import described
+from tritile.planning import model, plans
+from tritile.runtime import launch
 
 HOPPER = target_device("nvidia-h200")
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from tritile.core.problem import PermuteProblem, problem_from_dict, problem_to_dict
 from tritile.errors import InvalidValueError
-from tritile.problem import PermuteProblem, problem_from_dict, problem_to_dict
-from tritile.space.tile import uneven
-from tritile.work import permute as work
+from tritile.families.matmul_tile.family import uneven
+from tritile.families.permute import work
 
 
 def strides_of(shape):

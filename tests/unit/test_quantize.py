@@ -8,8 +8,8 @@ import torch
 
 import tritile
 from tests.reference import FP8, name, values
+from tritile.core.quantized import by_group, by_row, packed, unpacked
 from tritile.errors import DeviceError, DtypeError, GradientError, InvalidValueError, ShapeError
-from tritile.quantized import by_group, by_row, packed, unpacked
 
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 HALF = (torch.bfloat16, torch.float16)

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 import tritile
-from tritile import model
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.pointer import Pointer
+from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.offline import Pointer
+from tritile.families.space import illegal, legal_configs
+from tritile.families.work import work_of
+from tritile.lab.report import results
+from tritile.lab.report.summary import summary
 from tritile.ops.linear import described
-from tritile.problem import QuantizedProblem, problem_from_dict, problem_to_dict
-from tritile.report import results
-from tritile.report.summary import summary
-from tritile.space import illegal, legal_configs
-from tritile.subject.operands import neighbour, ragged
+from tritile.planning import model
+from tritile.tune.subject.operands import neighbour, ragged
 from tritile.tune.suites import find, parse_shape
-from tritile.views import posed
-from tritile.work import work_of
 
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"
 H200 = target_device("nvidia-h200")

@@ -6,23 +6,25 @@ from math import prod
 import pytest
 import torch
 
-from tritile import families, model, plans
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.pointer import Pointer
+from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.core.views import posed
 from tritile.errors import UnsupportedError
-from tritile.kernels.repack import repack
-from tritile.kernels.unpack import unpack
-from tritile.kernels.warpgroups import matmul_warpgroups
-from tritile.model.matmul import tma_us
-from tritile.offline import Pointer
-from tritile.problem import MatmulProblem, QuantizedProblem
-from tritile.space import ALL_CONFIGS, contenders, illegal, legal_configs, warpgroups
-from tritile.space.quantized_unpacked import dense
-from tritile.subject.space import ProblemSpace
-from tritile.trial import Trial
-from tritile.views import posed
-from tritile.work import work_of
-from tritile.work.values import Buffer, Descriptor, Section
+from tritile.families import registry as families
+from tritile.families.common.prediction import tma_us
+from tritile.families.common.repack import repack
+from tritile.families.common.work import Buffer, Descriptor, Section
+from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
+from tritile.families.quantized.unpack import unpack
+from tritile.families.quantized.unpacked import dense
+from tritile.families.space import ALL_CONFIGS, contenders, illegal, legal_configs
+from tritile.families.work import work_of
+from tritile.planning import model, plans
+from tritile.planning.trial import Trial
+from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 PREFILL = QuantizedProblem(4096, 8192, 8192, "bfloat16", 4, 128)

@@ -5,9 +5,9 @@ import socket
 import time
 
 from tests.unit.helpers_for_ranks import CASES, H200, enter_rank
-from tritile import plans
-from tritile.store import Store
-from tritile.subject import is_tuned
+from tritile.planning import plans
+from tritile.planning.store import Store
+from tritile.tune.subject import is_tuned
 
 
 def start(server, rank, size, port, folder, pause="0"):

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tritile import cli, families
-from tritile.config import Config
-from tritile.device import target_device
+from tritile import cli
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.model.matmul import peak_tflops
-from tritile.problem import KernelProblem, MatmulProblem
-from tritile.report.notebook import Results
-from tritile.report.page import document, figures, gather, rows, searches, sources, tables, tuner
-from tritile.report.results import Measurement, Result, append, host_result, result
-from tritile.store import Store, store_of
-from tritile.trial import Trial
+from tritile.families import registry as families
+from tritile.families.common.prediction import peak_tflops
+from tritile.lab.report.notebook import Results
+from tritile.lab.report.page import document, figures, gather, rows, searches, sources, tables, tuner
+from tritile.lab.report.results import Measurement, Result, append, host_result, result
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import restamp
-from tritile import families
+from tritile.families import registry as families
 
 SLUG = "nvidia-h200"
 TABLE = restamp.ROOT / "tritile" / "tables" / f"{SLUG}.json"

@@ -12,22 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.report.console import print_results, print_summary
-from tritile.report.environment import environment
-from tritile.report.results import (
-    Measurement,
-    Result,
-    append,
-    case_of,
-    host_result,
-    latest,
-    read,
-    result,
-)
-from tritile.report.summary import markdown_summary, summary
+from tritile.lab.report.console import print_results, print_summary
+from tritile.lab.report.environment import environment
+from tritile.lab.report.results import Measurement, Result, append, case_of, host_result, latest, read, result
+from tritile.lab.report.summary import markdown_summary, summary
 from tritile.tune.suites import parse_shape
 
 ENV = {
@@ -278,5 +269,5 @@ def test_environment() -> None:
 
 
 def test_rich_is_needed_only_to_print() -> None:
-    code = "import sys; sys.modules['rich'] = None; import tritile.report.results"
+    code = "import sys; sys.modules['rich'] = None; import tritile.lab.report.results"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

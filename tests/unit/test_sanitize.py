@@ -5,9 +5,9 @@ import subprocess
 import pytest
 
 from tests.gpu import sanitize
-from tritile.device import target_device
-from tritile.families import FAMILIES
-from tritile.work import work_of
+from tritile.core.device import target_device
+from tritile.families.registry import FAMILIES
+from tritile.families.work import work_of
 
 HOPPER = target_device("nvidia-h200")
 
@@ -28,9 +28,9 @@ def test_every_family_has_a_case():
 
 
 REPORT = """\
-========= Error: Race reported between Read access at matmul_warpgroups+0x120 in warpgroups.py:{read}
-=========     and Write access at matmul_warpgroups+0xe00 in warpgroups.py:{first} [6 hazards]
-=========     and Write access at matmul_warpgroups+0x28e0 in warpgroups.py:{second} [2 hazards]
+========= Error: Race reported between Read access at matmul_warpgroups+0x120 in kernel.py:{read}
+=========     and Write access at matmul_warpgroups+0xe00 in kernel.py:{first} [6 hazards]
+=========     and Write access at matmul_warpgroups+0x28e0 in kernel.py:{second} [2 hazards]
 =========
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
@@ -44,7 +44,7 @@ def said(monkeypatch, code, report):
 
 @pytest.mark.parametrize("moved", ["read", "first", "second", None])
 def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypatch, capsys):
-    lines = sorted(line for _, line in sanitize.dispatches())
+    lines = sorted(line for *_, line in sanitize.dispatches())
     at = {"read": lines[0], "first": lines[0], "second": lines[-1]}
     if moved:
         at[moved] = lines[0] - 100  # a statement of a consumer

@@ -17,8 +17,8 @@ import torch.distributed
 
 from tests.unit import helpers_for_shards as helpers
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.store import Store
-from tritile.trial import row_of
+from tritile.planning.store import Store
+from tritile.planning.trial import row_of
 from tritile.tune.board import Board, Place, Watch
 from tritile.tune.gate import Gate
 from tritile.tune.shards import in_turn, part

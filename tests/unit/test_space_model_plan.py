@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import tritile
-from tritile import model, plans, table
-from tritile.config import Config
-from tritile.device import TARGETS, Device, target_device
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, Device, target_device
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.errors import (
     DeviceError,
     InvalidValueError,
@@ -17,12 +17,12 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
-from tritile.families import FAMILIES, digests
-from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem
-from tritile.space import illegal, legal_configs
-from tritile.space.tile import shared_bytes
-from tritile.store import Trial, store_of
-from tritile.table import Entry, Table
+from tritile.families.matmul_tile.family import shared_bytes
+from tritile.families.registry import FAMILIES, digests
+from tritile.families.space import illegal, legal_configs
+from tritile.planning import model, plans, table
+from tritile.planning.store import Trial, store_of
+from tritile.planning.table import Entry, Table
 
 SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
 HOPPER = TARGETS["nvidia-h200"]

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from tritile import database, threads
-from tritile import store as store_module
-from tritile.config import Config
-from tritile.device import TARGETS, Device
+from tritile.core import threads
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, Device
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
-from tritile.store import Store, store_of
-from tritile.trial import Trial, row_of
+from tritile.planning import database
+from tritile.planning import store as store_module
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial, row_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"

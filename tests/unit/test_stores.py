@@ -12,14 +12,14 @@ import torch
 
 from tests.reference import DEFAULT_OUT
 from tritile import quantize
-from tritile.device import target_device
+from tritile.core.device import target_device
+from tritile.core.source import package_hash
 from tritile.errors import TuningError
+from tritile.families.common.work import Descriptor
+from tritile.families.space import ALL_CONFIGS, illegal
+from tritile.families.work import work_of
 from tritile.ops import groups, linear
 from tritile.ops.described import Extras, described
-from tritile.source import package_hash
-from tritile.space import ALL_CONFIGS, illegal
-from tritile.work import work_of
-from tritile.work.values import Descriptor
 
 H200 = target_device("nvidia-h200")
 READ = {"a_desc", "b_desc", "b_rest_desc", "up_desc", "x_desc"}

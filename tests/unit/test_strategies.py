@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tritile import Space, errors, model
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.report import recorded
-from tritile.search import STRATEGIES, Listed, expected_gain, replay, screening
-from tritile.search.strategies import ENOUGH, NEIGHBOURS, OPENING, crosses, leaders
-from tritile.space import illegal
-from tritile.subject.space import ProblemSpace
+from tritile import Space, errors
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.families.space import illegal
+from tritile.lab.report import recorded
+from tritile.planning import model
+from tritile.tune.search import STRATEGIES, Listed, expected_gain, replay, screening
+from tritile.tune.search.strategies import ENOUGH, NEIGHBOURS, OPENING, crosses, leaders
+from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 WHOLE = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-whole.sqlite3.gz"

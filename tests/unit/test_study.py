@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.fake_subjects import Formula, made_up_us
 from tests.unit.helpers_for_nurseries import QuickNursery
-from tritile.config import Config
-from tritile.device import target_device
-from tritile.measure.workshop import Workshop
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.tune import study
+from tritile.tune.measure.workshop import Workshop
 
 H200 = target_device("nvidia-h200")
 PROBLEMS = [MatmulProblem(1, 64, 64, 256 * i, "float16", "float16") for i in (1, 2)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.problem import MatmulProblem, PermuteProblem
 from tritile.tune.suites import Case, find, load, parse_shape
 
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"

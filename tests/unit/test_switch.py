@@ -15,8 +15,8 @@ import tritile
 from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.switch import overrides, routes, state
-from tritile.switch.expected import Judgement
+from tritile.in_torch import overrides, routes, state
+from tritile.in_torch.expected import Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)

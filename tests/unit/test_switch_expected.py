@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 import export_peers
-from tritile import plans
-from tritile.device import TARGETS, target_device
+from tritile.core.device import TARGETS, target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.report.results import read
-from tritile.switch import expected, peers
-from tritile.switch.peers import Peer, Peers, from_text, to_text
+from tritile.in_torch import expected, peers
+from tritile.in_torch.peers import Peer, Peers, from_text, to_text
+from tritile.lab.report.results import read
+from tritile.planning import plans
 
 H200, A100 = TARGETS["nvidia-h200"], TARGETS["sm_80"]
 HALF = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")

@@ -6,7 +6,7 @@ import torch
 import tritile
 from tests.moduledb import check, samples
 from tests.reference import name as of
-from tritile.switch import routes
+from tritile.in_torch import routes
 
 pytestmark = [
     pytest.mark.slow,

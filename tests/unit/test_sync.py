@@ -8,13 +8,13 @@ from torch import distributed
 
 import tritile
 from tests.unit import helpers_for_sync as helpers
-from tritile.config import Config
-from tritile.device import INTERPRETER
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER
+from tritile.core.problem import KernelProblem
 from tritile.errors import DistributedError, InvalidValueError
-from tritile.problem import KernelProblem
-from tritile.snapshot import PER_PROBLEM, Snapshot, text_of
-from tritile.store import Store, store_of
-from tritile.trial import Trial
+from tritile.planning.snapshot import PER_PROBLEM, Snapshot, text_of
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial
 
 KERNEL = "0123456789abcdef"
 RANKS = 3

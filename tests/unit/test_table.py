@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from tritile import table as table_module
-from tritile.config import Config
-from tritile.device import TARGETS, target_device
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, target_device
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.families import digests, kernel_name
-from tritile.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
-from tritile.space import illegal
-from tritile.store import Store
-from tritile.table import Entry, Loss, Table, completed, from_store, read, shipped, write
-from tritile.trial import Trial
+from tritile.families.registry import digests, kernel_name
+from tritile.families.space import illegal
+from tritile.planning import table as table_module
+from tritile.planning.store import Store
+from tritile.planning.table import Entry, Loss, Table, completed, from_store, read, shipped, write
+from tritile.planning.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 PROBLEMS = (
@@ -245,7 +245,7 @@ def test_an_interrupted_write_leaves_the_old_table(
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from tritile.files import write_whole
+from tritile.core.files import write_whole
 
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 write_whole(Path(sys.argv[1]), "half")

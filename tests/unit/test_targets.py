@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tritile import cli
-from tritile.config import Config
-from tritile.report.results import Measurement, Result, append, host_result, result
-from tritile.report.targets import TARGETS, Row, compare
+from tritile.core.config import Config
+from tritile.lab.report.results import Measurement, Result, append, host_result, result
+from tritile.lab.report.targets import TARGETS, Row, compare
 from tritile.tune.suites import Case, parse_shape
 
 ENV = {

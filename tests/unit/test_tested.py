@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tritile import families
-from tritile.report import doctor, tested
+from tritile.families import registry as families
+from tritile.lab.report import doctor, tested
 
 ADVICE = 'run `make test-gpu` on a GPU, or say why not: python tests/gpu/run.py --pending "the reason"'
 
@@ -60,20 +60,20 @@ BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
 @pytest.mark.parametrize(
     ("path", "old", "new", "wanted"),
     [
-        ("work/operands.py", "whole and not stretched", "whole or stretched", BY_TMA),
+        ("families/common/operands.py", "whole and not stretched", "whole or stretched", BY_TMA),
         (
-            "work/grouped.py",
+            "families/grouped/work.py",
             "import Config",
             "import Config as Config",
             {"grouped/tile", "grouped/descriptor"},
         ),
-        ("work/lower/fp16x3.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
-        ("kernels/split.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
-        ("kernels/permute.py", "def ", "async def ", {"permute/tile", "permute/packed"}),
-        ("native.py", "def ", "async def ", set(families.digests())),
-        ("launch.py", "_ALIGNMENT: Final = 256", "_ALIGNMENT: Final = 16", set(families.digests())),
-        ("work/tma.py", '"""The same of a gated', '"""As of a gated', set()),
-        ("autotuner.py", "def ", "async def ", set()),
+        ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
+        ("families/fp16x3/kernel.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
+        ("families/permute/kernel.py", "def ", "async def ", {"permute/tile", "permute/packed"}),
+        ("runtime/native.py", "def ", "async def ", set(families.digests())),
+        ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
+        ("families/matmul_tma/work.py", '"""The same of a gated', '"""As of a gated', set()),
+        ("tune/autotuner.py", "def ", "async def ", set()),
     ],
 )
 def test_host_code_counts_for_the_kernels_whose_arguments_it_decides(package, path, old, new, wanted):

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 import tritile
-from tritile import threads
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core import threads
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.problem import MatmulProblem
+from tritile.core.threads import once
 from tritile.errors import TuningError
-from tritile.families import FAMILIES
+from tritile.families.matmul_tile import family as tile
+from tritile.families.registry import FAMILIES
 from tritile.ops import run
-from tritile.problem import MatmulProblem
-from tritile.space import tile
-from tritile.store import store_of
-from tritile.threads import once
-from tritile.trial import Trial
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], name="a GPU without a table")
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
@@ -135,7 +135,7 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
         return config
 
     monkeypatch.setattr(run.plans, "plan_for", all_find_nothing)
-    monkeypatch.setattr("tritile.subject.tuned_now", search)
+    monkeypatch.setattr("tritile.tune.subject.tuned_now", search)
     monkeypatch.setattr(run, "capturing", lambda: False)
     monkeypatch.setattr(run.devices, "gpu", lambda index: DEVICE)
 

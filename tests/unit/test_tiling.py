@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tritile import cli
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.explain.wanted import config_like
-from tritile.problem import MatmulProblem, PermuteProblem
-from tritile.report import tiling as tilings
-from tritile.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
-from tritile.report.tiling.still import first_tiles
-from tritile.report.tiling.words import notes, size
+from tritile.lab.report import tiling as tilings
+from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
+from tritile.lab.report.tiling.still import first_tiles
+from tritile.lab.report.tiling.words import notes, size
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")

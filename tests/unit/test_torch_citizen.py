@@ -8,11 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import tritile
-from tritile import ahead
-from tritile.config import Config
-from tritile.device import target_device
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import GradientError, InvalidValueError, UnsupportedError
-from tritile.problem import MatmulProblem
+from tritile.runtime import ahead
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 A, B = torch.randn(5, 4), torch.randn(4, 3)

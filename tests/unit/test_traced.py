@@ -16,9 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritile
 from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
+from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
-from tritile.traced import unfollowed
-from tritile.versions import parsed
+from tritile.tune.traced import unfollowed
 
 ROWS = 4
 
@@ -283,7 +283,7 @@ def test_heuristics_count_for_the_config_that_is_remembered():
 
 
 def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(monkeypatch):
-    monkeypatch.setattr("tritile.traced.parsed", lambda version: (2, 11))
+    monkeypatch.setattr("tritile.tune.traced.parsed", lambda version: (2, 11))
     kernel, traces = with_heuristics(), Traces()
     call = compiled(kernel, traces, dynamic=False)
     with warnings.catch_warnings(record=True) as caught:
@@ -357,7 +357,9 @@ def test_a_space_without_the_best_of_another_takes_the_next():
 
 def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
     kernel = measured(Bench(), (50, 64))
-    monkeypatch.setattr("tritile.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0")))
+    monkeypatch.setattr(
+        "tritile.core.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0"))
+    )
     assert kernel.traced((("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
 
 

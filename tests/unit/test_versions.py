@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritile import families, plans, table, versions
-from tritile.config import Config
-from tritile.device import TARGETS
+from tritile.core import versions
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.problem import MatmulProblem
 from tritile.errors import NotTunedError, UntestedWarning
-from tritile.problem import MatmulProblem
-from tritile.report import doctor
+from tritile.families import registry as families
+from tritile.lab.report import doctor
+from tritile.planning import plans, table
 
 ROOT = Path(__file__).parents[2]
 H200 = replace(TARGETS["nvidia-h200"], triton="3.9.0")

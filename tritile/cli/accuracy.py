@@ -8,11 +8,11 @@ import torch
 import typer
 from rich.table import Table as RichTable
 
-from tritile import device as devices
 from tritile.cli.app import app, console, progress
+from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.report.accuracy import measured
-from tritile.report.environment import environment
+from tritile.lab.report.accuracy import measured
+from tritile.lab.report.environment import environment
 
 
 def _shown(value: float | None) -> str:

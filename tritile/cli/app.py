@@ -17,12 +17,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tritile import device as devices
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError
-from tritile.problem import Tiled
-from tritile.settings import is_batch_invariant
-from tritile.space import numerics
+from tritile.families import numerics
 from tritile.tune import suites
 
 TUNING = Path(__file__).parents[2] / "tuning"

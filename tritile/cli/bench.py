@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from tritile import device as devices
 from tritile.cli.app import (
     RESULTS,
     SUITES,
@@ -21,11 +20,12 @@ from tritile.cli.app import (
     progress,
     say,
 )
+from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.report import console as printing
-from tritile.report import peers
-from tritile.report import run as benchmark
-from tritile.report.environment import environment
+from tritile.lab.report import console as printing
+from tritile.lab.report import peers
+from tritile.lab.report import run as benchmark
+from tritile.lab.report.environment import environment
 
 
 @app.command()

@@ -5,8 +5,6 @@ from typing import Annotated, Final
 
 import typer
 
-from tritile import device as devices
-from tritile import plans, table
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -22,10 +20,12 @@ from tritile.cli.app import (
     problems_of,
     progress,
 )
-from tritile.deploy import fill as deployment
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
-from tritile.problem import Tiled
+from tritile.planning import plans, table
+from tritile.tune.deploy import fill as deployment
 
 _HELP: Final = (
     "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing.",

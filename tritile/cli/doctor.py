@@ -4,8 +4,8 @@ import typer
 from rich.table import Table as RichTable
 
 from tritile.cli.app import app, console
-from tritile.report import doctor as diagnosis
-from tritile.settings import cache_dir
+from tritile.core.settings import cache_dir
+from tritile.lab.report import doctor as diagnosis
 
 
 @app.command()

@@ -6,12 +6,12 @@ import typer
 from rich.table import Table as RichTable
 
 import tritile
-from tritile import device as devices
 from tritile.cli.app import Dtype, Layout, Op, Target, app, console
+from tritile.core import device as devices
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
 from tritile.lab.explain import Explanation
 from tritile.lab.explain.telling import rows
-from tritile.problem import Tiled
 from tritile.tune import suites
 
 Sizes = Annotated[list[str], typer.Argument(help="M N K, or rows and columns, apart or as 4096x4096x4096.")]

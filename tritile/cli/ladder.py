@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tritile import device as devices
 from tritile.cli.app import app, progress
+from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.report import climbing
-from tritile.report.climbing import Climb
-from tritile.report.environment import environment
-from tritile.rungs import counts, race
-from tritile.rungs.climb import LADDERS
-from tritile.rungs.reading import Reading
+from tritile.lab.report import climbing
+from tritile.lab.report.climbing import Climb
+from tritile.lab.report.environment import environment
+from tritile.lab.rungs import counts, race
+from tritile.lab.rungs.climb import LADDERS
+from tritile.lab.rungs.reading import Reading
 
 _OPS = (*LADDERS, "both")
 _PIPED_WIDTH = 170  # columns; to a file or a pipe nothing is gained by folding at 80
@@ -154,7 +154,7 @@ def ladder(
     if output:
         climbing.save(climb, output)
     if plot:
-        from tritile.report import climbing_picture  # needs the extra `report`
+        from tritile.lab.report import climbing_picture  # needs the extra `report`
 
         climbing_picture.draw(climb, plot)
     if any(reading.failed for reading in climb.readings):

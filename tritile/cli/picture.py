@@ -6,13 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from tritile import plans
 from tritile.cli.app import Dtype, Layout, app, console
-from tritile.config import Config
-from tritile.device import TARGETS, Device, target_device
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, Device, target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.explain.wanted import config_like
-from tritile.problem import MatmulProblem, PermuteProblem
+from tritile.planning import plans
 from tritile.tune import suites
 
 _OPS: Final = {"matmul": "matmul", "transpose": "permute"}
@@ -73,7 +73,7 @@ def picture(
     problem = suites.parse_shape(shape, _OPS[op], dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     chosen = _config(config, problem, device)
-    from tritile.report import tiling
+    from tritile.lab.report import tiling
 
     if output.suffix == ".html":
         made = tiling.page(problem, chosen, device, tile, step).encode()

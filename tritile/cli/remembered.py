@@ -7,14 +7,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
-from tritile import families, table
 from tritile.cli.app import Target, app, console, device_of
-from tritile.device import Device
+from tritile.core.device import Device
+from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError
-from tritile.problem import problem_key
-from tritile.report import cover
-from tritile.store import store_of
-from tritile.trial import Trial
+from tritile.families import registry as families
+from tritile.lab.report import cover
+from tritile.planning import table
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 
 
 @app.command()

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from tritile import device as devices
 from tritile.cli.app import TUNING, app, console, progress
+from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.report import recorded
-from tritile.search import ENOUGH, STRATEGIES, Replayed, replay
-from tritile.subject import DEFAULT, ProblemSpace
+from tritile.lab.report import recorded
+from tritile.tune.search import ENOUGH, STRATEGIES, Replayed, replay
+from tritile.tune.subject import DEFAULT, ProblemSpace
 
 
 def _row(name: str, runs: list[Replayed]) -> list[str]:

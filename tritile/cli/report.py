@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from tritile import device as devices
 from tritile.cli.app import RESULTS, TUNING, app, console, say
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.report.page import document, gather, rows, searches, sources
-from tritile.report.results import Result
-from tritile.report.run import stored
-from tritile.store import store_of
+from tritile.lab.report.page import document, gather, rows, searches, sources
+from tritile.lab.report.results import Result
+from tritile.lab.report.run import stored
+from tritile.planning.store import store_of
 
 
 def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None]:

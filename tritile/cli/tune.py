@@ -13,8 +13,6 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table as RichTable
 
-from tritile import device as devices
-from tritile import families, table
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -32,22 +30,25 @@ from tritile.cli.app import (
     problems_of,
     progress,
 )
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
-from tritile.measure.child import Nursery
-from tritile.measure.log import keeper, logged
-from tritile.measure.pool import CompilePool
-from tritile.measure.tasks import Keep, Rules, Tuned, whole
-from tritile.measure.workshop import Workshop
-from tritile.problem import Tiled
-from tritile.report.environment import environment
-from tritile.search import STRATEGIES
-from tritile.store import Store, store_of
-from tritile.subject import DEFAULT, is_tuned
-from tritile.trial import Trial
+from tritile.families import registry as families
+from tritile.lab.report.environment import environment
+from tritile.planning import table
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial
 from tritile.tune import study as studies
 from tritile.tune import suites, tuner
+from tritile.tune.measure.child import Nursery
+from tritile.tune.measure.log import keeper, logged
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.tasks import Keep, Rules, Tuned, whole
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.search import STRATEGIES
 from tritile.tune.shards import Place, Shards, part
+from tritile.tune.subject import DEFAULT, is_tuned
 
 VERIFY = ("winner", "all")
 TIMED_SUITE = "llm"

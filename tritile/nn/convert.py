@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.problem import GROUP_SIZES
 from tritile.errors import ConversionWarning, InvalidValueError, TritileError, brief
 from tritile.nn.float8 import Float8Linear
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of
-from tritile.problem import GROUP_SIZES
 
 Filter = Callable[[str, torch.nn.Linear], bool]
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from tritile import epilogue
+from tritile.core import epilogue
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn.packed import PackedLinear
 from tritile.ops.checks import describe, name_of

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
+from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
 from tritile.errors import InvalidValueError
 from tritile.nn.packed import PackedLinear
 from tritile.ops.fused import linear
 from tritile.ops.quantize import quantize
-from tritile.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
-from tritile.quantized import SCALE_DTYPES, QuantizedWeight
 
 
 def _parts(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

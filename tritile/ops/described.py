@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tritile.core.problem import SIDES, merged
+from tritile.core.settings import is_batch_invariant
+from tritile.core.views import BlockScales, Fused, MatmulCall, View
 from tritile.ops.checks import name_of
-from tritile.problem import SIDES, merged
-from tritile.settings import is_batch_invariant
-from tritile.views import BlockScales, Fused, MatmulCall, View
 
 
 class Extras(NamedTuple):
-    """Tensors of a `tritile.problem.Epilogue`, each of a shape that broadcasts to that of the result.
+    """Tensors of a `tritile.core.problem.Epilogue`, each of a shape that broadcasts to that of the result.
 
     `alpha` and `beta` are complex for complex operands alone. `up` is the second matrix of a gated product,
     `blocks` are scales of a and b for each 128 of K, and `shared` says by how many rows and columns these
-    are: see `tritile.problem.BLOCK_SCALES`.
+    are: see `tritile.core.problem.BLOCK_SCALES`.
     """
 
     scale_a: torch.Tensor | None = None

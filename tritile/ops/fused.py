@@ -4,26 +4,18 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tritile import epilogue
+from tritile.core import epilogue
+from tritile.core.problem import ACTIVATIONS, SIDES
+from tritile.core.quantized import QuantizedWeight
+from tritile.core.settings import rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops import matmul as product
 from tritile.ops.checks import check_like, check_room, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.linear import quantized_linear
-from tritile.ops.recall import (
-    Tensors,
-    again,
-    check_apart,
-    met,
-    name_of_role,
-    reaches_of,
-    remember,
-)
+from tritile.ops.recall import Tensors, again, check_apart, met, name_of_role, reaches_of, remember
 from tritile.ops.run import interpret, on_host, prepared, written
-from tritile.problem import ACTIVATIONS, SIDES
-from tritile.quantized import QuantizedWeight
-from tritile.settings import rules
 
 _ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32

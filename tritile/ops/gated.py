@@ -4,13 +4,13 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.fused import Product, check_activation, check_weight, fused_product
 from tritile.ops.recall import Tensors, again, met
-from tritile.problem.matmul import GATED_DTYPES
 
 _OP: Final = "gated_linear"
 _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")

@@ -4,23 +4,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tritile.forgetting import new_memo
-from tritile.launch import Launch, SplitLaunch
+from tritile.core.forgetting import new_memo
+from tritile.core.settings import rules
 from tritile.ops import matmul as product
 from tritile.ops.checks import check_no_overlap, check_room, entangled, reach
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.groups import OP, Operands, described, empty, result_of
 from tritile.ops.matmul import default_precision
-from tritile.ops.run import (
-    fresh,
-    interpret,
-    lasting,
-    on_host,
-    place,
-    prepared,
-    written,
-)
-from tritile.settings import rules
+from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.runtime.launch import Launch, SplitLaunch
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 

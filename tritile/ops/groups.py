@@ -4,12 +4,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
+from tritile.core.settings import is_batch_invariant
+from tritile.core.views import GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_like, check_same_device, check_tensor, describe, name_of
 from tritile.ops.matmul import check_gpu, check_precision
-from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
-from tritile.settings import is_batch_invariant
-from tritile.views import GroupedCall, Scales, View
 
 OP: Final = "grouped_matmul"
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)

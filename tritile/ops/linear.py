@@ -4,22 +4,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.forgetting import new_memo
+from tritile.core.quantized import QuantizedWeight
+from tritile.core.settings import is_batch_invariant, rules
+from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
-from tritile.forgetting import new_memo
-from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import (
-    fresh,
-    interpret,
-    lasting,
-    on_host,
-    place,
-    prepared,
-)
-from tritile.quantized import QuantizedWeight
-from tritile.settings import is_batch_invariant, rules
-from tritile.views import UNFUSED, Fused, QuantizedCall, View
+from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared
+from tritile.runtime.launch import Launch, SplitLaunch
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -4,9 +4,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.forgetting import new_memo
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
+from tritile.core.settings import is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.forgetting import new_memo
-from tritile.launch import Launch, SplitLaunch
+from tritile.families.numerics import BY_DATA
 from tritile.ops.checks import (
     check_like,
     check_no_overlap,
@@ -19,18 +21,8 @@ from tritile.ops.checks import (
 )
 from tritile.ops.described import described
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import (
-    fresh,
-    interpret,
-    lasting,
-    on_host,
-    place,
-    prepared,
-    written,
-)
-from tritile.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
-from tritile.settings import is_batch_invariant, rules
-from tritile.space.numerics import BY_DATA
+from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.runtime.launch import Launch, SplitLaunch
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES: Final = {
@@ -212,7 +204,7 @@ def matmul(
         precision: of float32 products. "ieee" multiplies in fp32 and adds with compensation, which
             keeps the error at or below that of torch's fp32; "fp16x3" takes three products of fp16 parts
             on tensor cores, with less error than fp32 in one sum from K = 256 on (at the most:
-            `tritile.problem.error_bound`), and where data do not suit that, as is found on the GPU, other
+            `core.problem.error_bound`), and where data do not suit that, as is found on the GPU, other
             kernels; "tf32x3" takes three products in TF32, for an error near fp32's; "tf32" takes one,
             with inputs rounded to 11 bits. Default: what torch's fp32 matmul setting asks for. Of fp8
             products: "fast" leaves sums to the tensor cores, which on Hopper keep 14 bits of them;

@@ -5,23 +5,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.forgetting import new_memo
+from tritile.core.problem import PermuteProblem
+from tritile.core.settings import current_mode
+from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
-from tritile.forgetting import new_memo
-from tritile.launch import Launch
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import (
-    fresh,
-    interpret,
-    lasting,
-    on_host,
-    place,
-    prepared,
-    written,
-)
-from tritile.problem import PermuteProblem
-from tritile.settings import current_mode
-from tritile.views import PermuteCall
+from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.runtime.launch import Launch
 
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import torch
 
-from tritile import device as devices
-from tritile import plans
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops import grouped as grouped_op
 from tritile.ops import groups
@@ -17,9 +18,8 @@ from tritile.ops import permute as permute_op
 from tritile.ops.checks import check_memory, check_room
 from tritile.ops.described import described
 from tritile.ops.run import fixed
-from tritile.plans import Plan
-from tritile.problem import Tiled
-from tritile.views import Call
+from tritile.planning import plans
+from tritile.planning.plans import Plan
 
 
 def _matmul_call(

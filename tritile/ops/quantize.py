@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
+from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of
-from tritile.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
-from tritile.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 
 _WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32)
 _AT_ONCE: Final = 1 << 24  # elements that are quantised together, for the sake of memory

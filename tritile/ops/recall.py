@@ -5,15 +5,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.forgetting import new_memo
+from tritile.core.problem import TURNED
+from tritile.core.settings import rules
+from tritile.core.views import MatmulCall
 from tritile.errors import OverlapError
-from tritile.forgetting import new_memo
-from tritile.launch import Launch, SplitLaunch
 from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.matmul import default_precision
 from tritile.ops.run import fresh, lasting, place, written
-from tritile.problem import TURNED
-from tritile.settings import rules
-from tritile.views import MatmulCall
+from tritile.runtime.launch import Launch, SplitLaunch
 
 # The tensors of each operation in the order of its arguments: by what they are to a product, and the
 # argument's name.

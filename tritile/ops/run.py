@@ -8,26 +8,21 @@ import torch
 import triton
 from torch._C import _len_torch_dispatch_stack
 
-from tritile import device as devices
-from tritile import launch, model, plans
-from tritile.compiles import compiles_heard
-from tritile.config import Config
-from tritile.device import capturing
-from tritile.errors import (
-    CompiledWarning,
-    InterpreterWarning,
-    TuningError,
-    UnsupportedError,
-    callers_level,
-)
-from tritile.forgetting import drop
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import capturing
+from tritile.core.forgetting import drop
+from tritile.core.problem import Tiled
+from tritile.core.settings import current_mode
+from tritile.core.threads import once
+from tritile.core.views import Call, PermuteCall
+from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError, callers_level
+from tritile.families.matmul_tile import family as tile
 from tritile.ops.checks import check_may_change
-from tritile.problem import Tiled
-from tritile.settings import current_mode
-from tritile.space import tile
-from tritile.store import end_stand_ins
-from tritile.threads import once
-from tritile.views import Call, PermuteCall
+from tritile.planning import model, plans
+from tritile.planning.store import end_stand_ins
+from tritile.runtime import launch
+from tritile.runtime.compiles import compiles_heard
 
 _FALLBACKS = 8  # predictions to try where the planned config does not run
 
@@ -104,7 +99,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     chosen = plans.plan_for(problem, device)
     if chosen is not None:  # another thread was just done
         return chosen
-    from tritile.subject import tuned_now  # the tuner is loaded where something is to be measured
+    from tritile.tune.subject import tuned_now  # the tuner is loaded where something is to be measured
 
     fastest = tuned_now(problem, device, index)
     drop()

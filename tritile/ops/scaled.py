@@ -4,13 +4,13 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.fused import Product, check_activation, fused_product
 from tritile.ops.recall import Tensors, again, met
-from tritile.problem import FP8_DTYPES, SCALE_K
 
 _OP: Final = "scaled_matmul"
 _BLOCK: Final = SCALE_K

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tritile.agreement import difference
 from tritile.errors import DistributedError, InvalidValueError
-from tritile.trial import parsed
+from tritile.planning.agreement import difference
+from tritile.planning.trial import parsed
 from tritile.tune.board import Board
 
 _POLL_S: Final = 0.05

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from tritile.problem import FP8_DTYPES, GROUPED_DTYPES, LOADS, GroupedProblem, alignment
-from tritile.problem.checks import ITEMSIZE
+from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, LOADS, GroupedProblem, alignment
+from tritile.core.problem.checks import ITEMSIZE
 
 Case = TypeVar("Case")
 SHARED: Final = ("m", "k")  # by groups of a case

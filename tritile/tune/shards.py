@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from tritile.agreement import facts_of
+from tritile.core.problem import Problem
 from tritile.errors import DistributedError, InvalidValueError, brief
-from tritile.problem import Problem
-from tritile.store import Store
-from tritile.trial import Trial
+from tritile.planning.agreement import facts_of
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
 from tritile.tune.board import Place, Pulse, Watch, connect
 from tritile.tune.sides import TURN_S, Follower, Leader, process_name
 

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tritile.core.problem import Problem, problem_from_dict, problem_to_dict
 from tritile.errors import DistributedError, InvalidValueError, StoreWarning
-from tritile.problem import Problem, problem_from_dict, problem_to_dict
-from tritile.store import Store
-from tritile.trial import Trial, row_of
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial, row_of
 from tritile.tune.board import Board, Place, Watch
 from tritile.tune.gate import Gate, enter
 from tritile.tune.writer import Writer

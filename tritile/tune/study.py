@@ -17,19 +17,19 @@ from typing import Any
 
 import triton
 
-from tritile import model
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import TuningError
-from tritile.measure import engine
-from tritile.measure.tasks import Rules, Task, Tuned, whole
-from tritile.measure.workshop import Workshop
-from tritile.problem import Tiled
-from tritile.search import exhaustive
-from tritile.space import illegal
-from tritile.subject import DEFAULT, ProblemSpace, ProblemSubject
-from tritile.subject.operands import neighbour
-from tritile.trial import Trial
+from tritile.families.space import illegal
+from tritile.planning import model
+from tritile.planning.trial import Trial
+from tritile.tune.measure import engine
+from tritile.tune.measure.tasks import Rules, Task, Tuned, whole
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.search import exhaustive
+from tritile.tune.subject import DEFAULT, ProblemSpace, ProblemSubject
+from tritile.tune.subject.operands import neighbour
 
 Say = Callable[[str], None]
 REPEATS = 5

@@ -1,7 +1,7 @@
 """Suites: the lists of problems, in TOML files, that are tuned for and measured.
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
-`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `tritile.problem.Epilogue`
+`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `core.problem.Epilogue`
 writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
 "matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
 with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says
@@ -10,7 +10,7 @@ exchanged).
 Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
 bits and group size, as "int4/128", and with zero points "int4/128 zeros".
 Those of op "grouped" are `gmnk = [[groups, m, n, k]]`, its `ragged` says which of m and k groups share, and
-its `loads` how (`tritile.problem.ends_of`).
+its `loads` how (`tritile.core.problem.ends_of`).
 """
 
 import itertools
@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tritile.errors import InvalidValueError
-from tritile.problem import (
+from tritile.core.problem import (
     ACTIVATION_DTYPES,
     ITEMSIZE,
     PRECISIONS_OF,
@@ -34,6 +33,7 @@ from tritile.problem import (
     Tiled,
     alignment,
 )
+from tritile.errors import InvalidValueError
 from tritile.tune import loads
 
 OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 
-from tritile import plans
-from tritile.ahead import compile_resources
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import TuningError
-from tritile.measure import engine
-from tritile.measure.pool import CompilePool
-from tritile.measure.tasks import Keep, Rules, Tuned
-from tritile.measure.workshop import Workshop
-from tritile.offline import Resources
-from tritile.problem import Tiled
-from tritile.subject import DEFAULT, ProblemSpace, task_of
+from tritile.planning import plans
+from tritile.runtime.ahead import compile_resources
+from tritile.runtime.offline import Resources
+from tritile.tune.measure import engine
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.tasks import Keep, Rules, Tuned
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.subject import DEFAULT, ProblemSpace, task_of
 
 
 def tune(

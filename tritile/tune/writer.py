@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.store import Store
-from tritile.trial import TRIAL_COLUMNS, Trial, parsed, trial_from
+from tritile.planning.store import Store
+from tritile.planning.trial import TRIAL_COLUMNS, Trial, parsed, trial_from
 from tritile.tune.board import Board
 
 _BATCH: Final = 512

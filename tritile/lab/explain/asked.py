@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from tritile import device as devices
-from tritile import launch
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError, TuningError
 from tritile.lab.explain import Explanation, config_like, explained
 from tritile.lab.explain.explanation import Measure
-from tritile.measure.timing import Timed, graph_of, interleaved, timing_of
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.ops.plan import IN_PLACE, plan
-from tritile.problem import Tiled
-from tritile.subject.operands import copies_of, run_of
+from tritile.runtime import launch
+from tritile.tune.measure.timing import Timed, graph_of, interleaved, timing_of
+from tritile.tune.subject.operands import copies_of, run_of
 
 
 def _measured(problem: Tiled, device: Device) -> Measure:

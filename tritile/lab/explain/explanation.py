@@ -5,21 +5,22 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tritile import model, traffic
-from tritile.ahead import compiled_for
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.markup import table_html
+from tritile.core.problem import GroupedProblem, Known, MatmulProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
+from tritile.families.common.prediction import peak_tflops
+from tritile.families.space import illegal
+from tritile.lab import traffic
 from tritile.lab.explain import bounds
 from tritile.lab.explain.hardware import Occupancy, Waves, occupancy, warps_of
 from tritile.lab.explain.telling import rows
-from tritile.markup import table_html
-from tritile.model.matmul import peak_tflops
-from tritile.offline import Resources, check_fits, resources
-from tritile.plans import Plan, trials
-from tritile.problem import GroupedProblem, Known, MatmulProblem
-from tritile.space import illegal
-from tritile.traffic import Traffic
+from tritile.lab.traffic import Traffic
+from tritile.planning import model
+from tritile.planning.plans import Plan, trials
+from tritile.runtime.ahead import compiled_for
+from tritile.runtime.offline import Resources, check_fits, resources
 
 Measure = Callable[[Sequence[Config]], dict[Config, float]]  # microseconds, of those that run here
 _OTHERS = 4  # configs that are told of besides the one explained
@@ -40,7 +41,7 @@ class Explanation:
     """What is known of one problem with one config on one device.
 
     `untiled`, `tiled` and `least` are bytes asked of global memory element by element, with this tiling,
-    and at the physical least (`tritile.traffic`). `parts` are microseconds of each part of the GPU by
+    and at the physical least (`tritile.lab.traffic`). `parts` are microseconds of each part of the GPU by
     itself (see `bounds`), `bound` the one that sets the time. `taken` is read from the compiled kernel;
     None, with the reason in `refusal`, where it does not compile. `measured_us` was measured now if
     `live`, else when it was tuned; None where nothing was measured.
@@ -77,7 +78,7 @@ class Explanation:
 
     @property
     def peak_tflops(self) -> float | None:
-        """`tritile.model.matmul.peak_tflops`; None of a permutation, and where it is not known."""
+        """`families.common.prediction.peak_tflops`; None of a permutation, and where it is not known."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property

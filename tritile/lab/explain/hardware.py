@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tritile.device import Device
-from tritile.offline import Resources
+from tritile.core.device import Device
+from tritile.runtime.offline import Resources
 
 # Warps and blocks of one multiprocessor, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
 # Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from tritile.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem
 
 if TYPE_CHECKING:
     from tritile.lab.explain.explanation import Explanation

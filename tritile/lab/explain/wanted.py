@@ -1,11 +1,11 @@
 """Which config somebody means who names some of its parameters."""
 
-from tritile import model
-from tritile.config import Config
-from tritile.device import Device
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
-from tritile.problem import Tiled
-from tritile.space import FAMILIES
+from tritile.families.space import FAMILIES
+from tritile.planning import model
 
 _COUNTS = ("num_warps", "num_stages")
 

@@ -1,0 +1,1 @@
+"""Values and facts that all of tritile stands on: problems, configs, devices, views of tensors, settings."""

@@ -1,0 +1,40 @@
+"""What an epilogue makes of the sums of a product, by torch: where no kernel runs, and to compare with."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+
+def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """An activation of `tritile.core.problem.ACTIVATIONS`, or x where it is ""."""
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return {"": lambda y: y, "relu": F.relu, "silu": F.silu}[activation](x)
+
+
+def finished(
+    sums: torch.Tensor,
+    sides: Sequence[torch.Tensor | None],
+    activation: str = "",
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    up: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
+
+    In the type of sums where it is float64 or complex128, else in float32. `sides` are of the shapes that
+    broadcast to that of sums, in the order of `core.problem.SIDES`; zero points are out of sums already.
+    `up`: sums by the second matrix of a gated product.
+    """
+    kind = sums.dtype if sums.dtype in (torch.float64, torch.complex128) else torch.float32
+    scale_a, scale_b, bias, residual, bias_up, *_ = (None if t is None else t.to(kind) for t in sides)
+    result = sums.to(kind)
+    for scale in (scale_a, scale_b):
+        result = result if scale is None else result * scale
+    result = result * alpha
+    result = result if bias is None else result + bias * beta
+    result = activated(result, activation)
+    if up is not None:
+        result = result * (up.to(kind) if bias_up is None else up.to(kind) + bias_up)
+    return result if residual is None else result + residual

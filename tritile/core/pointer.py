@@ -1,0 +1,29 @@
+"""What stands for a tensor where there is no memory."""
+
+import torch
+
+
+class Pointer:
+    """Stands for a tensor where only its dtype and the alignment of its address matter.
+
+    torch allocates at multiples of 512 bytes: so aligned is one without an offset, in elements.
+    """
+
+    def __init__(self, dtype: torch.dtype, offset: int = 0) -> None:
+        self.dtype, self._offset = dtype, offset
+
+    def data_ptr(self) -> int:
+        """An address of that alignment; nothing lies there."""
+        return 4096 + self._offset * self.dtype.itemsize
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    def storage_offset(self) -> int:
+        """Where it begins, in elements."""
+        return self._offset
+
+    def as_strided(self, size: tuple[int, ...], strides: tuple[int, ...], offset: int) -> "Pointer":
+        """The same from another offset on."""
+        return Pointer(self.dtype, offset)

@@ -1,0 +1,112 @@
+"""Problem: one call, described in everything that decides which config is fast for it.
+
+A problem is a frozen value. It names sizes, dtypes, layouts and alignments, and no tensor, so that it
+can be remembered, compared and planned for on a machine without the GPU. `operands` gives shapes and
+strides of tensors that pose the problem.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, fields
+from typing import Any, Final
+
+from tritile.core.problem.checks import (
+    ALIGNMENTS,
+    BLOCK_SCALES,
+    FP8_DTYPES,
+    ITEMSIZE,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    MAX_EXTENT,
+    PRECISIONS,
+    PRECISIONS_OF,
+    REAL_DTYPE,
+    SCALE_K,
+    alignment,
+)
+from tritile.core.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, TURNED, Epilogue, epilogue_of
+from tritile.core.problem.grouped import (
+    GROUPED_DTYPES,
+    GROUPED_PRECISIONS,
+    LOADS,
+    MAX_GROUPS,
+    MAX_RAGGED,
+    RAGGED,
+    GroupedProblem,
+    ends_of,
+)
+from tritile.core.problem.kernel import KernelProblem
+from tritile.core.problem.matmul import MatmulProblem, Operand
+from tritile.core.problem.moduli import MAX_DEPTH
+from tritile.core.problem.parts import error_bound
+from tritile.core.problem.permute import PermuteProblem, Plane, merged
+from tritile.core.problem.quantized import (
+    ACTIVATION_DTYPES,
+    GROUP_SIZES,
+    UNIT_WORDS,
+    WEIGHT_BITS,
+    QuantizedProblem,
+    scales_shape,
+    unit_columns,
+    unpacked_row,
+    words_shape,
+)
+from tritile.errors import InvalidValueError
+
+__all__ = [
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
+    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
+    "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE",
+    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue", "GroupedProblem",
+    "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
+    "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
+    "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
+    "unit_columns", "unpacked_row", "words_shape",
+]  # fmt: skip
+
+Known = MatmulProblem | PermuteProblem  # all of whose operands are as they are
+Product = MatmulProblem | GroupedProblem
+Tiled = Known | GroupedProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Problem = Tiled | KernelProblem
+# Fields that came later: what was written before has them at their defaults.
+_ADDED: Final = ("epilogue", "b_dtype", "block_scales", "invariant")
+_KINDS: Final[dict[str, type]] = {
+    kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
+}
+
+
+def doublings(a: Problem, b: Problem) -> float:
+    """How far apart the sizes of two problems are: 1 where one size is twice the other's."""
+    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
+
+
+def problem_to_dict(problem: Problem) -> dict[str, Any]:
+    """A dictionary that JSON holds and `problem_from_dict` reads back."""
+    return {"op": problem.op} | {
+        field.name: value
+        for field, value in zip(fields(problem), astuple(problem), strict=True)
+        if field.name not in _ADDED or value != field.default
+    }
+
+
+def problem_key(problem: Problem) -> str:
+    """The problem as one line of JSON, the same for equal problems."""
+    return json.dumps(problem_to_dict(problem), sort_keys=True, separators=(",", ":"))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def problem_from_dict(data: Any) -> Problem:
+    """The problem that `problem_to_dict` wrote. Raises InvalidValueError for anything else."""
+    kind = _KINDS.get(str(data.get("op"))) if isinstance(data, Mapping) else None
+    names = {field.name for field in fields(kind)} if kind is not None else set()
+    if kind is None or not names - set(_ADDED) <= set(data) - {"op"} <= names:
+        raise InvalidValueError(f"{str(data)[:200]!r} is no problem of {', '.join(_KINDS)}")
+    try:
+        problem: Problem = kind(**{name: _tuples(value) for name, value in data.items() if name != "op"})
+        return problem
+    except TypeError as error:
+        raise InvalidValueError(f"{str(data)[:200]!r} is no problem: {error}") from error

@@ -1,0 +1,177 @@
+"""Products of groups: many products in one call, whose sizes only the GPU knows."""
+
+import itertools
+import math
+import random
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from tritile.core.problem.checks import ALIGNMENTS, FP8_DTYPES, ITEMSIZE, LAYOUTS, among, check, extent_fits
+from tritile.core.problem.matmul import MatmulProblem, Operand, operand_of
+from tritile.errors import InvalidValueError
+
+GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
+# Where there is a choice, as in `MatmulProblem`.
+GROUPED_PRECISIONS: Final = {
+    "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+}  # fmt: skip
+RAGGED: Final = ("m", "k", "none")
+MAX_GROUPS: Final = 1024  # a program holds where each of them ends
+MAX_RAGGED: Final = 2**31 - 2**16  # rows, or K, that groups share: offsets have 32 bits
+LOADS: Final = ("even", "skewed", "sparse")
+
+
+def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
+    """Where groups end that share `total`, for measuring, the same at every call.
+
+    "even": all as large, but for what does not divide; "skewed": in any order, the i-th largest has 1 / i of
+    the largest's share; "sparse": as "even" of every fourth group, the others being empty.
+    Raises InvalidValueError for another load.
+    """
+    if load not in LOADS:
+        raise InvalidValueError(f"load {load!r}: wanted one of {', '.join(LOADS)}")
+    weights = [1.0] * groups
+    if load == "skewed":
+        weights = [1 / (i + 1) for i in range(groups)]
+        random.Random(groups).shuffle(weights)
+    elif load == "sparse":
+        weights = [float(i % 4 == 0) for i in range(groups)]
+    whole = math.fsum(weights)
+    return tuple(round(total * share / whole) for share in itertools.accumulate(weights))
+
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """`groups` products in one call.
+
+    `ragged` says what groups share, each a part of its own that only the GPU knows: "m", the rows of a and of
+    out, by the k x n matrix of the group; "k", the columns of a and rows of b, whose products are m x n; or
+    "none": each group is an m x k by a k x n matrix. m, or k, counts all that is shared.
+    `scaled`: rows of a and columns of b have a scale each, for each group. Layouts, alignments and
+    `invariant` as in `MatmulProblem`; what there is of each group has an aligned stride over groups too.
+    Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "grouped"
+    block_scales: ClassVar[str] = ""  # of which groups have none
+    promoted: ClassVar[bool] = False  # no parts of fp32 either
+    rights: ClassVar[int] = 1  # and one b
+    ragged: str
+    groups: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    a_layout: str = "row"
+    b_layout: str = "row"
+    out_layout: str = "row"
+    a_align: int = 16
+    b_align: int = 16
+    out_align: int = 16
+    precision: str = "ieee"
+    scaled: bool = False
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        check(among(RAGGED, self.ragged), self, f"ragged of {', '.join(RAGGED)}")
+        check(all(map(extent_fits, (self.groups, self.m, self.n, self.k))), self, "sizes of 1 and more")
+        if self.ragged != "none":
+            check(self.groups <= MAX_GROUPS, self, f"at most {MAX_GROUPS} groups")
+            check(self._shared <= MAX_RAGGED, self, f"{self.ragged} of at most {MAX_RAGGED}")
+        check(among(GROUPED_DTYPES, self.dtype), self, f"a dtype of {', '.join(GROUPED_DTYPES)}")
+        outs = ("float32", "float16", "bfloat16")
+        check(among(outs, self.out_dtype), self, f"an out_dtype of {', '.join(outs)}")
+        check(among(LAYOUTS, *self._layouts), self, f"layouts of {', '.join(LAYOUTS)}")
+        check(among(ALIGNMENTS, *self._aligns), self, f"alignments of {ALIGNMENTS}")
+        precisions = GROUPED_PRECISIONS.get(self.dtype, ("ieee",))
+        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
+        check(type(self.scaled) is bool, self, "scaled as True or False")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
+
+    @property
+    def _shared(self) -> int:
+        return self.m if self.ragged == "m" else self.k
+
+    @property
+    def _layouts(self) -> tuple[str, str, str]:
+        return (self.a_layout, self.b_layout, self.out_layout)
+
+    @property
+    def _aligns(self) -> tuple[int, int, int]:
+        return (self.a_align, self.b_align, self.out_align)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an input element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def totals(self) -> bool:
+        """Whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
+        return self.dtype in FP8_DTYPES and self.precision != "fast"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, counted apart."""
+        return 2 * self.m * self.n * self.k * (self.groups if self.ragged == "none" else 1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved if every input is read once and the output written once, no group being empty."""
+        a, b, out = (operand.shape[0] * operand.shape[1] * operand.shape[2] for operand in self.operands)
+        return (a + b) * self.itemsize + out * ITEMSIZE[self.out_dtype]
+
+    @property
+    def even(self) -> MatmulProblem:
+        """The batch of products that it is where groups are as large as each other."""
+        m = -(-self.m // self.groups) if self.ragged == "m" else self.m
+        k = -(-self.k // self.groups) if self.ragged == "k" else self.k
+        layouts, aligns = self._layouts, self._aligns
+        return MatmulProblem(
+            self.groups, m, self.n, k, self.dtype, self.out_dtype, *layouts, *aligns, self.precision
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes by which two problems of one class are near or far."""
+        return (self.groups, self.m, self.n, self.k)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
+        return (self.op, self.ragged, *dtypes, *self._layouts, *self._aligns)
+
+    @property
+    def of_groups(self) -> tuple[bool, bool, bool]:
+        """Whether a, b and out have a matrix for each group."""
+        return self.ragged == "none", self.ragged != "k", self.ragged != "m"
+
+    @property
+    def operands(self) -> tuple[Operand, Operand, Operand]:
+        """a, b and out: tensors that pose this problem, the first of their dimensions for groups."""
+        g, size, out_size = self.groups, self.itemsize, ITEMSIZE[self.out_dtype]
+        of_a, of_b, of_out = (g if own else 1 for own in self.of_groups)
+        return (
+            operand_of(self.dtype, size, self.a_layout, self.a_align, (of_a, self.m, self.k)),
+            operand_of(self.dtype, size, self.b_layout, self.b_align, (of_b, self.k, self.n)),
+            operand_of(self.out_dtype, out_size, self.out_layout, self.out_align, (of_out, self.m, self.n)),
+        )
+
+    @property
+    def scales(self) -> tuple[int, int]:
+        """How many scales a and b have, over all groups."""
+        rows = self.m if self.ragged == "m" else self.groups * self.m
+        return rows, self.groups * self.n
+
+    @property
+    def label(self) -> str:
+        """A short name for a table of results: groups, and m, n and k, of which the shared one is marked."""
+        letters = {"row": "N", "column": "T", "strided": "S"}
+        sizes = "x".join(f"({size})" if name == self.ragged else str(size)
+                         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip
+        layout = letters[self.a_layout] + letters[self.b_layout]
+        precision = f" {self.precision}" if self.dtype == "float32" else ""
+        flags = " scaled" * self.scaled + " invariant" * self.invariant
+        return f"{self.groups} of {sizes} {layout} {self.dtype}{precision}{flags}"

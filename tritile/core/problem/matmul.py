@@ -1,0 +1,273 @@
+"""Matrix products."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from tritile.core.problem.checks import (
+    ALIGNMENTS,
+    BLOCK_SCALES,
+    FP8_DTYPES,
+    ITEMSIZE,
+    LAYOUTS,
+    MATMUL_DTYPES,
+    PRECISIONS,
+    PRECISIONS_OF,
+    REAL_DTYPE,
+    THREE,
+    among,
+    check,
+    extent_fits,
+)
+from tritile.core.problem.complexes import core_of
+from tritile.core.problem.epilogue import REMAINDER, Epilogue, epilogue_of
+from tritile.core.problem.moduli import MAX_DEPTH, MODULI
+from tritile.core.problem.parts import part_length
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Shape (batch, rows, columns) and strides, in elements, of one tensor of a problem."""
+
+    dtype: str
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+    @property
+    def elements(self) -> int:
+        """How many elements of memory it spans."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+_BY_ROWS_FROM: Final = 128  # rows of a
+GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+
+
+def _leading(extent: int, itemsize: int, alignment: int) -> int:
+    """The smallest stride of at least `extent` elements that has just this alignment, in bytes."""
+    unit = max(1, alignment // itemsize)
+    stride = -(-extent // unit) * unit
+    if alignment < 16 and stride * itemsize % (2 * alignment) == 0 and alignment >= itemsize:
+        stride += unit
+    return stride
+
+
+def operand_of(
+    dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]
+) -> Operand:
+    """An operand of this layout whose rows, or columns, have just this alignment, in bytes, and no gaps."""
+    _, rows, columns = shape
+    if layout == "column":
+        leading = _leading(rows, itemsize, alignment)
+        return Operand(dtype, shape, (leading * columns, 1, leading))
+    step = 2 if layout == "strided" else 1
+    leading = _leading(columns * step, itemsize, alignment)
+    return Operand(dtype, shape, (leading * rows, leading, step))
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """`batch` products of an m x k by a k x n matrix.
+
+    Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
+    Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
+    stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    `b_dtype`: where b is of another dtype than a: fp8 types mix. `block_scales`: "1x128" where each 128 of K
+    have scales of their own, one for each row of a and one for 128 columns of b; see BLOCK_SCALES.
+    `invariant`: sums are made in the one way that `tritile.families.numerics` knows for all m and n.
+    Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "matmul"
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    a_layout: str = "row"
+    b_layout: str = "row"
+    out_layout: str = "row"
+    a_align: int = 16
+    b_align: int = 16
+    out_align: int = 16
+    precision: str = "ieee"
+    epilogue: str = ""
+    b_dtype: str = ""
+    block_scales: str = ""
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
+        check(among(MATMUL_DTYPES, self.dtype), self, f"a dtype of {', '.join(MATMUL_DTYPES)}")
+        check(among(tuple(ITEMSIZE), self.out_dtype), self, f"an out_dtype of {', '.join(ITEMSIZE)}")
+        layouts = (self.a_layout, self.b_layout, self.out_layout)
+        check(among(LAYOUTS, *layouts), self, f"layouts of {', '.join(LAYOUTS)}")
+        aligns = (self.a_align, self.b_align, self.out_align)
+        check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
+        precisions = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
+        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
+        real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
+        bare = self.dtype == self.out_dtype and not self.epilogue
+        check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
+        check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
+        check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
+        check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
+        if self.precision.removesuffix(THREE) == "ozaki":
+            deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
+            fits = self.dtype in ("float64", "complex128") and self.k <= deepest
+            check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
+        fused = epilogue_of(self.epilogue)
+        check(not fused.gated or self._gateable, self, "gated products of real floating types")
+        zeros = fused.zero_a or fused.zero_b
+        whole = self.dtype == "int8" and self.batch == 1
+        check(not zeros or whole, self, "zero points of int8, in one product")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
+
+    @property
+    def _gateable(self) -> bool:
+        # fp8 wants scales, fp16x3 and ozaki both matrices made over: none is offered
+        lowered = self.precision in ("fp16x3", "ozaki")
+        return self.dtype in GATED_DTYPES and not self.block_scales and not lowered
+
+    @property
+    def rights(self) -> int:
+        """How many matrices a is multiplied by: two where gated."""
+        return 2 if epilogue_of(self.epilogue).gated else 1
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+        return self.dtype in REAL_DTYPE
+
+    @property
+    def _mixes(self) -> bool:
+        other = self.b_dtype in FP8_DTYPES and self.dtype in FP8_DTYPES and self.b_dtype != self.dtype
+        return self.b_dtype == "" or other
+
+    @property
+    def _scalable(self) -> bool:
+        # float32 stands for fp8 in the interpreter, which rounds that wrongly.
+        return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an input element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
+        return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved if every input is read once and the output written once."""
+        inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
+        outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
+        fused = epilogue_of(self.epilogue)
+        return self.batch * (inputs + outputs * (1 + [fused.bias, fused.residual].count("full")))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes by which two problems of one class are near or far."""
+        return (self.batch, self.m, self.n, self.k)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        layouts = (self.a_layout, self.b_layout, self.out_layout)
+        aligns = (self.a_align, self.b_align, self.out_align)
+        return (
+            self.op,
+            self.dtype,
+            self.out_dtype,
+            *layouts,
+            *aligns,
+            self.precision,
+            self.epilogue,
+            self.b_dtype,
+            self.block_scales,
+        )
+
+    @property
+    def operands(self) -> tuple[Operand, Operand, Operand]:
+        """a, b and out: tensors that pose this problem."""
+        out_size = ITEMSIZE[self.out_dtype]
+        return (
+            operand_of(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
+            operand_of(
+                self.b_dtype or self.dtype,
+                self.itemsize,
+                self.b_layout,
+                self.b_align,
+                (self.batch, self.k, self.n),
+            ),
+            operand_of(
+                self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)
+            ),
+        )
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is a float32 product that is made of float16 parts."""
+        return self.dtype == "float32" and self.precision == "fp16x3"
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether b is copied row by row first: see `tritile.families.rows.lowering`.
+
+        The copy of an element takes as long as some 45 multiplications by it save.
+        """
+        plain = self.dtype == "float32" and self.precision == "ieee" and self.rights == 1
+        return plain and self.b_layout == "column" and self.m >= _BY_ROWS_FROM
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
+        return self.dtype == "float16" and self.precision == "fp16x3"
+
+    @property
+    def totals(self) -> bool:
+        """Whether sums leave Hopper's tensor cores for totals in fp32: of parts, and of fp8 unless "fast"."""
+        return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")
+
+    @functools.cached_property
+    def core(self) -> "MatmulProblem":
+        """The product that kernels really make: another one where operands are made over for it first."""
+        if self.is_complex:
+            return replace(self, **core_of(self)).core
+        if self.precision == "ozaki":
+            k = -(-self.k // 16) * 16
+            epilogue = str(Epilogue(scale_a="one", activation=REMAINDER))
+            return MatmulProblem(
+                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
+                b_layout="column", epilogue=epilogue,
+            )  # fmt: skip
+        if self.by_rows:
+            return replace(self, b_layout="row", b_align=16)
+        if not self.in_parts:
+            return self
+        return replace(
+            self,
+            k=3 * part_length(self.k),
+            dtype="float16",
+            a_layout="column" if self.a_layout == "column" else "row",
+            b_layout="row" if self.b_layout == "row" else "column",
+            a_align=16,
+            b_align=16,
+            epilogue=str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row")),
+        )
+
+    @property
+    def label(self) -> str:
+        """A short name for a table of results."""
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        letters = {"row": "N", "column": "T", "strided": "S"}
+        layout = letters[self.a_layout] + letters[self.b_layout]
+        precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
+        epilogue = f" {self.epilogue}" if self.epilogue else ""
+        dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
+        scales = f" scales {self.block_scales}" * bool(self.block_scales)
+        mode = " invariant" * self.invariant
+        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}{mode}"

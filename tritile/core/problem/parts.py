@@ -1,0 +1,30 @@
+"""Sizes of a float32 product that is made of float16 parts: see `tritile.families.fp16x3.lowering`."""
+
+from typing import Final
+
+PART_UNIT: Final = 64  # elements of K: whole cache lines of fp16
+
+
+def part_length(k: int) -> int:
+    """K of each of the three parts that lie one after the other along the core's K."""
+    return -(-k // PART_UNIT) * PART_UNIT
+
+
+def promoted_every(k: int) -> int:
+    """Of how many elements of K sums stay in tensor cores: a power of two, near twice the root of K.
+
+    Tensor cores truncate each sum, which drifts by this number; ordinary sums in fp32 err by a random walk,
+    sqrt(K).
+    """
+    every = PART_UNIT
+    while every * every < 2 * k:
+        every *= 2
+    return every
+
+
+def error_bound(k: int) -> float:
+    """How far an element of the product may be from exact, before it is rounded, as a share of |a| |b|.
+
+    Holds for finite data and Hopper's tensor cores; derived in `tritile.families.fp16x3.lowering`.
+    """
+    return 2.0**-24 * (25 + 10.5 * promoted_every(k) / 16 + part_length(k) / 15)

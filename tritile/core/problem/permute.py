@@ -1,0 +1,285 @@
+"""Copies whose dimensions lie in another order."""
+
+import functools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+from tritile.core.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
+from tritile.errors import InvalidValueError
+
+_TILE: Final = 4096  # elements that the dimensions of a tile should have
+
+
+def merged(
+    sizes: Sequence[int], *strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The same index space with the fewest dimensions: ones dropped, neighbours merged.
+
+    Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
+    through its whole size. Returns the sizes and, for each operand, its strides.
+    """
+    out: list[list[int]] = []  # [size, stride of operand 0, stride of operand 1, ...]
+    for size, *steps in zip(sizes, *strides, strict=True):
+        if size == 1:
+            continue
+        if out and all(outer == inner * size for outer, inner in zip(out[-1][1:], steps, strict=True)):
+            out[-1] = [out[-1][0] * size, *steps]
+        else:
+            out.append([size, *steps])
+    columns = list(zip(*out, strict=True)) or [() for _ in range(1 + len(strides))]
+    return tuple(columns[0]), tuple(columns[1:])
+
+
+class Plane(NamedTuple):
+    """The dimensions of a permutation by what becomes of them; those of m and n innermost first.
+
+    Along `n` x is densest, along `m` out is. Either is one dimension, or several that follow each other
+    without a gap in x (n) or in out (m); where these are few elements, n goes on with the densest others
+    of x. `batch` are the rest, outermost first.
+    """
+
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    batch: tuple[int, ...]
+
+
+def _run(
+    first: int, shape: Sequence[int], strides: Sequence[int], free: Collection[int], enough: int
+) -> tuple[int, ...]:
+    """`first` and the dimensions that follow it without a gap, until together they are `enough`."""
+    run, size = [first], shape[first]
+    while size < enough:
+        reach = strides[first] * size
+        following = [i for i in free if i not in run and strides[i] == reach]
+        if not following:
+            break
+        run.append(following[0])
+        size *= shape[following[0]]
+    return tuple(run)
+
+
+@dataclass(frozen=True)
+class PermuteProblem:
+    """A copy of elements of `itemsize` bytes from x to out, over one index space.
+
+    `shape` has the dimensions of out that are left where those of size 1 are dropped and those that stay
+    together merged, outermost first; strides count elements. Alignments as in `MatmulProblem`.
+    Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "permute"
+    shape: tuple[int, ...]
+    x_strides: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    itemsize: int
+    x_align: int = 16
+    out_align: int = 16
+
+    def __post_init__(self) -> None:
+        lists = (self.shape, self.x_strides, self.out_strides)
+        check(all(isinstance(values, tuple) for values in lists), self, "shape and strides as tuples")
+        check(len({len(values) for values in lists}) == 1, self, "a stride for every dimension")
+        check(all(map(extent_fits, self.shape)), self, "sizes of 1 and more")
+        steps = (*self.x_strides, *self.out_strides)
+        check(all(extent_fits(step + 1) for step in steps if type(step) is int), self, "strides from 0")
+        check(all(type(step) is int for step in steps), self, "whole strides")
+        check(among(ALIGNMENTS, self.itemsize), self, f"an itemsize of {ALIGNMENTS}")
+        check(among(ALIGNMENTS, self.x_align, self.out_align), self, f"alignments of {ALIGNMENTS}")
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        x_strides: Sequence[int],
+        out_strides: Sequence[int],
+        itemsize: int,
+        addresses: tuple[int, int] = (0, 0),
+        widen: bool = True,
+    ) -> "PermuteProblem":
+        """The problem of moving x, whose dimensions are in out's order, to out.
+
+        `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
+        """
+        given = cls(tuple(shape), tuple(x_strides), tuple(out_strides), itemsize)  # checks them
+        sizes, (of_x, of_out) = merged(given.shape, given.x_strides, given.out_strides)
+        if widen:
+            sizes, of_x, of_out, itemsize = _widened(sizes, of_x, of_out, itemsize, addresses)
+        aligns = (
+            alignment(at, *(step * itemsize for step in strides if step != 1))
+            for at, strides in zip(addresses, (of_x, of_out), strict=True)
+        )
+        return cls(sizes, of_x, of_out, itemsize, *aligns)
+
+    @classmethod
+    def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
+        """A batch of contiguous m x n matrices, each transposed."""
+        sizes = (batch, m, n)
+        if not all(map(extent_fits, sizes)):
+            raise InvalidValueError(f"{sizes} matrices: wanted sizes of 1 and more")
+        return cls.of((batch, n, m), (m * n, 1, n), (m * n, m, 1), itemsize, widen=False)
+
+    @functools.cached_property
+    def plane(self) -> Plane:
+        """Which dimensions make the tiles."""
+        axes = [i for i, size in enumerate(self.shape) if size > 1]
+        x, out = self.x_strides, self.out_strides
+        dense_x = min(axes, key=lambda i: (x[i] == 0, x[i], -i), default=None)
+        if dense_x is None:
+            return Plane((), (), ())
+        rest = sorted((i for i in axes if i != dense_x), key=lambda i: (out[i], x[i]))
+        if not rest:
+            return Plane((), (dense_x,), ())
+        long = max(32, 256 // self.itemsize)
+        both = out[dense_x] == min((step for step in out if step), default=0)  # out is densest there too
+        m = _run(rest[0], self.shape, out, rest[1:], long // 2)  # writes need long runs more than reads do
+        free, rows = [i for i in rest if i not in m], math.prod(self.shape[i] for i in m)
+        n = (dense_x,) if both else _run(dense_x, self.shape, x, free, max(long, _TILE // rows))
+        columns = math.prod(self.shape[i] for i in n)
+        free = [i for i in free if i not in n]
+        m = _run(rest[0], self.shape, out, [*m[1:], *free], max(long, _TILE // columns))
+        size = columns * math.prod(self.shape[i] for i in m)
+        for i in sorted(free, key=lambda i: x[i]):
+            if size >= _TILE:
+                break
+            if i not in m:
+                n, size = (*n, i), size * self.shape[i]
+        return Plane(m, n, tuple(i for i in axes if i not in m and i not in n))
+
+    @functools.cached_property
+    def m(self) -> int:
+        """The tile rows' extent: along it out is densest."""
+        return math.prod(self.shape[i] for i in self.plane.m)
+
+    @functools.cached_property
+    def n(self) -> int:
+        """The tile columns' extent: along it x is densest."""
+        return math.prod(self.shape[i] for i in self.plane.n)
+
+    @functools.cached_property
+    def batch(self) -> int:
+        """How many planes of m x n there are."""
+        return math.prod(self.shape[i] for i in self.plane.batch)
+
+    def _layout(self, strides: tuple[int, ...]) -> str:
+        if self.plane.n and strides[self.plane.n[0]] == 1:
+            return "row"
+        return "column" if self.plane.m and strides[self.plane.m[0]] == 1 else "strided"
+
+    @functools.cached_property
+    def x_layout(self) -> str:
+        """Along what x is contiguous: n ("row"), m ("column"), or neither."""
+        return self._layout(self.x_strides)
+
+    @functools.cached_property
+    def out_layout(self) -> str:
+        """The same of out."""
+        return self._layout(self.out_strides)
+
+    @functools.cached_property
+    def turns(self) -> bool:
+        """Whether out is denser along m than along n: x and out then differ in the order of a tile."""
+        m, n, _ = self.plane
+        return bool(m) and self.out_strides[m[0]] < self.out_strides[n[0]]
+
+    @functools.cached_property
+    def n_digits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of x along n, innermost first: one of each where n has no gap in x."""
+        dims = self.plane.n[::-1]
+        sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
+        return (sizes[::-1] or (1,), strides[::-1] or (0,))
+
+    @functools.cached_property
+    def _known_runs(self) -> dict[tuple[int, int], tuple[int, int]]:
+        return {}
+
+    def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
+        """How many elements of a tile lie side by side in x, and in out."""
+        sides = (min(block_m, self.m), min(block_n, self.n))
+        if sides not in self._known_runs:  # a space has many configs of one tile
+            self._known_runs[sides] = self._runs(sides)
+        return self._known_runs[sides]
+
+    def _runs(self, tile: tuple[int, int]) -> tuple[int, int]:
+        m, n, _ = self.plane
+
+        def run(steps: tuple[int, ...], first: tuple[int, ...], sides: tuple[int, int]) -> int:
+            """From the dimensions `first` on, through all of a tile that follows without a gap."""
+            if not first or steps[first[0]] != 1:
+                return 1
+            reach, have = 1, {}  # how many of each dimension a tile has
+            for group, side in zip((m, n), sides, strict=True):
+                for i in group:
+                    have[i] = min(self.shape[i], max(1, side))
+                    side //= self.shape[i]
+            while following := [i for i in have if steps[i] == reach]:
+                reach *= have[following[0]]
+                if have[following[0]] < self.shape[following[0]]:
+                    break
+            return reach
+
+        out = m if self.out_layout == "column" else n
+        return run(self.x_strides, n, tile), run(self.out_strides, out, tile)
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Bytes moved: every element read once and written once."""
+        return 2 * math.prod(self.shape) * self.itemsize
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes by which two problems of one class are near or far."""
+        return (self.batch, self.m, self.n)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        runs = (len(self.plane.m), len(self.plane.n))
+        spread = 0 in self.x_strides
+        layouts = (self.x_layout, self.out_layout, self.x_align, self.out_align)
+        return (self.op, self.itemsize, *layouts, runs, spread)
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """How many elements of memory x and out span."""
+
+        def span(strides: tuple[int, ...]) -> int:
+            return 1 + sum((size - 1) * step for size, step in zip(self.shape, strides, strict=True))
+
+        return span(self.x_strides), span(self.out_strides)
+
+    @property
+    def label(self) -> str:
+        """A short name for a table of results: out's dimensions, and where each stood in x."""
+        order = sorted(range(len(self.shape)), key=lambda i: (-self.x_strides[i], i))
+        places = ",".join(str(order.index(i)) for i in range(len(self.shape)))
+        return f"{'x'.join(map(str, self.shape)) or '1'} from ({places or '0'}) {self.itemsize}-byte"
+
+
+def _widened(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    itemsize: int,
+    addresses: tuple[int, int],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    """The same with pairs of elements as one, again and again, where short runs stay side by side."""
+    while itemsize < 8:
+        inner = [i for i, steps in enumerate(zip(x_strides, out_strides, strict=True)) if steps == (1, 1)]
+        others = [s for steps in (x_strides, out_strides) for i, s in enumerate(steps) if [i] != inner]
+        if (
+            not inner
+            or shape[inner[0]] * itemsize > 64
+            or any(value % 2 for value in (shape[inner[0]], *others))
+            or any(address % (2 * itemsize) for address in addresses)
+        ):
+            break
+        itemsize *= 2
+        shape = tuple(size // 2 if i == inner[0] else size for i, size in enumerate(shape))
+        x_strides, out_strides = (
+            tuple(1 if i == inner[0] else step // 2 for i, step in enumerate(steps))
+            for steps in (x_strides, out_strides)
+        )
+        shape, (x_strides, out_strides) = merged(shape, x_strides, out_strides)
+    return shape, x_strides, out_strides, itemsize

@@ -1,0 +1,141 @@
+"""Products with a weight of 4- or 8-bit whole numbers."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from tritile.core.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
+from tritile.core.problem.matmul import MatmulProblem, Operand
+
+WEIGHT_BITS: Final = (4, 8)
+GROUP_SIZES: Final = (32, 64, 128)
+ACTIVATION_DTYPES: Final = ("bfloat16", "float16")
+_ROWS: Final = 16  # rows of a weight are padded to as many
+_LINE: Final = 128  # bytes, of which rows of an unpacked weight are whole multiples
+UNIT_WORDS: Final = 128  # words of 32 bits that 8 rows of `unit_columns` are packed into
+
+
+def unit_columns(bits: int) -> int:
+    """Columns of a weight that are packed together: K is padded to a multiple."""
+    return 512 // bits
+
+
+def _padded(extent: int, multiple: int) -> int:
+    return -(-extent // multiple) * multiple
+
+
+def words_shape(n: int, k: int, bits: int) -> tuple[int, int]:
+    """Eights of rows, and 32-bit words of each, of a packed weight (n, k)."""
+    unit = unit_columns(bits)
+    return _padded(n, _ROWS) // 8, _padded(k, unit) // unit * UNIT_WORDS
+
+
+def scales_shape(n: int, k: int, bits: int, group_size: int) -> tuple[int, int]:
+    """Groups and rows, those of padding included, of its scales and zero points."""
+    return -(-_padded(k, unit_columns(bits)) // group_size), _padded(n, _ROWS)
+
+
+def unpacked_row(k: int) -> int:
+    """Elements from one row of K 16-bit floats to the next, where a weight is unpacked in memory."""
+    return _padded(k, _LINE // 2)
+
+
+@dataclass(frozen=True)
+class QuantizedProblem:
+    """x @ weight^T + bias: x (m, k) by a weight (n, k) of whole numbers of `bits` bits.
+
+    `group_size` columns of a row share a scale and, with `zero_points`, a zero point. `dtype` is that of x,
+    the scales, the result and, for what it weighs, `bias`. `x_layout` is "row" or "strided", `x_align` as of
+    the operands of a `MatmulProblem`, and so `invariant`.
+    Raises InvalidValueError where a field is out of its range.
+    """
+
+    op: ClassVar[str] = "linear_quantized"
+    batch: ClassVar[int] = 1
+    itemsize: ClassVar[int] = 2  # bytes of an activation
+    m: int
+    n: int
+    k: int
+    dtype: str
+    bits: int
+    group_size: int
+    zero_points: bool = False
+    bias: bool = False
+    x_layout: str = "row"
+    x_align: int = 16
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        check(all(map(extent_fits, (self.m, self.n, self.k))), self, "sizes of 1 and more")
+        check(among(ACTIVATION_DTYPES, self.dtype), self, f"a dtype of {', '.join(ACTIVATION_DTYPES)}")
+        check(among(WEIGHT_BITS, self.bits), self, f"bits of {WEIGHT_BITS}")
+        check(among(GROUP_SIZES, self.group_size), self, f"a group_size of {GROUP_SIZES}")
+        check(among((False, True), self.zero_points, self.bias), self, "zero_points and bias True or False")
+        check(among(("row", "strided"), self.x_layout), self, "an x_layout of row, strided")
+        check(among(ALIGNMENTS, self.x_align), self, f"an alignment of {ALIGNMENTS}")
+        check(type(self.invariant) is bool, self, "invariant as True or False")
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, counted apart."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """The shape of the packed weight, in 32-bit words."""
+        return words_shape(self.n, self.k, self.bits)
+
+    @property
+    def scales(self) -> tuple[int, int]:
+        """The shape of the scales, and of the zero points."""
+        return scales_shape(self.n, self.k, self.bits, self.group_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weight with its scales and zero points."""
+        words, scales = self.words, self.scales
+        return 4 * words[0] * words[1] + 2 * scales[0] * scales[1] * (1 + self.zero_points)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of the weight as a matrix of 16-bit floats: see `unpacked_row`."""
+        return self.itemsize * self.scales[1] * unpacked_row(self.k)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved if every input is read once and the output written once."""
+        return self.weight_bytes + self.itemsize * (self.m * (self.k + self.n) + self.n * self.bias)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes by which two problems of one class are near or far."""
+        return (self.m, self.n, self.k)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """All but the sizes: neighbours have the same."""
+        weight = (self.bits, self.group_size, self.zero_points)
+        return (self.op, self.dtype, *weight, self.bias, self.x_layout, self.x_align)
+
+    @functools.cached_property
+    def product(self) -> MatmulProblem:
+        """The same product with a weight that is not quantized, which lies row by row."""
+        dtypes, bias = (self.dtype, self.dtype), "bias=row" if self.bias else ""
+        aligns = (self.x_align, 16, alignment(self.itemsize * self.n))
+        return MatmulProblem(
+            1, self.m, self.n, self.k, *dtypes, self.x_layout, "column", "row", *aligns, epilogue=bias
+        )
+
+    @property
+    def x(self) -> Operand:
+        """x: a tensor that poses this problem."""
+        return self.product.operands[0]
+
+    @property
+    def label(self) -> str:
+        """A short name for a table of results."""
+        zeros, bias = " zeros" if self.zero_points else "", " bias" if self.bias else ""
+        strided = " strided" if self.x_layout == "strided" else ""
+        weight = f"int{self.bits}/{self.group_size}{zeros}"
+        mode = " invariant" * self.invariant
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} by {weight}{bias}{strided}{mode}"

@@ -1,0 +1,228 @@
+"""How a call chooses its config and sums, how long it may measure, and where results are remembered."""
+
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import platformdirs
+
+from tritile.core.threads import at_fork
+from tritile.errors import InvalidValueError, StoreWarning
+
+MODES: Final = ("cached", "tune", "strict", "off")
+_SWITCH: Final = {"1": True, "0": False}
+_T = TypeVar("_T")
+
+
+class Rules(NamedTuple):
+    """What is in force for a call: the mode, and whether it is batch-invariant."""
+
+    mode: str
+    invariant: bool
+
+
+# Made once: a key of what is remembered of calls has one.
+_RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
+_DEFAULT: Final = _RULES["cached", False]
+
+# What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
+_ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
+# How many choices that change the rules some context holds, where code without Python can read it.
+CONTEXTS: Final = ctypes.c_int64(0)
+_contexts_lock: Final = threading.RLock()  # a context may be collected anywhere
+at_fork(_contexts_lock)
+
+
+def _count(by: int) -> None:
+    with _contexts_lock:
+        CONTEXTS.value += by
+
+
+class _Chosen(Generic[_T]):
+    """What a `with` chose: it counts for as long as any context has it, which a task may do for longer."""
+
+    def __init__(self, value: _T) -> None:
+        self.value = value
+        _count(1)
+        weakref.finalize(self, _count, -1).atexit = False
+
+
+_mode: ContextVar[_Chosen[str] | None] = ContextVar("tritile_mode", default=None)
+_invariant: ContextVar[_Chosen[bool] | None] = ContextVar("tritile_batch_invariant", default=None)
+
+
+def _checked_mode(value: str, origin: str) -> str:
+    if value not in MODES:
+        raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
+    return value
+
+
+def current_mode() -> str:
+    """The mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
+    chosen = _mode.get()
+    if chosen is not None:
+        return chosen.value
+    if _ENVIRON is not None and b"TRITILE_MODE" not in _ENVIRON:
+        return "cached"
+    value = os.environ.get("TRITILE_MODE")
+    return _checked_mode(value, "TRITILE_MODE") if value else "cached"
+
+
+@contextlib.contextmanager
+def mode(name: str) -> Iterator[None]:
+    """Choose, for the calls inside the `with`, how configs are picked.
+
+    cached: what was measured, else a prediction; nothing is ever measured (the default).
+    tune: as cached, but a problem met for the first time is measured once and remembered.
+    strict: a problem for which nothing measured is remembered raises `NotTunedError`; a first call whose
+        kernels Triton had to compile warns with `CompiledWarning`.
+    off: the prediction only; remembered results are not even read.
+
+    Raises InvalidValueError for any other name. Applies to the current thread or task.
+    """
+    _checked_mode(name, "mode")
+    token = _mode.set(_Chosen(name))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def _switched(name: str, default: str) -> bool:
+    value = os.environ.get(name) or default
+    if value not in _SWITCH:
+        raise InvalidValueError(f"{name} is {value!r}: wanted 1 or 0")
+    return _SWITCH[value]
+
+
+def is_batch_invariant() -> bool:
+    """Whether calls are batch-invariant: by the innermost `batch_invariant(...)`, else by the environment.
+
+    Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
+    """
+    chosen = _invariant.get()
+    if chosen is not None:
+        return chosen.value
+    if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
+        return False
+    return _switched("TRITILE_BATCH_INVARIANT", "0")
+
+
+def environment_is_silent() -> bool:
+    """Whether the environment certainly says nothing of the rules."""
+    return _ENVIRON is not None and not (
+        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+    )
+
+
+def rules() -> Rules:
+    """What is in force for a call made now: a key of what is remembered of calls has it."""
+    if environment_is_silent() and _mode.get() is None and _invariant.get() is None:
+        return _DEFAULT
+    return _RULES[current_mode(), is_batch_invariant()]
+
+
+@contextlib.contextmanager
+def under(found: Rules) -> Iterator[None]:
+    """What was in force elsewhere, as in another thread, counts inside the `with`."""
+    if rules() == found:
+        yield
+        return
+    tokens = _mode.set(_Chosen(found.mode)), _invariant.set(_Chosen(found.invariant))
+    try:
+        yield
+    finally:
+        _mode.reset(tokens[0])
+        _invariant.reset(tokens[1])
+
+
+@contextlib.contextmanager
+def batch_invariant(on: bool = True) -> Iterator[None]:
+    """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
+
+    An element of a result then depends, bit for bit, on its row of the first operand, its column of the
+    second, what is added to it and the GPU's model, and not on how many rows came along, on its place among
+    them, on alignment, or on what else the GPU does. This holds for `matmul`, `linear` (with packed weights
+    too), `addmm`, `baddbmm`, `gated_linear`, `scaled_matmul` and `grouped_matmul`, for calls of one dtype,
+    precision, activation and kind of operands, with the same version of tritile and Triton. Sums are then
+    made in one way for every number of rows: see `families.numerics`. Some calls take longer so, those
+    of few rows most. Permutations only move bits, and change nothing.
+
+    `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. It applies to the current
+    thread or task, and to the backward passes of calls made in it.
+
+    Inside, precisions "fp16x3" and "ozaki" are refused (UnsupportedError), as their data decide how they are
+    multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.
+    Raises InvalidValueError where `on` is neither True nor False.
+    """
+    if not isinstance(on, bool):
+        raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
+    token = _invariant.set(_Chosen(on))
+    try:
+        yield
+    finally:
+        _invariant.reset(token)
+
+
+def tune_budget_s() -> float:
+    """Seconds that mode "tune" may spend measuring one problem: `TRITILE_TUNE_BUDGET`, else 30."""
+    value = os.environ.get("TRITILE_TUNE_BUDGET", "30")
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InvalidValueError(f"TRITILE_TUNE_BUDGET is {value!r}: wanted seconds, above 0")
+    return seconds
+
+
+def tune_log() -> Path | None:
+    """The file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none.
+
+    Raises InvalidValueError where that is in the home folder of nobody known.
+    """
+    given = os.environ.get("TRITILE_TUNE_LOG")
+    try:
+        return Path(given).expanduser() if given else None
+    except RuntimeError as error:
+        raise InvalidValueError(f"TRITILE_TUNE_LOG is {given!r}: {error}") from None
+
+
+def cache_dir() -> Path:
+    """Where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
+
+    Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
+    """
+    given = os.environ.get("TRITILE_CACHE_DIR")
+    folder = Path(given) if given else Path(platformdirs.user_cache_dir("tritile"))
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # of a user that nobody knows, or of one without a home
+        return _homeless(str(folder))
+
+
+@functools.cache
+def _homeless(wanted: str) -> Path:
+    """A folder for temporary files instead; told once."""
+    folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
+    text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
+    warnings.warn(text, StoreWarning, stacklevel=3)
+    return folder
+
+
+def wants_crossing() -> bool:
+    """Whether `use_in_torch` may build and use its library in C++: `TRITILE_CROSSING`, by default 1.
+
+    Raises InvalidValueError where that is neither 0 nor 1.
+    """
+    return _switched("TRITILE_CROSSING", "1")

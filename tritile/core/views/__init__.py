@@ -1,0 +1,44 @@
+"""A call reduced to what kernels take: matrices with strides, or a space of indices with two."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tritile.core.problem import Tiled
+from tritile.core.views.grouped import GroupedCall, Scales, posed_groups
+from tritile.core.views.permutes import PermuteCall, posed_permute
+from tritile.core.views.products import (
+    UNFUSED,
+    BlockScales,
+    Fused,
+    Make,
+    MatmulCall,
+    Placed,
+    Verdict,
+    View,
+    posed_product,
+    spread,
+)
+from tritile.core.views.quantized import QuantizedCall, posed_quantized
+
+__all__ = [
+    "UNFUSED", "BlockScales", "Call", "Fused", "GroupedCall", "Make", "MatmulCall", "PermuteCall", "Placed",
+    "QuantizedCall", "Scales", "Verdict", "View", "posed", "spread",
+]  # fmt: skip
+
+Call = MatmulCall | GroupedCall | PermuteCall | QuantizedCall
+
+_POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
+    "matmul": posed_product,
+    "grouped": posed_groups,
+    "permute": posed_permute,
+    "linear_quantized": posed_quantized,
+}
+
+
+def posed(problem: Tiled, make: Make) -> Call:
+    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
+
+    It is asked for in the order of the call's `tensors`. A complex number of a product is asked for as two
+    real ones, other elements of 16 bytes as two of int64.
+    """
+    return _POSERS[problem.op](problem, make)

@@ -1,0 +1,81 @@
+"""Products of groups reduced to what kernels take."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from tritile.core.problem import ITEMSIZE, GroupedProblem
+from tritile.core.views.products import Make, View, view_of
+
+
+class Scales(NamedTuple):
+    """The scales of an operand's rows, or columns: side by side; `stride` leads from group to group."""
+
+    tensor: Any
+    stride: int
+
+
+@dataclass(frozen=True)
+class GroupedCall:
+    """The products of all groups: see `tritile.core.problem.GroupedProblem`.
+
+    Of a, b and out those that have a matrix for each group have a batch of one dimension, others none.
+    `offs`: where each group ends, as int32, in what groups share; None where they share nothing.
+    `swapped`: a is the transpose of the caller's second operand, b that of the first. `invariant`: as of its
+    problem.
+    """
+
+    op: ClassVar[str] = "grouped"
+    batch_shape: ClassVar[tuple[int, ...]] = ()  # nothing by which a launch could be split
+    ragged: str
+    groups: int
+    a: View
+    b: View
+    out: View
+    offs: Any
+    scales: tuple[Scales, Scales] | None
+    dtype: str
+    out_dtype: str
+    precision: str
+    swapped: bool = False
+    invariant: bool = False
+
+    @property
+    def problem(self) -> GroupedProblem:
+        """What planning needs to know of this call."""
+        a, b, out = self.a, self.b, self.out
+        return GroupedProblem(
+            self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
+            a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
+            self.scales is not None, self.invariant,
+        )  # fmt: skip
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What the kernel's pointers point to: a, b, out, and as there are offs and the scales."""
+        offs = () if self.offs is None else (self.offs,)
+        return (
+            self.a.tensor, self.b.tensor, self.out.tensor, *offs, *(own.tensor for own in self.scales or ())
+        )  # fmt: skip
+
+
+def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:
+    """A call that poses products of groups; where groups end is for the caller to write into `offs`."""
+    sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
+    a, b, out = (
+        view_of(operand, size, 2 if own else 1, make)  # a batch of 2 or more has a stride
+        for operand, size, own in zip(problem.operands, sizes, problem.of_groups, strict=True)
+    )
+    offs = None if problem.ragged == "none" else make("int32", problem.groups)
+    scales = None
+    if problem.scaled:
+        rows, columns = (make("float32", count) for count in problem.scales)
+        scales = Scales(rows, 0 if problem.ragged == "m" else problem.m), Scales(columns, problem.n)
+    return GroupedCall(
+        problem.ragged, problem.groups, a, b, out, offs, scales,
+        problem.dtype, problem.out_dtype, problem.precision, invariant=problem.invariant,
+    )  # fmt: skip

@@ -1,0 +1,314 @@
+"""Products reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar, Final, NamedTuple
+
+from tritile.core.problem import (
+    BLOCK_SCALES,
+    ITEMSIZE,
+    REAL_DTYPE,
+    SIDES,
+    TURNED,
+    Epilogue,
+    MatmulProblem,
+    Operand,
+    alignment,
+    epilogue_of,
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
+
+    That of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what is
+    in memory.
+    """
+
+    tensor: Any
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    batch_strides: tuple[int, ...]
+    itemsize: int
+    conj: bool = False
+
+    @property
+    def layout(self) -> str:
+        """Which dimension is contiguous: "row" (the last), "column" (the first), or neither."""
+        rows, columns = self.shape
+        if columns == 1:
+            return "column" if rows > 1 and self.strides[0] == 1 else "row"
+        if self.strides[1] == 1:
+            return "row"
+        if self.strides[0] == 1 or rows == 1:
+            return "column"
+        return "strided"
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The strides that are stepped over: all but that of the contiguous dimension."""
+        pairs = zip(self.shape, self.strides, strict=True)
+        inner = tuple(stride for size, stride in pairs if size > 1 and stride != 1)
+        return (*inner, *self.batch_strides)
+
+    @property
+    def align(self) -> int:
+        """The largest power of two, up to 16, that divides the address and all leading strides, in bytes."""
+        return alignment(self.tensor.data_ptr(), *(stride * self.itemsize for stride in self.leading))
+
+    @property
+    def transposed(self) -> "View":
+        """The same matrices, rows for columns."""
+        rows, columns = self.shape
+        return replace(self, shape=(columns, rows), strides=(self.strides[1], self.strides[0]))
+
+    @property
+    def span(self) -> int:
+        """The offset of the last element of one matrix, in elements."""
+        return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+
+
+class Placed(NamedTuple):
+    """Stands for a tensor in a workspace, by the number of its buffer; workspaces start on 16 bytes."""
+
+    buffer: int
+    dtype: str
+
+    def data_ptr(self) -> int:
+        """An address as aligned as the workspace's."""
+        return 0
+
+
+def spread(view: View | None) -> str:
+    """By what an operand that is stretched over a result differs: see `tritile.core.problem.SPREADS`."""
+    if view is None:
+        return ""
+    by_row, by_column = (step != 0 for step in view.strides)
+    return "full" if by_row and by_column else "column" if by_row else "row" if by_column else "one"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What is done to a call's sums before they are stored: see `tritile.core.problem.Epilogue`.
+
+    Operands are stretched to the size of the result, with strides of 0. Where there are zero points, sums of
+    rows of a and of columns of b come to kernels with them (see `tritile.families.zeros.lowering`).
+    """
+
+    scale_a: View | None = None
+    scale_b: View | None = None
+    bias: View | None = None
+    residual: View | None = None
+    activation: str = ""
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias_up: View | None = None
+    zero_a: View | None = None
+    zero_b: View | None = None
+    sums_a: View | None = None
+    sums_b: View | None = None
+    gated: bool = False
+
+    @property
+    def views(self) -> tuple[View | None, ...]:
+        """The operands, None where there is none."""
+        return tuple(getattr(self, name) for name in _VIEWS)
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What of it decides how it is done."""
+        weighted = (self.alpha, self.beta) != (1.0, 1.0)
+        spreads = {name: spread(getattr(self, name)) for name in SIDES}
+        return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
+
+    def mapped(self, change: Callable[[View], View]) -> "Fused":
+        """The same with every operand changed."""
+        changed = (view and change(view) for view in self.views)
+        views: dict[str, Any] = dict(zip(_VIEWS, changed, strict=True))
+        return replace(self, **views)
+
+    @property
+    def transposed(self) -> "Fused":
+        """The same of the product out^T = b^T a^T."""
+        turned = self.mapped(lambda view: view.transposed)
+        return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
+
+
+_VIEWS: Final = (*SIDES, "sums_a", "sums_b")
+UNFUSED: Final = Fused()
+
+
+class Verdict(NamedTuple):
+    """On the GPU an int32 word; the product is to be made where it is from `least` on and below `end`.
+
+    See `tritile.families.common.verdict`.
+    """
+
+    word: Any
+    least: int
+    end: int
+
+
+class BlockScales(NamedTuple):
+    """Scales within a sum, for each 128 of K; `shared`: of how many rows and columns, as in BLOCK_SCALES.
+
+    Strides of a's are over blocks of rows and of K, those of b's over blocks of K and of columns.
+    """
+
+    shared: str
+    a: Any
+    a_strides: tuple[int, int]
+    b: Any
+    b_strides: tuple[int, int]
+
+    @property
+    def transposed(self) -> "BlockScales":
+        """The same of the product out^T = b^T a^T."""
+        rows, columns = self.shared.split("x")
+        turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
+        return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
+
+
+@dataclass(frozen=True)
+class MatmulCall:
+    """out[i] = a[i] @ b[i] for every i of `batch_shape`, what `fused` says done to it.
+
+    `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
+    `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    `verdict`: None where it is to be made whatever its data are. `up`: the second matrix, where gated.
+    `invariant`: as of its problem.
+    """
+
+    op: ClassVar[str] = "matmul"
+    a: View
+    b: View
+    out: View
+    batch_shape: tuple[int, ...]
+    dtype: str
+    out_dtype: str
+    precision: str
+    fused: Fused = UNFUSED
+    swapped: bool = False
+    b_dtype: str = ""
+    scales: "BlockScales | None" = None
+    verdict: "Verdict | None" = None
+    up: View | None = None
+    invariant: bool = False
+
+    @property
+    def problem(self) -> MatmulProblem:
+        """What planning needs to know of this call."""
+        return MatmulProblem(
+            prod(self.batch_shape),
+            self.a.shape[0],
+            self.b.shape[1],
+            self.a.shape[1],
+            self.dtype,
+            self.out_dtype,
+            self.a.layout,
+            self.b.layout,
+            self.out.layout,
+            self.a.align,
+            self.b.align,
+            self.out.align,
+            self.precision,
+            str(self.fused.epilogue),
+            self.b_dtype,
+            self.scales.shared if self.scales else "",
+            self.invariant,
+        )
+
+    @property
+    def transposed(self) -> "MatmulCall":
+        """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
+        a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
+        turned = replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
+        if self.b_dtype:
+            turned = replace(turned, dtype=self.b_dtype, b_dtype=self.dtype)
+        return replace(turned, scales=self.scales and self.scales.transposed)
+
+    @property
+    def target(self) -> Any:
+        """Which of its tensors is written."""
+        return self.out.tensor
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What the kernel's pointers point to: a, b, out, what is fused, up, scales, the verdict."""
+        fused = (view.tensor for view in self.fused.views if view is not None)
+        scales = (self.scales.a, self.scales.b) if self.scales else ()
+        verdict = () if self.verdict is None else (self.verdict.word,)
+        up = () if self.up is None else (self.up.tensor,)
+        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *up, *scales, *verdict)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        fused = (name for name in SIDES if getattr(self.fused, name) is not None)
+        up = ("up",) if self.up else ()
+        return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
+
+
+Make = Callable[[str, int], Any]
+
+
+def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
+    """An operand on memory of its own."""
+    batch_stride, *strides = operand.strides
+    real = REAL_DTYPE.get(operand.dtype)
+    tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
+    return View(
+        tensor, operand.shape[1:], (strides[0], strides[1]), (batch_stride,) if batch > 1 else (), itemsize
+    )
+
+
+def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
+    """An operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
+
+    Full ones are a matrix each.
+    """
+    if not how:
+        return None
+    dtype = {"scale": "float32", "zero": "int8"}.get(name.partition("_")[0], problem.out_dtype)
+    strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
+    elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
+    each = elements if how == "full" else 0
+    batch = (each,) if problem.batch > 1 else ()
+    tensor = make(dtype, elements * (problem.batch if each else 1))
+    return View(tensor, (problem.m, problem.n), strides, batch, ITEMSIZE[dtype])
+
+
+def _fused(problem: MatmulProblem, make: Make) -> Fused:
+    """An epilogue's operands, on memory of their own; alpha and beta are halves where they are given."""
+    epilogue = epilogue_of(problem.epilogue)
+    sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
+    weight = 0.5 if epilogue.weighted else 1.0
+    return Fused(
+        **sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated
+    )  # fmt: skip
+
+
+def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
+    """A call that poses a product."""
+    batch = (problem.batch,) if problem.batch > 1 else ()
+    sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
+    a, b, out = (
+        view_of(operand, size, problem.batch, make)
+        for operand, size in zip(problem.operands, sizes, strict=True)
+    )
+    dtypes = (problem.dtype, problem.out_dtype)
+    call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
+    up = view_of(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
+    scales, invariant = _block_scales(problem, make), problem.invariant
+    return replace(call, b_dtype=problem.b_dtype, up=up, scales=scales, invariant=invariant)
+
+
+def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
+    shared = BLOCK_SCALES[problem.block_scales]
+    if shared is None:
+        return None
+    rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
+    a, b = make("float32", rows * blocks), make("float32", blocks * columns)
+    return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))

@@ -1,0 +1,1 @@
+"""The kernels, a folder each, with the configs they may run by: see `registry`."""

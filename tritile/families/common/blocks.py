@@ -1,0 +1,47 @@
+"""What configs of every family have in common: whole blocks, none larger than the problem."""
+
+from tritile.core.config import Config
+from tritile.core.problem import GroupedProblem, PermuteProblem, Product
+from tritile.core.problem.parts import promoted_every
+
+
+def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
+    """What is wrong with a config's parameters: not these, not powers of two, or above `most`."""
+    if tuple(name for name, _ in config.kwargs) != names:
+        return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
+    for name, value in config.kwargs:
+        if name == "PERSISTENT":
+            if not isinstance(value, bool):
+                return f"{name} = {value!r} is neither True nor False"
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 1 or value & (value - 1):
+            return f"{name} = {value!r} is not a power of two"
+        elif value > most:
+            return f"{name} = {value} is above {most}"
+    return None
+
+
+def least_blocks(problem: Product) -> dict[str, int]:
+    """The smallest blocks that tl.dot takes."""
+    return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
+
+
+def promotes_late(config: Config, problem: Product) -> bool:
+    """Whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
+    return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
+
+
+def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
+    """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
+    if isinstance(problem, GroupedProblem):
+        return False  # in bands, as groups may or may not have several rows of tiles
+    matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
+    if config["GROUP_M"] > 1 and not matters:
+        return True
+    # A product reads its operands again and again: bands never hurt.
+    return config["GROUP_M"] == 1 and matters and not isinstance(problem, PermuteProblem)
+
+
+def oversized(config: Config, problem: Product, least: dict[str, int]) -> bool:
+    """Whether a block is twice as large as the problem, or more, though it could be halved."""
+    blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
+    return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

@@ -1,0 +1,39 @@
+"""What a lowered product is."""
+
+from math import prod
+from typing import NamedTuple
+
+from tritile.core.views import MatmulCall, View
+from tritile.families.common.work import Section, Step
+
+
+class Lowered(NamedTuple):
+    """What a product becomes: launches before the core, the core, launches after it.
+
+    Steps name buffers by number: those of the call's tensors, in their order, and then those of `scratch`.
+    Views of the core have as their tensor what the call's have, or a `Placed` that names a buffer.
+    """
+
+    before: tuple[Step, ...]
+    core: MatmulCall
+    after: tuple[Step, ...] = ()
+    scratch: tuple[Section, ...] = ()
+
+
+def copied_batch(
+    view: View, batch_shape: tuple[int, ...]
+) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """How the matrices of an operand are copied side by side, those of a stretched dimension once.
+
+    How many there are, their batch's sizes and strides, and the strides of the whole batch over the copies,
+    in copies.
+    """
+    dims = [(n, step) for n, step in zip(batch_shape, view.batch_strides, strict=True) if n > 1 and step]
+    count = before = prod(n for n, _ in dims)
+    steps = []
+    for n, step in zip(batch_shape, view.batch_strides, strict=True):
+        own = n > 1 and step != 0
+        before //= n if own else 1
+        steps.append(before if own else 0)
+    shape, strides = zip(*dims, strict=True) if dims else ((1,), (0,))
+    return count, tuple(shape), tuple(strides), tuple(steps)

@@ -1,0 +1,162 @@
+"""Operands as tensor descriptors see them: where they lie, or in copies.
+
+Rows of a copy start on 16 bytes, and run along K where tensor cores want that.
+"""
+
+import itertools
+from typing import Any, Final, NamedTuple
+
+from tritile.core.views import MatmulCall, Placed, View
+from tritile.errors import TuningError
+from tritile.families.common.fused import up_index
+from tritile.families.common.repack import repack
+from tritile.families.common.work import Buffer, Descriptor, Section, Step
+from tritile.families.matmul_tma.family import turned
+
+_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
+_ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
+# Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
+_TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
+
+
+class Seen(NamedTuple):
+    """An operand as a descriptor sees it: a batch of two dimensions of matrices whose rows are contiguous.
+
+    `transposed`: rows are the operand's columns.
+    """
+
+    buffer: int
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+    transposed: bool
+
+    def descriptor(self, rows: int, columns: int, layout: Any = None, rounded: bool = False) -> Descriptor:
+        """The descriptor for tiles of so many of the operand's own rows and columns."""
+        block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
+        return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
+
+
+def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sizes and strides of the batch, as two dimensions."""
+    if len(call.batch_shape) > 2:
+        raise TuningError(
+            f"a batch of {len(call.batch_shape)} dimensions that do not merge: descriptors have 2"
+        )
+    sizes = (1,) * (2 - len(call.batch_shape)) + call.batch_shape
+    strides = (0,) * (2 - len(call.batch_shape)) + view.batch_strides
+    return (sizes[0], sizes[1]), (strides[0], strides[1])
+
+
+def seen_of(call: MatmulCall, view: View, index: int, turned: bool = False) -> Seen:
+    """The operand with its contiguous dimension last, or if `turned` the other.
+
+    No descriptor need be able to read it.
+    """
+    (outer, inner), (stride_o, stride_i) = batch_of(call, view)
+    (rows, columns), (stride_r, stride_c) = view.shape, view.strides
+    transposed = (view.layout == "column") != turned
+    if transposed:
+        rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
+    return Seen(index, (outer, inner, rows, columns), (stride_o, stride_i, stride_r, stride_c), transposed)
+
+
+def readable(seen: Seen, view: View) -> bool:
+    """Whether a descriptor can read the operand where it lies."""
+    if view.tensor.data_ptr() % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
+        return False
+    steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
+    return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
+
+
+def storable(seen: Seen, view: View) -> bool:
+    """Return whether a descriptor may be stored through: readable, its rows whole numbers of 16 bytes.
+
+    The hardware cuts a store off at 16 bytes, not at the element: what lies behind a row that ends amid them
+    becomes zero. In a workspace that is padding.
+    """
+    stretched = any(size > 1 and step == 0 for size, step in zip(seen.shape, seen.strides, strict=True))
+    whole = seen.shape[3] * view.itemsize % 16 == 0 or isinstance(view.tensor, Placed)
+    return whole and not stretched and readable(seen, view)
+
+
+def described(seen: Seen, itemsize: int) -> Seen:
+    """The same with strides that a descriptor takes where a dimension of size 1 is never stepped."""
+    unit = 16 // itemsize
+    steps = [s if size > 1 else unit for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True)]
+    return seen._replace(strides=(steps[0], steps[1], steps[2], 1))
+
+
+class _Copy(NamedTuple):
+    args: tuple[Any, ...]
+    seen: Seen
+    section: Section
+
+    @property
+    def gaps(self) -> bool:
+        """Whether elements of a row are not side by side."""
+        return bool(self.args[9] != 1)
+
+    def tiles(self, tile: tuple[int, int, int]) -> int:
+        """How many tiles are copied."""
+        matrices, _, rows, columns = self.args[2:6]
+        return int(matrices * -(-rows // tile[0]) * -(-columns // tile[1]))
+
+
+def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
+    """How to copy an operand into buffer `index`: a stretched batch once, its rows padded to whole units."""
+    outer, inner = (
+        1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
+    )
+    rows, columns = seen.shape[2:]
+    unit = _ROW_BYTES // view.itemsize
+    padded = -(-columns // unit) * unit
+    args = (Buffer(seen.buffer), Buffer(index), outer * inner, inner, rows, columns, *seen.strides, padded)
+    own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
+    section = Section(dtype, outer * inner * rows * padded)
+    return _Copy(args, Seen(index, seen.shape, own, seen.transposed), section)
+
+
+class Inputs(NamedTuple):
+    """Operands as descriptors see them, the launches that copy those which they could not, and where to.
+
+    `up`: the second matrix of a gated product; b where there is none.
+    """
+
+    a: Seen
+    b: Seen
+    up: Seen
+    steps: tuple[Step, ...]
+    scratch: tuple[Section, ...]
+
+
+def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
+    """The launch that copies one operand, or two."""
+    nothing = (*first.args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
+    gaps = [copy is not None and copy.gaps for copy in (first, second)]
+    tile = _TILE[any(gaps)]
+    constants = (16 // itemsize, *gaps, *tile[:2], early)
+    tiles = first.tiles(tile) + (second.tiles(tile) if second else 0)
+    options = {"num_warps": tile[2], "launch_pdl": early}
+    return Step(
+        repack, (tiles, 1, 1), (*first.args, *(second.args if second else nothing), *constants), options
+    )
+
+
+def inputs(call: MatmulCall, early: bool) -> Inputs:
+    """Operands as descriptors can read them, and the launches that copy those which they could not."""
+    b_dtype = call.b_dtype or call.dtype
+    turn_a, turn_b = turned(call.problem)
+    views = [(call.a, call.dtype, 0, turn_a), (call.b, b_dtype, 1, turn_b)]
+    if call.up is not None:
+        views.append((call.up, b_dtype, up_index(call), turn_b))
+    found: list[Seen] = []
+    copies: list[_Copy] = []
+    for view, dtype, index, turn in views:
+        seen = seen_of(call, view, index, turn)
+        if not readable(seen, view):
+            copies.append(_copy(seen, view, dtype, len(call.tensors) + len(copies)))
+            seen = copies[-1].seen
+        found.append(described(seen, view.itemsize))
+    pairs = itertools.zip_longest(copies[::2], copies[1::2])
+    steps = tuple(_copying(one, other, call.a.itemsize, early) for one, other in pairs)
+    return Inputs(found[0], found[1], found[-1], steps, tuple(copy.section for copy in copies))

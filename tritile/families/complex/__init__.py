@@ -1,0 +1,1 @@
+"""Products of complex numbers, made of products of real ones."""

@@ -1,0 +1,180 @@
+"""Products of complex matrices, lowered to products of real ones: see `tritile.core.problem.complexes`.
+
+With a sign for each operand, -1 where it is conjugated (sa, sb), the result is
+    re = a.re b.re - sa sb a.im b.im,   im = sb a.re b.im + sa a.im b.re.
+"""
+
+from dataclasses import replace
+from math import prod
+from typing import Any, Final, Literal, NamedTuple
+
+from tritile.core.problem import ITEMSIZE, REAL_DTYPE, merged
+from tritile.core.problem.checks import THREE
+from tritile.core.problem.complexes import form_of
+from tritile.core.views import MatmulCall, Placed, View
+from tritile.families.common.lowered import Lowered
+from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.complex.kernel import lay_out, put_together
+from tritile.families.matmul_tile import work as tile
+
+_TENSORS: Final = 3  # a, b and out: workspaces are numbered behind them
+_TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
+_RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
+
+Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element: rows of them
+Rows = Literal["within", "stacked", "batched"]  # these lie within the matrix, in planes, in planes of a batch
+
+
+class _Planes(NamedTuple):
+    """A result in planes, and what their numbers count in both parts, as `put_together` takes them."""
+
+    planes: int
+    across: int
+    re: tuple[int, ...]
+    im: tuple[int, ...]
+
+
+class _Call:
+    """A call with the launches and workspaces that it has taken so far."""
+
+    def __init__(self, call: MatmulCall, early: bool) -> None:
+        self.call, self.early, self.real = call, early, REAL_DTYPE[call.dtype]
+        self.size = ITEMSIZE[self.real]
+        self.steps: list[Step] = []
+        self.scratch: list[Section] = []
+
+    def place(self, elements: int) -> Placed:
+        """A new workspace."""
+        self.scratch.append(Section(self.real, elements))
+        return Placed(_TENSORS + len(self.scratch) - 1, self.real)
+
+    def row(self, columns: int) -> int:
+        """The length of a row of a workspace: whole units of 16 bytes, of 128 where that adds little."""
+        line = (128 if columns * self.size >= 1024 else 16) // self.size
+        return -(-columns // line) * line
+
+    def batched(self, view: View, whole: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides, in real numbers, of the matrices of a batch that memory has, if only one.
+
+        Third are the strides of the whole batch over copies of these, of `whole` real numbers each.
+        """
+        pairs = list(zip(self.call.batch_shape, view.batch_strides, strict=True))
+        sizes, steps = zip(*((size, 2 * step) for size, step in [*pairs, (1, 1)] if step), strict=True)
+        strides, reach = [], whole
+        for size, step in reversed(pairs):
+            strides.append(reach if step else 0)
+            reach *= size if step else 1
+        return sizes, steps, tuple(reversed(strides))
+
+    def step(self, kernel: Any, view: View, args: dict[str, Any]) -> Step:
+        """A launch over tiles of complex matrices that lie as `view` tells."""
+        rows, columns = view.shape
+        batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
+        args |= {
+            "rows": rows, "columns": columns, "batch": batch,
+            "DENSE": view.strides[1] == 1 or columns == 1, "WIDE": batch >= tile.WIDE_FROM,
+            "ALIGN_COLUMNS": tile.unit(columns, view.itemsize),
+            "ALIGN_ROWS": tile.unit(2 * view.strides[0], self.size),
+            "ALIGN_BATCH": tile.least_unit(args["batch_strides"], self.size),
+            "ALIGN_SCRATCH": 16 // self.size,
+            "BLOCK_R": _TILE[0], "BLOCK_C": block, "WAIT": self.early,
+        }  # fmt: skip
+        tiles = -(-rows // _TILE[0]) * -(-columns // block)
+        options = {"num_warps": _TILE[2], "launch_pdl": self.early}
+        return Step(kernel, tile.grid(tiles, batch), tuple(args[name] for name in kernel.arg_names), options)
+
+    def laid_out(self, index: int, values: Values, rows: Rows = "within", turn: bool = True) -> View:
+        """Operand `index` in a workspace, each element as `values`, as a real operand.
+
+        It lies in columns if the complex one does, unless `turn` is false, else in rows. "batched": planes
+        are one more dimension of the batch, the last.
+        """
+        view = (self.call.a, self.call.b)[index]
+        turned = turn and view.layout == "column"
+        if turned:
+            view = view.transposed
+            values = tuple(zip(*values, strict=True)) if rows == "within" else values
+        slots, across, (m, n) = len(values), len(values[0]), view.shape
+        row = self.row(across * n)
+        plane, whole = m * row, slots * m * row
+        sizes, steps, strides = self.batched(view, whole)
+        place = self.place(prod(sizes) * whole)
+        args = {
+            "source": Buffer(index), "copy": Buffer(place.buffer),
+            "stride_sr": 2 * view.strides[0], "stride_sc": 2 * view.strides[1],
+            "batch_shape": sizes, "batch_strides": steps,
+            "stride_slot": row if rows == "within" else plane,
+            "stride_row": slots * row if rows == "within" else row, "stride_matrix": whole,
+            "VALUES": tuple(times for line in values for number in line for times in number),
+            "ACROSS": across,
+        }  # fmt: skip
+        self.steps.append(self.step(lay_out, view, args))
+        if rows == "batched":
+            slots, strides = 1, (*strides, plane)
+        made = View(place, (slots * m, across * n), (row, 1), strides, self.size)
+        return made.transposed if turned else made
+
+    def put_together(self, result: _Planes, batched: bool) -> tuple[View, Step]:
+        """A workspace for the result as the core makes it, and the launch that makes complex numbers of it.
+
+        The planes are above each other in one matrix, or, `batched`, the last dimension of the batch.
+        """
+        view, planes, across = self.call.out, result.planes, result.across
+        (m, n), row = view.shape, self.row(across * view.shape[1])
+        plane, whole = m * row, planes * m * row
+        sizes, steps, strides = self.batched(view, whole)
+        place = self.place(prod(sizes) * whole)
+        args = {
+            "source": Buffer(place.buffer), "out": Buffer(2),
+            "stride_or": 2 * view.strides[0], "stride_oc": 2 * view.strides[1],
+            "batch_shape": sizes, "batch_strides": steps,
+            "stride_plane": plane, "stride_row": row, "stride_matrix": whole,
+            "RE": result.re, "IM": result.im, "ACROSS": across,
+        }  # fmt: skip
+        shape = (m if batched else planes * m, across * n)
+        made = View(place, shape, (row, 1), (*strides, plane) if batched else strides, self.size)
+        return made, self.step(put_together, view, args)
+
+
+def _as_it_lies(view: View) -> View:
+    """Complex matrices whose rows, or columns, are contiguous as real ones, where these are twice as long."""
+    if view.layout == "column":
+        return _as_it_lies(view.transposed).transposed
+    (m, n), batch_strides = view.shape, tuple(2 * step for step in view.batch_strides)
+    return View(view.tensor, (m, 2 * n), (2 * view.strides[0], 1), batch_strides, view.itemsize // 2)
+
+
+def lowered(call: MatmulCall, early: bool) -> Lowered:
+    """The real product that makes a product of complex matrices, between what lays out and puts together.
+
+    `early`: as of `tritile.families.work.work_of`.
+    """
+    form, made = form_of(call.problem), _Call(call, early)
+    sa, sb = (-1 if view.conj else 1 for view in (call.a, call.b))
+    result = _Planes(1, 2, (1, 0), (0, 1))  # as it lies
+    if form == "embedded":
+        a = _as_it_lies(call.a) if call.a.layout == "row" else made.laid_out(0, ((_RE, _IM),))
+        b = made.laid_out(1, ((_RE, (0, sb)), ((0, -sa * sb), (sa, 0))))
+    elif form == "planes":
+        a = made.laid_out(0, ((_RE, (0, -sa * sb)), ((0, sa), (sb, 0))), "stacked", turn=False)
+        b = _as_it_lies(call.b)
+        result = _Planes(2, 1, (1, 0), (0, 1))
+    elif form == "pairs":
+        a = made.laid_out(0, ((_RE,), ((0, sa),)), "stacked", turn=False)
+        b = _as_it_lies(call.b) if call.b.layout == "row" else made.laid_out(1, ((_RE, _IM),))
+        result = _Planes(2, 2, (1, 0, 0, -sb), (0, sb, 1, 0))
+    else:
+        a = made.laid_out(0, ((_RE,), ((0, sa),), ((1, sa),)), "batched")
+        b = made.laid_out(1, ((_RE,), ((0, sb),), ((1, sb),)), "batched")
+        result = _Planes(3, 1, (1, -1, 0), (-1, -1, 1))
+    after: tuple[Step, ...] = ()
+    if form == "embedded" and call.out.layout == "row":
+        out = _as_it_lies(call.out)
+    else:
+        out, last = made.put_together(result, batched=form == "three")
+        after = (last,)
+    sizes = (*call.batch_shape, 3) if form == "three" else call.batch_shape
+    sizes, strides = merged(sizes, *(view.batch_strides for view in (a, b, out)))
+    a, b, out = (replace(view, batch_strides=own) for view, own in zip((a, b, out), strides, strict=True))
+    core = MatmulCall(a, b, out, sizes, made.real, made.real, call.precision.removesuffix(THREE))
+    return Lowered(tuple(made.steps), core, after, tuple(made.scratch))

@@ -1,0 +1,1 @@
+"""float32 products made of three products of float16."""

@@ -1,0 +1,208 @@
+"""float32 products made of products of float16 parts, on tensor cores.
+
+The scheme: each row of a, and column of b, is scaled by a power of two so that its largest element is in
+[2^14, 2^15). Each scaled element x is split into hi = fp16(x) and lo = fp16(x - hi), where x - hi is exact,
+and the product is hi hi + hi lo + lo hi: one product over three parts along K,
+
+    a' = [lo 2^6, hi 2^-6, hi]    b' = [hi 2^-6, lo 2^6, hi],
+
+with the scales undone in the epilogue. (By the 2^6 neither lo nor hi 2^-6 is below what fp16 holds exactly
+while |x| >= 2^-8.) The small terms come first, as one sum. Of the large ones tensor cores add up
+`promoted_every(K)`, and these sums are added in ordinary fp32, since tensor cores truncate.
+
+The error, with u = 2^-24, of each element of the product, is at most
+
+    error_bound(K) |a| |b|  =  u (25 + 10.5 every / 16 + part / 15) |a| |b|
+
+before it is rounded to the result's type. 8 u: an element with |x| >= 2^-8 loses at most its last bit,
+2^-23, and lo lo, left out, is at most 2^-22. 15 u: smaller elements, see below. 10.5 u for each
+instruction, of 16 of K, that a sum goes through: Hopper's cut terms 2 bits below the largest one's last in
+fp32, and then their sum to fp32, 1 + 17 / 4 units of 2^-23 in all (as Khattak and Mikaitis model them,
+arXiv 2512.07004). u for each sum that is added, at most one for each 16 of K; the small terms, 2^-10 of the
+whole, add part / 780. From K = 128 on that is less than the bound of a sum in fp32, K u. With tensor cores
+simulated so, which gives back within a tenth what other ways to promote were measured to err by, the errors
+of the norm are
+
+    K                       256      1024     4096     16384
+    normal numbers          1.4e-7   1.5e-7   2.2e-7   3.8e-7
+      in one fp32 sum       3.0e-7   6.2e-7   1.1e-6   2.1e-6   (cuBLAS at 4096: 1.14e-6)
+    uniform, positive ones  1.9e-7   1.9e-7   4.6e-7   1.1e-6
+      in one fp32 sum       2.2e-7   4.1e-7   8.6e-7   1.9e-6
+
+Data that do not suit, found as they are split, without the host (`common.verdict`): elements with 0 < |x|
+< 2^-8, some 2^-22 of their row's largest, lose up to 1.5 2^-30 times the other operand's largest, 2^15.
+They do no harm where at most K / 64 in each row are such, and rows are dense: 13/16 of each row of one
+operand, and 5/16 of the other's, have |x| >= 4. Then K / 8 terms or so are at least 16, which makes the
+loss 15 u of |a| |b|. Normal, uniform and log-normal data pass, and those through a ReLU. If they may do
+harm, or a row's largest element is not within 2^-60 to 2^60, the core does nothing, and a kernel of three
+TF32 products, which has fp32's range, does its work. With infinities, NaN, 2^126 and more, or 2^-100 and
+less, plain fp32 does, and all is as in torch.
+
+Where K is contiguous a program holds whole rows, which are read once. Where rows lie across K, or are too
+long, tiles are split, each by a program, after a launch that reads all for the rows' largest elements. Both
+count elements that are not dense, and lossy ones; counts of tiles are added up by atomic operations, and as
+they only grow, the tile whose addition takes one past its limit tells so: the verdict is the same.
+"""
+
+from dataclasses import replace
+from math import gcd
+from typing import Any, Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.problem.parts import PART_UNIT, part_length
+from tritile.core.views import MatmulCall, Placed, Verdict, View
+from tritile.errors import TuningError
+from tritile.families.common.lowered import copied_batch
+from tritile.families.common.verdict import END, EXTREME, UNFIT, reset
+from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.fp16x3.kernel import find_peaks, split
+from tritile.families.matmul_tile import work as tile
+
+_BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
+_WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
+_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where they are not
+_LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
+_WARPS: Final = 8
+_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
+_MORE_REGISTERS: Final = 128  # where rows lie across K, or do not start on 16 bytes: more addresses
+_ALIGNED: Final = 4  # elements of 16 bytes
+_PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
+_CHUNKS: Final = 16  # of a row, at the most, but
+_LEAST: Final = 128  # programs, and so more chunks, where rows are few
+# What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
+_TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
+_PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
+
+
+class _Blocks(NamedTuple):
+    """How an operand is cut into blocks: constants of the kernels.
+
+    `turned`: rows, which run along K, lie next to each other. `unit` divides the strides, in elements, and
+    the size of the contiguous dimension. `once`: a row is in one block.
+    """
+
+    turned: bool
+    unit: int
+    rows: int
+    columns: int
+    once: bool
+
+
+class _Parts(NamedTuple):
+    """How one operand is split: arguments of the kernels, their programs, and what comes of it."""
+
+    operand: tuple[Any, ...]
+    made: tuple[Any, ...]
+    blocks: _Blocks
+    peaks: int
+    programs: int
+    words: int
+    view: View
+    scales: View
+    sections: tuple[Section, Section]
+
+
+def _warps(k: int) -> int:
+    """Warps of the programs that split."""
+    return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
+
+
+def _blocks(view: View) -> _Blocks:
+    """How matrices are cut up. Rows run along K."""
+    rows, k = view.shape
+    turned = view.layout == "column"
+    unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
+    whole = 1 << (part_length(k) - 1).bit_length()
+    if whole <= _WHOLE[turned]:
+        return _Blocks(turned, unit, max(1, _BLOCK // whole), whole, True)
+    high, wide = _TILE[turned]
+    return _Blocks(turned, unit, high, wide * _warps(k) // _WARPS, False)
+
+
+def _parts(
+    view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], source: int, buffer: int, word: int
+) -> _Parts:
+    """How to split rows of `view`, buffer `source`, into buffers `buffer` and the next. Rows run along K.
+
+    The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
+    `word`: the first of the words that are this operand's.
+    """
+    rows, k = view.shape
+    part = part_length(k)
+    count, shape, stepped, steps = copied_batch(view, batch_shape)
+    blocks = _blocks(view)
+    across = -(-rows // PART_UNIT) * PART_UNIT
+    strides = (1, across) if blocks.turned else (3 * part, 1)
+    matrix = 3 * part * (across if blocks.turned else rows)
+    bands = count * -(-rows // blocks.rows)
+    most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // blocks.columns))
+    chunks = 0 if blocks.once else max(1, most)
+    places = Placed(buffer, "float16"), Placed(buffer + 1, "float32")
+    return _Parts(
+        (Buffer(source), count, shape, stepped, rows, *view.strides, word, chunks),
+        (Buffer(buffer), Buffer(buffer + 1), matrix, *strides),
+        blocks,
+        bands * chunks,
+        bands * -(-part // blocks.columns),
+        0 if blocks.once else bands * blocks.rows * (chunks + 2),
+        View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps), 2),
+        View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps), 4),
+        (Section("float16", count * matrix), Section("float32", count * rows)),
+    )
+
+
+def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
+    """The launches that split both operands: one of what has to be done before, and that which splits."""
+    cut = [parts.blocks for parts in (a, b)]
+    simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
+    most = _REGISTERS if simple else _MORE_REGISTERS
+    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
+    if a.peaks + b.peaks:
+        args = (*a.operand, *b.operand, verdict, words, k, *a.blocks, *b.blocks, early)
+        begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
+    else:
+        begin = Step(reset, (1, 1, 1), (verdict, early), {"num_warps": 1, "launch_pdl": early})
+    args = (
+        *a.operand, *a.made, *b.operand, *b.made, verdict, words, k, part_length(k),
+        *a.blocks, *b.blocks, early,
+    )  # fmt: skip
+    return begin, Step(split, (a.programs + b.programs, 1, 1), args, options)
+
+
+def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdict) -> Step:
+    """The product by the tile kernel, where the verdict says so: the first of the workspaces."""
+    (step,) = tile.work(replace(call, precision=precision, verdict=verdict), config).steps
+    return step
+
+
+def steps_of(
+    call: MatmulCall, early: bool
+) -> tuple[tuple[Step, ...], MatmulCall, tuple[Step, ...], tuple[Section, ...]]:
+    """The launches before the core, the core, those after it, and their workspaces.
+
+    Raises TuningError where the caller has scales of its own: the parts' take their place.
+    """
+    if call.fused.scale_a is not None or call.fused.scale_b is not None:
+        raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
+    first = len(call.tensors)
+    out_shape = (call.a.shape[0], call.b.shape[1])
+    a = _parts(call.a, call.batch_shape, out_shape, 0, first + 1, 0)
+    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], 1, first + 3, a.words)
+    # The words of peaks and counts, where there are any, are the last workspace.
+    counts = (Section("int32", a.words + b.words),) if a.words + b.words else ()
+    words = Buffer(first + 5 if counts else first)
+    before = _split(a, b, Buffer(first), words, call.a.shape[1], early)
+    word = Placed(first, "int32")
+    core = replace(
+        call,
+        a=a.view,
+        b=b.view.transposed,
+        dtype="float16",
+        fused=replace(call.fused, scale_a=a.scales, scale_b=b.scales.transposed),
+        verdict=Verdict(word, 0, UNFIT.value),
+    )
+    after = (
+        _otherwise(call, "tf32x3", _TF32X3, Verdict(word, UNFIT.value, EXTREME.value)),
+        _otherwise(call, "ieee", _PLAIN, Verdict(word, EXTREME.value, END.value)),
+    )
+    return before, core, after, (Section("int32", 1), *a.sections, *b.sections, *counts)

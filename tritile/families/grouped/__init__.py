@@ -1,0 +1,1 @@
+"""Products of many groups in one launch."""

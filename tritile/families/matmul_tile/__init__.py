@@ -1,0 +1,1 @@
+"""Products on any GPU: a program makes a tile, through pointers."""

@@ -1,0 +1,152 @@
+"""Matrix product kernels."""
+
+import triton
+import triton.language as tl
+
+from tritile.families.common.epilogue import finished
+from tritile.families.common.tiles import batch_index, batch_offset, grouped_tile, multiple
+from tritile.families.common.verdict import wanted
+
+
+@triton.jit
+def load_tile(ptrs, outer_mask, inner_mask, MASK_OUTER: tl.constexpr, MASK_INNER: tl.constexpr):
+    """A tile of an operand, zero past the edges that MASK_* say it overhangs; the others cost no mask."""
+    if MASK_OUTER and MASK_INNER:
+        tile = tl.load(ptrs, mask=outer_mask & inner_mask, other=0.0)
+    elif MASK_OUTER:
+        tile = tl.load(ptrs, mask=outer_mask, other=0.0)
+    elif MASK_INNER:
+        tile = tl.load(ptrs, mask=inner_mask, other=0.0)
+    else:
+        tile = tl.load(ptrs)
+    return tile
+
+
+@triton.jit
+def compensated_sum(total, lost, part):
+    """total + part, and what rounding lost of it: Kahan's summation, which infinities pass unharmed."""
+    wanted = part - lost
+    summed = total + wanted
+    finite = tl.abs(summed) < float("inf")
+    return summed, tl.where(finite, (summed - total) - wanted, 0.0)
+
+
+@triton.jit
+def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
+    """By what the product of block `block` of K is multiplied: see `tritile.problem.BLOCK_SCALES`.
+
+    `scales` holds for a a pointer and the strides of its blocks of rows and of K, then the same for b, of K
+    and of columns. SCALE_BLOCKS: rows of a, and columns of b, that share a scale.
+    """
+    of_rows = scales[0] + rows // SCALE_BLOCKS[0] * scales[1] + block * scales[2]
+    of_columns = scales[3] + block * scales[4] + columns // SCALE_BLOCKS[1] * scales[5]
+    a = tl.load(of_rows, mask=rows < M, other=0.0)
+    b = tl.load(of_columns, mask=columns < N, other=0.0)
+    return a[:, None] * b[None, :]
+
+
+@triton.jit
+def rounded_to_tf32(x):
+    """fp32 rounded to the nearest TF32, ties to even, where tensor cores would cut it."""
+    bits = x.to(tl.int32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    nearest = (bits + (0xFFF + ((bits >> 13) & 1))) & -0x2000
+    return tl.where(finite, nearest, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def matmul_tile(
+    a_ptr, b_ptr, out_ptr,
+    M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_om, stride_on,
+    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, scales, extra, verdict_ptr,
+    ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
+    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
+    MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr,
+    PROMOTE: tl.constexpr, VERDICTS: tl.constexpr, SCALE_BLOCKS: tl.constexpr, EPILOGUE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
+
+    Loads past an edge are masked and read as zero, stores past an edge are masked away; MASK_* say
+    which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
+    batch strides of an operand (see `multiple`).
+    WIDE: offsets or sizes need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
+    method, so that the rounding error does not grow with K. SCALE_BLOCKS, `scales`: each block of K is
+    multiplied by scales of its own (see `block_scale`). EPILOGUE, `extra`: what is done to the sums, and
+    with what (see `finished`).
+    PROMOTE: in the last third of K the sum of each block goes from tensor cores to a total in fp32.
+    `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
+    """
+    if verdict_ptr is not None:
+        if not wanted(verdict_ptr, VERDICTS):
+            return
+    matrix = batch_index(WIDE)
+    if matrix >= batch:
+        return
+    M = multiple(M, ALIGN_M)
+    N = multiple(N, ALIGN_N)
+    K = multiple(K, ALIGN_K)
+    stride_am = multiple(stride_am, ALIGN_A[0])
+    stride_ak = multiple(stride_ak, ALIGN_A[1])
+    stride_bk = multiple(stride_bk, ALIGN_B[0])
+    stride_bn = multiple(stride_bn, ALIGN_B[1])
+    stride_om = multiple(stride_om, ALIGN_OUT[0])
+    stride_on = multiple(stride_on, ALIGN_OUT[1])
+    if WIDE:
+        M = tl.cast(M, tl.int64)
+        N = tl.cast(N, tl.int64)
+        K = tl.cast(K, tl.int64)
+        stride_ak = tl.cast(stride_ak, tl.int64)
+        stride_bk = tl.cast(stride_bk, tl.int64)
+    row, column = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    rows = row * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    ks = tl.arange(0, BLOCK_K)  # [BLOCK_K]
+    row_mask = rows[:, None] < M
+    column_mask = columns[None, :] < N
+
+    a_ptr += batch_offset(matrix, batch_shape, a_batch_strides, ALIGN_A[2])
+    b_ptr += batch_offset(matrix, batch_shape, b_batch_strides, ALIGN_B[2])
+    out_ptr += batch_offset(matrix, batch_shape, out_batch_strides, ALIGN_OUT[2])
+    a_ptrs = a_ptr + (rows[:, None] * stride_am + ks[None, :] * stride_ak)  # [BLOCK_M, BLOCK_K]
+    b_ptrs = b_ptr + (ks[:, None] * stride_bk + columns[None, :] * stride_bn)  # [BLOCK_K, BLOCK_N]
+    out_ptrs = out_ptr + (rows[:, None] * stride_om + columns[None, :] * stride_on)
+
+    if out_ptr.dtype.element_ty == tl.float64:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+    elif a_ptr.dtype.element_ty == tl.int8:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    lost = acc
+    for third in tl.static_range(2 if PROMOTE else 1):
+        start = K // 3 * 2 // BLOCK_K * BLOCK_K if third else 0
+        end = K // 3 * 2 // BLOCK_K * BLOCK_K if PROMOTE and not third else K
+        for k in range(start, end, BLOCK_K):
+            in_k = ks < K - k
+            a = load_tile(a_ptrs, row_mask, in_k[None, :], MASK_M, MASK_K)  # [BLOCK_M, BLOCK_K]
+            b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
+            if SCALE_BLOCKS is not None:
+                part = tl.dot(a, b, out_dtype=tl.float32)
+                acc += part * block_scale(scales, rows, columns, M, N, k // 128, SCALE_BLOCKS)
+            elif COMPENSATED:
+                part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
+                acc, lost = compensated_sum(acc, lost, part)
+            elif a.dtype.is_fp8() and PRECISION != "fast":
+                # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
+                acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
+            elif a.dtype.is_fp8():
+                acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
+            elif third:
+                acc += tl.dot(a, b, max_num_imprecise_acc=BLOCK_K)  # else the compiler has dot add to acc
+            elif PRECISION == "tf32":
+                acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
+            else:
+                acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+            a_ptrs += BLOCK_K * stride_ak
+            b_ptrs += BLOCK_K * stride_bk
+    if EPILOGUE is not None:
+        acc = finished(acc, rows, columns, M, N, (matrix,), batch_shape, extra, EPILOGUE)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & column_mask)

@@ -1,0 +1,1 @@
+"""Products whose tiles travel by tensor descriptor (TMA)."""

@@ -1,0 +1,1 @@
+"""Products by specialised warps on Hopper, in Gluon."""

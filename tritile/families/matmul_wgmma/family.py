@@ -1,0 +1,125 @@
+"""The configs of the warp-specialised kernel: products of 16 and 8 bits on Hopper."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
+from tritile.families.common.blocks import order_fault, promotes_late
+from tritile.families.matmul_tma.family import reachable, tiles
+
+NAME: Final = "warpgroups"
+PARAMETERS: Final = (
+    "BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "SUBTILES"
+)  # fmt: skip
+REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # a thread, of a consumer beside so many
+_BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
+_ROWS: Final = (64, 128)  # of a tile, for one consumer
+_COLUMNS: Final = (32, 64, 96, 128, 160, 192, 256)
+
+
+def main_columns(config: Config) -> int:
+    """The largest power of two in BLOCK_N: the columns of its first accumulator."""
+    return 1 << (config["BLOCK_N"].bit_length() - 1)
+
+
+def shared_bytes(config: Config, problem: MatmulProblem) -> int:
+    """Shared memory that the compiled kernel asks for, in bytes."""
+    main = main_columns(config)
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    stored = config["BLOCK_M"] * (main // config["SUBTILES"] + config["BLOCK_N"] - main)
+    return stage * config.num_stages + stored * ITEMSIZE[problem.out_dtype] + _BARRIERS
+
+
+def _values_fault(config: Config) -> str | None:
+    if tuple(name for name, _ in config.kwargs) != PARAMETERS:
+        return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
+    numbers = [value for name, value in config.kwargs if name != "PERSISTENT"]
+    if not all(isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= 384 for v in numbers):
+        return f"{config}: blocks are whole numbers from 1"
+    if not isinstance(config["PERSISTENT"], bool):
+        return f"PERSISTENT = {config['PERSISTENT']!r} is neither True nor False"
+    if config["CONSUMERS"] not in REGISTERS or config["BLOCK_M"] not in [
+        r * config["CONSUMERS"] for r in _ROWS
+    ]:
+        return f"BLOCK_M = {config['BLOCK_M']} is not 64 or 128 rows for each of 1 to 3 consumers"
+    if config["BLOCK_N"] not in _COLUMNS:
+        return f"BLOCK_N = {config['BLOCK_N']} is none of {_COLUMNS}"
+    if config["BLOCK_K"] not in (32, 64, 128) or config["SUBTILES"] not in (1, 2):
+        return "BLOCK_K must be 32, 64 or 128, SUBTILES 1 or 2"
+    if config["GROUP_M"] & (config["GROUP_M"] - 1):
+        return f"GROUP_M = {config['GROUP_M']} is not a power of two"
+    if config.num_ctas != 1 or config.num_warps != 4 or not 2 <= config.num_stages <= 12:
+        return "num_ctas must be 1, num_warps 4, num_stages 2 to 12"
+    return None
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Why `config` may not run `problem` on `device`, or None where it may."""
+    if device.nvidia != 90:
+        return f"{device.name} has no warpgroup instructions of Hopper's kind"
+    if problem.itemsize > 2 or problem.dtype == "int8":  # of which Gluon's compiler knows no instruction
+        return f"{problem.dtype} is no floating type of 16 or 8 bits"
+    if problem.itemsize == 1 and (problem.a_layout, problem.b_layout) != ("row", "column"):
+        return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
+    if problem.totals and not problem.promoted and SCALE_K % config["BLOCK_K"]:
+        return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
+    if problem.rights > 1:
+        return "gated products are made by tile and descriptor"
+    reason = _values_fault(config) or reachable(problem)
+    if reason is not None:
+        return reason
+    words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
+    if promotes_late(config, problem):
+        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
+    # A total takes as many again, but is only added to, and wants no room beside it but for scales.
+    beside = 64 if problem.block_scales else 32
+    if words > REGISTERS[config["CONSUMERS"]] - 56 or (
+        problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - beside
+    ):
+        return f"{words} accumulator registers a thread, of {REGISTERS[config['CONSUMERS']]}"
+    if tiles(config, problem) >= 2**31:
+        return "more tiles than a launch counts"
+    shared = shared_bytes(config, problem)
+    if shared > device.shared_memory:
+        return f"{shared} bytes of shared memory, of {device.shared_memory}"
+    return None
+
+
+def _configs() -> Iterator[Config]:
+    shapes = itertools.product((64, 128, 192, 256), _COLUMNS, (1, 2, 3), (64, 128))
+    for m, n, consumers, k in shapes:
+        rows = m // consumers
+        if (
+            m % consumers
+            or rows not in _ROWS
+            or rows * n // 128 > REGISTERS[consumers] - 56
+            or m * n > 128 * 256
+        ):
+            continue
+        for stages, group, persistent in itertools.product((3, 4, 5, 6, 8, 10), (1, 8, 16), (False, True)):
+            if (m + n) * k * stages > (2**18 if k == 128 else 2**17):
+                continue
+            for subtiles in (1, 2) if n >= 128 else (1,):
+                kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": group}
+                yield Config.of(4, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
+
+
+CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Whether another config of the family does the same or strictly less work."""
+    if order_fault(config, problem):
+        return True
+    if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
+        return True
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    if config.num_stages < 10 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
+        return (
+            True  # room for two more stages: a pipeline is as deep as shared memory lets it be, or one less
+        )
+    sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 32, problem.n))
+    return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)

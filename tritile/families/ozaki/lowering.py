@@ -1,0 +1,205 @@
+"""fp64 products on int8 tensor cores: the Chinese remainder theorem, known as Ozaki scheme II.
+
+Rows of a and columns of b are scaled by powers of two and rounded to integers, whose remainders modulo 14
+small numbers are int8. The 14 int8 products of these, a single batched one, are exact; reduced to remainders
+as they are stored, they tell the product of the integers, which is put together and scaled back. What is
+lost is what the integers lost:
+
+    |out - a b| <= 2^-53 (|a b| + sqrt(K) |row of a| |column of b|)
+
+for each element, in Euclidean norms. Derivation: an integer vector has a norm S of sqrt(REACH) = 2^54.68 at
+most and half that at the least, and each element is off by 1/2. By Cauchy and Schwarz a product of two such
+is off by sqrt(K) (|x| + |y|) / 2, at most 2 sqrt(K) / S < 0.63 * 2^-53 sqrt(K) of |x| |y|; what this leaves
+holds terms of the second order and the last rounding. S and the number of moduli are the same for every K.
+
+Plain fp64 errs by up to K 2^-53 of the sum of magnitudes |a_ik b_kj|, typically by its square root; where
+elements of a row are alike that sum is near |row| |column|. Elements far smaller than the rest of their row
+keep fewer digits here. So rows and columns whose root mean square is above PEAK times their mean magnitude,
+zeros not counted, are left to plain fp64, with those that have an infinity or NaN: kernels find them and
+multiply them, without a word to the host.
+
+Sources: Ozaki, Uchino, Imamura, arXiv 2504.08009; Uchino, Ozaki, Imamura, arXiv 2508.03984.
+"""
+
+from math import prod
+from typing import Final, NamedTuple
+
+from tritile.core.problem.epilogue import REMAINDER
+from tritile.core.problem.moduli import MODULI, RANGE, REACH
+from tritile.core.views import Fused, MatmulCall, Placed, View
+from tritile.families.common.fused import extra
+from tritile.families.common.lowered import Lowered
+from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.matmul_tile.work import grid
+from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
+
+_PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
+_PART: Final = 41  # bits: so many, a remainder's 8 and 4 for 14 of them make 53
+
+# Tiles, and their warps: of vectors whose elements are contiguous, and of others.
+_MEASURED: Final = {True: (4, 512, 4), False: (16, 128, 4)}
+_SPLIT: Final = {True: (8, 128, 4), False: (32, 64, 8)}
+_JOINED: Final = (8, 128, 4)
+_PLAIN: Final = (64, 64, 16, 8)
+
+
+def _nearest(value: int, modulus: int) -> int:
+    """The remainder that is nearest 0."""
+    return (value + modulus // 2) % modulus - modulus // 2
+
+
+def _apart(value: int) -> tuple[float, float, float]:
+    """A number below RANGE as the sum of three, of `_PART` bits or less, at the same places for all."""
+    high = RANGE.bit_length() - _PART
+    middle = high - _PART
+    parts = value >> high << high, value % (1 << high) >> middle << middle, value % (1 << middle)
+    return float(parts[0]), float(parts[1]), float(parts[2])
+
+
+# What kernels take: see `split_residues` and `join_residues`.
+DIGITS: Final = tuple((p, *(_nearest(1 << bits, p) for bits in (16, 32, 48))) for p in MODULI)
+WEIGHTS: Final = tuple(_apart(RANGE // p * pow(RANGE // p, -1, p)) for p in MODULI)
+WHOLE: Final = (float(RANGE), *_apart(RANGE))
+
+
+class _Vectors(NamedTuple):
+    """The rows of a, or the columns of b: matrices of `size` vectors of `depth` elements.
+
+    Buffers: where they lie, where their exponents go, where their remainders go.
+    """
+
+    source: int
+    exponents: int
+    residues: int
+    size: int
+    depth: int
+    strides: tuple[int, int]
+    batch_shape: tuple[int, ...]
+    batch_strides: tuple[int, ...]
+
+    @property
+    def matrices(self) -> int:
+        """How many there are: one where the batch shares it."""
+        return prod(self.batch_shape)
+
+    @property
+    def padded(self) -> int:
+        """Remainders from one vector to the next: whole units of 16 bytes."""
+        return -(-self.depth // 16) * 16
+
+    @property
+    def plane(self) -> int:
+        """Remainders modulo one number."""
+        return self.matrices * self.size * self.padded
+
+    @property
+    def sections(self) -> tuple[Section, Section]:
+        """What exponents take, and remainders."""
+        exponents = Section("int32", self.matrices * self.size)
+        return exponents, Section("int8", len(MODULI) * self.plane)
+
+    def view(self, rank: int) -> View:
+        """The remainders as an operand, its batch the moduli and, where `rank` is 2, the call's matrices."""
+        steps = (self.plane, self.plane // self.matrices if self.matrices > 1 else 0)
+        placed = Placed(self.residues, "int8")
+        return View(placed, (self.size, self.padded), (self.padded, 1), steps[:rank], 1)
+
+
+def _vectors(call: MatmulCall, view: View, buffers: tuple[int, int, int]) -> _Vectors:
+    """The vectors that are rows of a view."""
+    shared = not any(view.batch_strides)
+    batch = ((1,), (0,)) if shared else (call.batch_shape, view.batch_strides)
+    return _Vectors(*buffers, *view.shape, view.strides, *batch)
+
+
+def _fitting(most: int, extent: int) -> int:
+    """A block of at most so many elements, and no more than there are."""
+    return min(most, max(16, 1 << (extent - 1).bit_length()))
+
+
+def _made_over(vectors: _Vectors, moduli: int | None) -> tuple[Step, Step]:
+    """The launches that find the scales of vectors, and that make remainders of the scaled ones.
+
+    `moduli`: the buffer to which the moduli are to be written, or None.
+    """
+    x, exponents, residues = map(Buffer, vectors[:3])
+    of = (*vectors.strides, vectors.matrices, vectors.batch_shape, vectors.batch_strides)
+    contiguous = vectors.strides[1] == 1
+    rows, most, warps = _MEASURED[contiguous]
+    measure = Step(
+        measure_vectors,
+        grid(-(-vectors.size // rows), vectors.matrices),
+        (
+            x, exponents, vectors.size, vectors.depth, *of,
+            float(REACH), _PEAK, rows, _fitting(most, vectors.depth),
+        ),
+        {"num_warps": warps},
+    )  # fmt: skip
+    rows, columns, warps = _SPLIT[contiguous]
+    tiles = -(-vectors.size // rows) * -(-vectors.padded // columns)
+    sizes = (vectors.size, vectors.depth, vectors.padded, vectors.plane)
+    table = None if moduli is None else Buffer(moduli)
+    split = Step(
+        split_residues,
+        grid(tiles, vectors.matrices),
+        (x, exponents, residues, table, *sizes, *of, DIGITS, rows, columns),
+        {"num_warps": warps},
+    )
+    return measure, split
+
+
+def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: int, moduli: int) -> MatmulCall:
+    """The int8 product of all remainders, reduced to remainders, in buffer `parts`, in aligned rows."""
+    matrices = prod(call.batch_shape)
+    batch = (len(MODULI), matrices) if matrices > 1 else (len(MODULI),)
+    rank, shape, stride = len(batch), (a.size, b.size), -(-b.size // 16) * 16
+    steps = (matrices * a.size * stride, a.size * stride)[:rank]
+    out = View(Placed(parts, "int8"), shape, (stride, 1), steps, 1)
+    modulus = View(Placed(moduli, "float32"), shape, (0, 0), (1, 0)[:rank], 4)
+    reduced = Fused(scale_a=modulus, activation=REMAINDER)
+    turned = b.view(rank).transposed
+    return MatmulCall(a.view(rank), turned, out, batch, "int8", "int8", "ieee", reduced)
+
+
+def lowered(call: MatmulCall) -> Lowered:
+    """The launches and the int8 product that an fp64 product, of K up to MAX_DEPTH, becomes."""
+    # Workspaces: exponents and remainders of a, the same of b, remainders of the product, moduli.
+    first = len(call.tensors)
+    a = _vectors(call, call.a, (0, first, first + 1))
+    b = _vectors(call, call.b.transposed, (1, first + 2, first + 3))
+    parts, moduli = first + 4, first + 5
+    core = _product(call, a, b, parts, moduli)
+    batch_shape, matrices = call.batch_shape or (1,), prod(call.batch_shape)
+    steps_a, steps_b, steps_out = (v.batch_strides or (0,) for v in (call.a, call.b, call.out))
+    exponents = (Buffer(a.exponents), Buffer(b.exponents))
+    counted = (matrices, a.matrices, b.matrices, batch_shape)
+    fused = (extra(call, len(batch_shape)), call.fused.epilogue.constants)
+
+    def tiles(rows: int, columns: int) -> tuple[int, int, int]:
+        return grid(-(-a.size // rows) * -(-b.size // columns), matrices)
+
+    rows, columns, warps = _JOINED
+    join = Step(
+        join_residues,
+        tiles(rows, columns),
+        (
+            Buffer(parts), *exponents, Buffer(2), a.size, b.size,
+            core.out.batch_strides[0], core.out.strides[0], *call.out.strides,
+            *counted, steps_out, *fused, WEIGHTS, WHOLE, rows, columns,
+        ),
+        {"num_warps": warps},
+    )  # fmt: skip
+    rows, columns, block_k, warps = _PLAIN
+    plain = Step(
+        multiply_unfit,
+        tiles(rows, columns),
+        (
+            Buffer(0), Buffer(1), *exponents, Buffer(2), a.size, b.size, a.depth,
+            *call.a.strides, *call.b.strides, *call.out.strides, *counted, steps_a, steps_b, steps_out,
+            *fused, rows, columns, block_k,
+        ),
+        {"num_warps": warps, "num_stages": 3},
+    )  # fmt: skip
+    reduced = Section("int8", len(MODULI) * core.out.batch_strides[0])
+    scratch = (*a.sections, *b.sections, reduced, Section("float32", len(MODULI)))
+    return Lowered((*_made_over(a, moduli), *_made_over(b, None)), core, (join, plain), scratch)

@@ -1,0 +1,1 @@
+"""Permutations and transpositions."""

@@ -1,0 +1,1 @@
+"""Products for which b is copied row by row first."""

@@ -1,0 +1,1 @@
+"""int8 products with zero points."""

@@ -1,0 +1,57 @@
+"""int8 products with zero points: sums of rows and columns first, which the epilogue corrects by.
+
+(a - za) (b - zb) sums over K to a b - za (column sums of b - K zb) - zb (row sums of a), exactly in int32.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tritile.core.views import MatmulCall, Placed, View
+from tritile.families.common.lowered import Lowered
+from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.zeros.kernel import add_up
+
+_WARPS: Final = 4
+_ALONG: Final = (4, 1024)  # vectors and elements of K of a program, where K is contiguous
+_ACROSS: Final = (64, 64)  # and where it is not
+
+
+def wanted(call: MatmulCall) -> bool:
+    """Whether a product has zero points whose sums are still to be made."""
+    fused = call.fused
+    made = fused.sums_a is not None or fused.sums_b is not None
+    return not made and (fused.zero_a is not None or fused.zero_b is not None)
+
+
+def _block(stride: int) -> tuple[int, int]:
+    return _ALONG if stride == 1 else _ACROSS
+
+
+def lowered(call: MatmulCall, early: bool) -> Lowered:
+    """The launch that adds up, and the product with what it made.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    """
+    (m, k), n, fused = call.a.shape, call.b.shape[1], call.fused
+    shape, first = (m, n), len(call.tensors)
+    rows = m if fused.zero_b is not None else 0
+    columns = n if fused.zero_a is not None else 0
+    scratch = tuple(Section("int32", count) for count in (rows, columns) if count)
+    of_a, of_b = first, first + (rows > 0)
+    zero: tuple[Buffer | None, int] = (None, 0)
+    if fused.zero_b is not None and columns:
+        zero = Buffer(3 + [v is not None for v in fused.views[:6]].count(True)), fused.zero_b.strides[1]
+    blocks = _block(call.a.strides[1]), _block(call.b.strides[0])
+    args = (
+        Buffer(0), Buffer(of_a if rows else of_b), rows, *call.a.strides,
+        Buffer(1), Buffer(of_b if columns else of_a), columns, call.b.strides[1], call.b.strides[0], *zero,
+        k, *blocks, early,
+    )  # fmt: skip
+    programs = -(-rows // blocks[0][0]) + -(-columns // blocks[1][0])
+    step = Step(add_up, (programs, 1, 1), args, {"num_warps": _WARPS, "launch_pdl": early})
+    sums = replace(
+        fused,
+        sums_a=View(Placed(of_a, "int32"), shape, (1, 0), (), 4) if rows else None,
+        sums_b=View(Placed(of_b, "int32"), shape, (0, 1), (), 4) if columns else None,
+    )
+    return Lowered((step,), replace(call, fused=sums), (), scratch)

@@ -1,0 +1,204 @@
+"""The library of `crossing.cpp`: built by a C++ compiler, for one version of torch and of Python, and kept.
+
+It lies in tritile's cache, in a folder that only this user may write to. A process that finds none starts
+another that builds it, and does with Python's kernels alone, as where there is no compiler, or where others
+could have written what lies there.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.resources
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from typing import Final
+
+import torch
+from filelock import FileLock, Timeout
+
+from tritile.core.settings import cache_dir, wants_crossing
+from tritile.errors import StoreWarning, UnsupportedError, brief
+from tritile.in_torch.crossing import Crossing
+
+_FOLDER: Final = importlib.resources.files("tritile.in_torch")
+_SOURCES: Final = tuple(_FOLDER / name for name in ("crossing.cpp", "known.h", "launch.h", "tally.h"))
+_TORCH: Final = Path(torch.__file__).parent
+_OPTIONS: Final = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+_SECONDS: Final = 300  # for a compiler, which takes 10 on a machine of today
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+
+
+def _command(compiler: str, out: Path) -> list[str]:
+    headers = _TORCH / "include"
+    folders = (headers, headers / "torch/csrc/api/include", sysconfig.get_paths()["include"])
+    defined = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
+    included = [f"-I{folder}" for folder in folders]
+    named = shlex.split(compiler)  # "ccache g++" too
+    return [*named, *_OPTIONS, defined, *included, str(_SOURCES[0]), *libraries, "-o", str(out)]
+
+
+@functools.cache
+def _name() -> str:
+    of_torch = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
+    made_for = (*of_torch, sysconfig.get_config_var("SOABI"), platform.machine())
+    text = "\n".join((*(source.read_text() for source in _SOURCES), *_OPTIONS, *map(str, made_for)))
+    return f"crossing-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+
+
+def path() -> Path:
+    """Where the library lies, or is to lie: by its source, torch, Python and the processor."""
+    return cache_dir() / "library" / _name()
+
+
+def _failed() -> Path:
+    """Where it lies that this compiler could not build it, how and why, so that nobody tries again."""
+    compiler = hashlib.sha256((_compiler() or "").encode()).hexdigest()[:8]
+    return path().with_suffix(f".{compiler}.failed")
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # in a folder that may not be looked into
+        return False
+
+
+def _made(folder: Path) -> None:
+    """Make the library's folder: what is loaded from it is code, so that others may not write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _distrusted(there: Path) -> str:
+    """Why a library that lies there is not to be loaded, "" where only this user or root could write it."""
+    for place in (there.parent, there):
+        try:
+            found = place.lstat() if place is there else place.stat()
+        except OSError:  # nothing is there, or not for this user
+            continue
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to user {found.st_uid}"
+        if place is there and not stat.S_ISREG(found.st_mode):
+            return f"{place} is no plain file"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {place}"
+    return ""
+
+
+def build(wait_s: float = _SECONDS) -> Path:
+    """Build the library, if it is not there; where it lies.
+
+    Raises UnsupportedError where there is no compiler, it fails, or others may write to the folder, OSError
+    where the cache cannot be written, and filelock.Timeout where another process has been building for longer
+    than `wait_s` seconds.
+    """
+    there = path()
+    _made(there.parent)
+    reason = _distrusted(there)
+    if reason:
+        raise UnsupportedError(f"no library is built: {reason}")
+    with FileLock(there.with_suffix(".lock"), timeout=wait_s):
+        if not there.exists():
+            with tempfile.TemporaryDirectory(dir=there.parent, prefix="crossing-") as scratch:
+                made = Path(scratch, there.name)
+                _compile(made)
+                made.chmod(0o755)
+                made.replace(there)
+    return there
+
+
+def _compile(made: Path) -> None:
+    compiler = _compiler()
+    if compiler is None:
+        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
+    command = _command(compiler, made)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:  # as time ran out: another day it may do
+        raise UnsupportedError(f"{compiler} could not be run: {brief(error)}") from error
+    why = f"exit status {run.returncode} {run.stderr[-2000:]}"
+    if run.returncode == 0:
+        try:
+            Crossing(made)
+            return
+        except (OSError, AttributeError) as error:
+            why = brief(error)
+    if run.returncode >= 0:  # below, it was killed
+        _failed().write_text(f"{shlex.join(command)}\n{why}\n")
+    raise UnsupportedError(f"{_SOURCES[0].name} could not be compiled: {why}")
+
+
+@functools.cache
+def _loaded(there: Path) -> Crossing | None:
+    reason = _distrusted(there)
+    try:
+        if not reason:
+            return Crossing(there)
+    except (OSError, AttributeError) as error:
+        reason = brief(error)
+    text = f"{there} cannot be loaded, and use_in_torch does without: {reason}"
+    warnings.warn(text, StoreWarning, stacklevel=3)
+    return None
+
+
+@functools.cache
+def _building(there: Path) -> None:
+    """Start a process that builds the library behind this one, and may outlast it."""
+    if not sys.executable or getattr(sys, "frozen", False):  # no Python that could be started
+        return
+    command = [sys.executable, "-P", "-c", f"from {__name__} import build; build(wait_s=0)"]
+    nothing, environment = subprocess.DEVNULL, {**os.environ, "TRITILE_CROSSING": "0"}
+    with contextlib.suppress(OSError, Timeout):
+        _made(there.parent)
+        if _distrusted(there):
+            return
+        with FileLock(there.with_suffix(".lock"), timeout=0):  # nobody is building, and the folder is ours
+            pass
+        process = subprocess.Popen(
+            command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True
+        )
+        threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
+
+
+def state() -> tuple[str, str]:
+    """What there is of the library, and what to do about that, "" where there is nothing to do."""
+    if not wants_crossing():
+        return "not wanted", "TRITILE_CROSSING is 0"
+    reason = _distrusted(path())
+    if reason:
+        return "not loaded", f"{reason}: remove it, and only you may write to the next"
+    if _is_there(path()):
+        return "built", ""
+    if _is_there(_failed()):
+        return "could not be built", f"{_failed()} tells why; remove it to try again"
+    if _compiler() is None:
+        return "no C++ compiler", "with g++ or clang++ calls that use_in_torch leaves take less time"
+    return "not built", "the first use_in_torch starts that"
+
+
+def library() -> Crossing | None:
+    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
+
+    None too, with a StoreWarning, where it cannot be loaded.
+    """
+    if not wants_crossing():
+        return None
+    there = path()
+    if _is_there(there):
+        return _loaded(there)
+    if _compiler() is not None and not _is_there(_failed()):
+        _building(there)
+    return None

@@ -1,0 +1,145 @@
+"""Which switches are on: those of this thread, innermost last, and the one of the whole process.
+
+Those of a thread are kept where torch keeps what it carries to other threads that work for it, as those of a
+backward pass. What is kept is a tuple that is never changed, so that a thread which got it keeps its own.
+"""
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
+
+from tritile.core.settings import environment_is_silent
+from tritile.errors import InvalidValueError
+from tritile.in_torch.report import Report
+from tritile.in_torch.tally import ASKED, NOBODY, PYTHON, ask_python, new_tally
+
+_remove: Final = getattr(torch._C, "_remove_obj_from_tls", None)  # torch 2.11 has none
+POLICIES: Final = ("expected", "always", "never")
+_KEY: Final = "tritile.in_torch"
+_TALLY_KEY: Final = "tritile.in_torch.tally"  # of what crossing.cpp asks
+
+
+def checked_policy(policy: str) -> str:
+    """The policy. Raises InvalidValueError for a word that is none."""
+    if policy not in POLICIES:
+        raise InvalidValueError(f"use_in_torch: policy is {policy!r}: wanted one of {', '.join(POLICIES)}")
+    return policy
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A switch that was entered. One that is no longer open counts for nothing, wherever it is still kept."""
+
+    policy: str
+    keys: tuple[str, ...] = ()  # the dispatch keys that it wants kernels at
+    report: Report = field(default_factory=Report)
+    open: bool = True
+    tally: bytearray = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked = ASKED[self.policy]
+        if asked != NOBODY and not environment_is_silent():
+            asked = PYTHON
+        self.tally = new_tally(asked)
+        self.report.follow(self.tally)
+
+    def close(self) -> None:
+        """Turn it off, once: whoever still keeps it learns of that in Python."""
+        if self.open:
+            self.open = False
+            ask_python(self.tally)
+            self.report.settle(self.tally)
+
+
+_PAUSE: Final = Entry("never")
+_everywhere: Entry | None = None
+
+
+def kept() -> tuple[Entry, ...]:
+    """The open switches of this thread."""
+    return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
+
+
+def _stash(key: str, kept_there: object, held: bool) -> None:
+    if not held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept_there))
+    _stash_obj_in_tls(key, kept_there)
+
+
+def _holds() -> bool:
+    """Whether torch takes a reference to what it keeps: torch 2.11 lets go of one that it never took."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    _stash(_KEY, probe, False)
+    held = sys.getrefcount(probe) > before + 1
+    if held:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(probe))
+    _stash(_KEY, (), held)
+    return held
+
+
+_HELD: Final = _holds()
+
+
+def _keep(stack: tuple[Entry, ...]) -> None:
+    if not stack and _remove is not None:  # nothing is left to be let go of as the thread ends, maybe at exit
+        for key in (_KEY, _TALLY_KEY):
+            if _is_key_in_tls(key):
+                _remove(key)
+    elif stack or _is_key_in_tls(_KEY):
+        _stash(_KEY, stack, _HELD)
+        _stash(_TALLY_KEY, stack[-1].tally if stack else None, _HELD)
+
+
+def active() -> Entry | None:
+    """The innermost switch that is on here, None where calls are torch's."""
+    found = _everywhere
+    if _is_key_in_tls(_KEY):
+        stack = _get_obj_in_tls(_KEY)
+        if stack and not stack[-1].open:  # left in another order than entered, or in another thread
+            stack = kept()
+        if stack:
+            found = stack[-1]
+    return None if found is None or found.policy == "never" else found
+
+
+def enter(entry: Entry) -> None:
+    """Turn a switch on in this thread."""
+    _keep((*kept(), entry))
+
+
+def leave(entry: Entry) -> None:
+    """Turn a switch off, in whatever order and thread."""
+    entry.close()
+    _keep(kept())
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the calls in the `with` to torch: those of tritile's own work."""
+    before = kept()
+    _keep((*before, _PAUSE))
+    try:
+        yield
+    finally:
+        _keep(before)
+
+
+def everywhere(entry: Entry | None) -> Entry | None:
+    """Make a switch that of all threads with none of their own, or None; what it was before, which ends."""
+    global _everywhere
+    before, _everywhere = _everywhere, entry
+    if before is not None:
+        before.close()
+    return before
+
+
+def tally_everywhere() -> bytearray | None:
+    """The tally of the switch of all threads."""
+    return None if _everywhere is None else _everywhere.tally

@@ -1,1 +1,0 @@
-"""Bare kernels: jitted code and nothing else."""

@@ -1,0 +1,189 @@
+"""Errors of products, tritile's and torch's, on the same data."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
+from tritile.lab.report.accuracy.data import FINITE, SPECIAL, Pair
+from tritile.ops.matmul import matmul
+from tritile.ops.scaled import scaled_matmul
+
+# Precisions by dtype, each beside what torch does at best for that dtype; "" where there is no choice.
+PRECISIONS: Final = {
+    "float32": ("ieee", "fp16x3", "tf32x3", "tf32"),
+    "float64": ("ieee", "ozaki"),
+    "complex64": ("ieee", "ieee-3m", "fp16x3"),
+    "complex128": ("ieee", "ieee-3m"),
+    "float16": ("",),
+    "bfloat16": ("",),
+    "float8_e4m3fn": ("ieee", "fast"),
+    "int8": ("",),
+}
+_ROWS: Final = 16  # of what is compared with numbers of 64 bits of mantissa, and as many columns
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far a product of (n, k) by (k, n) is from exact.
+
+    `error` is of the norm, |out - a b| / |a b|; `worst` the largest error of an element, as a share of
+    (|a| |b|) there. `torch_error` and `torch_worst` are torch's, which is asked for TF32 where tritile is.
+    `bound` is what `worst` is proved to stay below, None where nothing is stated. Of data with NaN or
+    infinities, or elements at the ends of their type, `differing` counts elements that are NaN, infinite or
+    finite where torch's is something else; other fields are None where a product is not finite.
+    """
+
+    dtype: str
+    precision: str
+    data: str
+    n: int
+    k: int
+    error: float | None
+    worst: float | None
+    torch_error: float | None
+    torch_worst: float | None
+    bound: float | None
+    differing: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON holds."""
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def _torch_setting(precision: str) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
+    if a.dtype == torch.int8:
+        return matmul(a, b)
+    if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
+        one = torch.ones((), device=a.device)
+        return scaled_matmul(a, b, one, one, out_dtype=torch.float32, use_fast_accum=precision == "fast")
+    return matmul(a, b, precision=precision or None)
+
+
+def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b)
+    if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
+        if a.device.type == "cpu":
+            return a.float() @ b.float()
+        one = torch.ones((), device=a.device)
+        fast = precision == "fast"
+        return torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
+    with _torch_setting(precision):
+        return a @ b
+
+
+def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """a b and |a| |b| in float64, of more digits than any product has that is compared with it.
+
+    Products of 64-bit types by numpy's longdouble, which has 64 bits of mantissa on x86, and so of some rows
+    and columns only: see `_shown`.
+    """
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    if a.dtype not in (torch.float64, torch.complex128):
+        return a.to(wide) @ b.to(wide), a.to(wide).abs() @ b.to(wide).abs()
+    kind = np.clongdouble if a.is_complex() else np.longdouble
+    x, y = (tensor.cpu().numpy().astype(kind) for tensor in (a, b))
+    exact = np.stack([(row[:, None] * y).sum(0) for row in x])
+    magnitude = np.stack([(np.abs(row)[:, None] * np.abs(y)).sum(0) for row in x])
+    return torch.from_numpy(exact.astype(np.complex128 if a.is_complex() else np.float64)), torch.from_numpy(
+        magnitude.astype(np.float64)
+    )
+
+
+def _shown(dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
+    """What of a product is compared: all, or the rows and columns that `_exact` is asked for."""
+    return out[:_ROWS, :_ROWS].cpu() if dtype in (torch.float64, torch.complex128) else out
+
+
+def _errors(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> tuple[float, float]:
+    off = (out.to(exact.dtype) - exact).abs()
+    norm = float(exact.abs().square().sum().sqrt())
+    worst = float(torch.where(magnitude > 0, off / magnitude, off).max())
+    return (float(off.square().sum().sqrt()) / norm if norm else float(off.max())), worst
+
+
+def _kinds(out: torch.Tensor) -> torch.Tensor:
+    """1 for a NaN, 2 and 3 for infinities, else 0."""
+    out = torch.view_as_real(out) if out.is_complex() else out
+    if not out.is_floating_point():
+        return torch.zeros_like(out, dtype=torch.int8)
+    return (out.isnan() + 2 * out.isposinf().int() + 3 * out.isneginf().int()).to(torch.int8)
+
+
+def _posed(
+    dtype: str, n: int, k: int, make: Callable[[torch.Tensor, torch.Tensor], Pair], where: str
+) -> Pair:
+    """a (n, k) and b (k, n), of whose columns each is contiguous."""
+    kind, device = getattr(torch, dtype), torch.device(where)
+    generator = torch.Generator(device=device).manual_seed(k)
+    if dtype == "int8":
+        a, b = (
+            torch.randint(-128, 128, size, generator=generator, device=device) for size in ((n, k), (n, k))
+        )
+        return a.to(kind), b.to(kind).mT
+    start = torch.float64 if dtype in ("float64", "complex128") else torch.float32
+
+    def normal() -> torch.Tensor:
+        return torch.randn(n, k, generator=generator, dtype=start, device=device)
+
+    a, b = make(normal(), normal().mT.contiguous())
+    if dtype in REAL_DTYPE:
+        c, d = make(normal(), normal().mT.contiguous())
+        a, b = torch.complex(a, c), torch.complex(b, d)
+    return a.to(kind), b.to(kind).mT.contiguous().mT
+
+
+def _bound(dtype: str, precision: str, data: str, k: int) -> float | None:
+    """What is proved of `worst`: of fp16x3 before its result is rounded to fp32, which adds half a step."""
+    if (dtype, precision) == ("float32", "fp16x3") and data in FINITE:
+        return error_bound(k) + 2.0**-24
+    return None
+
+
+def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) -> Accuracy:
+    """The errors of one product, on this device ("cuda" or "cpu")."""
+    kind = getattr(torch, dtype)
+    a, b = _posed(dtype, n, k, (FINITE | SPECIAL)[data], where)
+    ours, theirs = _ours(a, b, precision), _torchs(a, b, precision)
+    differing = int((_kinds(ours) != _kinds(theirs)).sum())
+    error = worst = torch_error = torch_worst = None
+    if not bool((_kinds(ours) + _kinds(theirs)).any()):
+        few = (a[:_ROWS], b[:, :_ROWS]) if kind in (torch.float64, torch.complex128) else (a, b)
+        exact, magnitude = _exact(*few)
+        error, worst = _errors(_shown(kind, ours), exact, magnitude)
+        torch_error, torch_worst = _errors(_shown(kind, theirs), exact, magnitude)
+    bound = _bound(dtype, precision, data, k)
+    return Accuracy(
+        dtype, precision, data, n, k, error, worst, torch_error, torch_worst, bound, differing
+    )  # fmt: skip
+
+
+def cases(dtypes: tuple[str, ...], ks: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
+    """dtype, precision, data and K of every product that is looked at."""
+    for dtype in dtypes:
+        small = dtype in ("float8_e4m3fn", "int8")
+        names = (
+            ["normal"]
+            if small
+            else [*FINITE]
+            if dtype not in ("float16", "bfloat16")
+            else ["normal", "uniform"]
+        )
+        names += [*SPECIAL] if dtype in ("float32", "float64") else []
+        for precision in PRECISIONS[dtype]:
+            yield from ((dtype, precision, data, k) for data in names for k in ks)

@@ -1,0 +1,147 @@
+"""tritile against its peers on one case: all sides in one process, interleaved, on cold operands."""
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from tritile.core import device as devices
+from tritile.core.problem.checks import THREE
+from tritile.core.views import Call
+from tritile.errors import UnsupportedError, brief
+from tritile.lab.report import peers
+from tritile.lab.report.results import Measurement
+from tritile.ops.fused import addmm, linear
+from tritile.ops.matmul import matmul
+from tritile.ops.permute import transpose
+from tritile.ops.scaled import scaled_matmul
+from tritile.planning import plans
+from tritile.runtime import launch
+from tritile.tune.measure import timing
+from tritile.tune.subject import answers, operands
+from tritile.tune.suites import Case
+
+
+@contextlib.contextmanager
+def _torch_precision(precision: str) -> Iterator[None]:
+    """torch's own fp32 setting, at what the case asks for: TF32 for tf32 and tf32-3m, IEEE for the others."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision.removesuffix(THREE) == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _torch_error(call: Call, run: timing.Run) -> float:
+    operands.poison(call)
+    run(call)
+    torch.cuda.synchronize()
+    return answers.error_of(call)
+
+
+def _peer_graphs(
+    case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
+) -> dict[str, timing.Graph]:
+    """The graphs of those of these peers that take the case and answer rightly; `tell` hears of the rest."""
+    graphs = {}
+    for name in names:
+        try:
+            graph = peers.peer_graph(name, calls)
+        except Exception as error:  # a peer that fails in any way costs its own numbers alone
+            tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
+            continue
+        if graph is not None:
+            graphs[name] = graph
+    return graphs
+
+
+def measured(
+    case: Case, names: Iterable[str] = (), tell: Callable[[str], None] = warnings.warn
+) -> Measurement:
+    """Time tritile, torch and the peers of these names on a case, with the config that a call would use.
+
+    `tell` is called with a line of text for a peer that fails or answers wrongly, which is left out.
+    Raises UnsupportedError where there is no GPU, and what a call would raise.
+    """
+    device = devices.current_gpu()
+    if device is None:
+        raise UnsupportedError("bench: there is no GPU here to measure")
+    problem = case.problem
+    chosen = plans.plan_for(problem, device, "cached")
+    assert chosen is not None
+    calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
+    ours = operands.run_of(launch.prepare(calls[0], chosen.config))
+    is_copy, theirs = case.op == "permute", peers.torch_side(case)
+    peers.ready(calls)
+    error = answers.check(ours, calls[0])
+    sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
+    with _torch_precision(case.precision):
+        torch_error = _torch_error(calls[0], theirs)
+        for call in calls if peers.torch_call(calls[0]) else ():
+            theirs(call)  # makes its operands ready, once
+        sides["torch"] = timing.Graph(peers.torch_timed(case), calls)
+        sides |= _peer_graphs(case, calls, names, tell)
+    if is_copy:
+        # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
+        copy = peers.device_copy
+        sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
+    samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
+    timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
+    us = {side: timing.us for side, timing in timings.items()}
+    copy_gbps = problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if is_copy else None
+    return Measurement(
+        tritile_us=us["tritile"],
+        torch_us=us["torch"],
+        inductor_us=us.get("inductor"),
+        tutorial_us=us.get("tutorial"),
+        spread=timings["tritile"].spread,
+        error=error,
+        torch_error=torch_error,
+        copy_gbps=copy_gbps,
+        config=chosen.config,
+        plan_source=chosen.source,
+        torch_call=peers.torch_call(calls[0]),
+    )
+
+
+def host_costs() -> list[tuple[str, float, float]]:
+    """Host microseconds of a small call: its name, tritile's, torch's."""
+    a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
+    calls: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+        ("matmul(a, b)", lambda: matmul(a, a), lambda: torch.matmul(a, a)),
+        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
+        ("linear(x, w, bias)", lambda: linear(a, a, bias), lambda: F.linear(a, a, bias)),
+        ("addmm(c, a, b)", lambda: addmm(bias, a, a), lambda: torch.addmm(bias, a, a)),
+    ]
+    if torch.cuda.get_device_capability() >= (8, 9):
+        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        kind = torch.bfloat16
+        calls.append(
+            (
+                "scaled_matmul(a, b, s, s)",
+                lambda: scaled_matmul(x, x.t(), one, one),
+                lambda: torch._scaled_mm(x, x.t(), one, one, out_dtype=kind),
+            )
+        )
+    return [(name, host_us(ours), host_us(theirs)) for name, ours, theirs in calls]
+
+
+def host_us(call: Callable[[], object], count: int = 2000) -> float:
+    """Microseconds of host time that one call takes, over `count` calls the GPU never holds up."""
+    for _ in range(20):
+        call()
+    best = math.inf
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(count // 5):
+            call()
+        best = min(best, (time.perf_counter() - started) / (count // 5))
+    torch.cuda.synchronize()
+    return best * 1e6

@@ -1,0 +1,94 @@
+"""torch's product with scales for each 128 of K: its own where it takes them, else one of wider operands.
+
+Everything is made ready at a call's first run: later runs, which are timed or captured, find it done.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tritile.core.problem import BLOCK_SCALES
+from tritile.core.views import MatmulCall
+from tritile.tune.subject import operands
+from tritile.tune.subject.scales import applied, as_matrices
+
+OWN: Final = "_scaled_mm"
+WIDE: Final = "matmul of dequantised bfloat16"
+_ready: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by the scales of a
+_ways: Final[dict[Any, str]] = {}  # by problem
+
+
+def _laid_out(scales: torch.Tensor, shared: int) -> torch.Tensor:
+    """Scales of (rows, blocks of K), as torch wants them: columns contiguous, or rows of whole fours.
+
+    After `is_blockwise_1x128_scaling` and `is_blockwise_128x128_scaling` of aten/src/ATen/native/cuda.
+    """
+    if shared == 1:
+        return scales.t().contiguous().t()
+    rows, blocks = scales.shape
+    padded = scales.new_zeros(rows, -(-blocks // 4) * 4)
+    padded[:, :blocks] = scales
+    return padded[:, :blocks]
+
+
+def _own(call: MatmulCall) -> list[torch.Tensor]:
+    assert call.scales is not None
+    shared = BLOCK_SCALES[call.scales.shared]
+    assert shared is not None
+    of_a, of_b = as_matrices(call)
+    a, b = (operands.matrix(view, 1)[0] for view in (call.a, call.b))
+    return [a, b, _laid_out(of_a, shared[0]), _laid_out(of_b.t(), shared[1]).t()]
+
+
+def _wide(call: MatmulCall) -> list[torch.Tensor]:
+    """Both operands times their scales, in bfloat16."""
+    return [tensor.bfloat16() for tensor in applied(call, torch.float32)]
+
+
+def _product(way: str, kind: torch.dtype) -> Callable[..., torch.Tensor]:
+    if way == WIDE:
+        return torch.matmul
+
+    def scaled(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **out: Any
+    ) -> torch.Tensor:
+        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+
+    return scaled
+
+
+def way_of(call: MatmulCall) -> str:
+    """What a torch user would call: what multiplies with the scales, where it takes these operands."""
+    problem = call.problem
+    if problem not in _ways:
+        try:
+            _product(OWN, getattr(torch, call.out_dtype))(*_own(call))
+            _ways[problem] = OWN
+        except (RuntimeError, ValueError, NotImplementedError):  # of this kind or size it takes none
+            _ways[problem] = WIDE
+    return _ways[problem]
+
+
+def inputs(call: MatmulCall) -> list[torch.Tensor]:
+    """Operands, and scales, as `product` takes them."""
+    assert call.scales is not None
+    if call.scales.a not in _ready:
+        _ready[call.scales.a] = (_wide if way_of(call) == WIDE else _own)(call)
+    found: list[torch.Tensor] = _ready[call.scales.a]
+    return found
+
+
+def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """The product of what `inputs` gives; `out=` or none."""
+    kind = getattr(torch, call.out_dtype)
+    multiply = _product(way_of(call), kind)
+    if way_of(call) == OWN or kind == torch.bfloat16:
+        return multiply
+
+    def rounded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        made = multiply(a, b)
+        return made.to(kind) if out is None else out.copy_(made)
+
+    return rounded

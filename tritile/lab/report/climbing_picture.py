@@ -1,0 +1,138 @@
+"""A climb as a picture: a bar for each rung on a logarithmic scale, a panel for each ladder."""
+
+import io
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import altair as alt
+import jinja2
+
+from tritile.lab.report.climbing import Climb, gains, rate, rate_text, share_text, size_text, time_text, unit
+from tritile.lab.rungs.reading import Reading
+
+_WIDTH: Final = 760
+_STEP: Final = 44  # pixels of a rung: a line of text, and the bar under it
+_NAME: Final = 150  # pixels from a rung's name to what is new on it
+_FONT: Final = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+_INK, _FAINT, _RULE = "#1f2430", "#5d6472", "#e3e6ec"
+_COLORS: Final = {"rung": "#4c78a8", "tritile": "#e4572e", "yardstick": "#b3b9c4"}
+
+
+def _kind(reading: Reading) -> str:
+    if reading.yardstick:
+        return "yardstick"
+    return "tritile" if reading.name.startswith("tritile.") else "rung"
+
+
+def _traffic(reading: Reading) -> int | None:
+    """What tells rungs apart that were not timed: bytes asked for, or of sectors touched by transposes."""
+    return reading.bytes_counted if reading.op == "matmul" else reading.touched
+
+
+def _bar(reading: Reading, climb: Climb, gained: dict[str, tuple[float, float]]) -> tuple[float | None, str]:
+    """A rung's value, and the words at its bar's end."""
+    if not climb.timed:
+        traffic = _traffic(reading)
+        return traffic, size_text(traffic) if traffic else "not interpreted"
+    value = rate(reading, climb.n)
+    if value is None:
+        return None, "failed" if reading.failed else "not run here"
+    times, share = gained[reading.name]
+    return (
+        value,
+        f"{rate_text(value)} {unit(reading.op)} · {rate_text(times)}x · {share_text(share)} of the best",
+    )
+
+
+def _rows(op: str, climb: Climb) -> list[dict[str, Any]]:
+    readings = climb.of(op)
+    gained = gains(readings)
+    bars = [_bar(reading, climb, gained) for reading in readings]
+    return [
+        {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value, "label": label}
+        for i, (r, (value, label)) in enumerate(zip(readings, bars, strict=True))
+    ]
+
+
+def _subtitle(op: str, climb: Climb) -> str:
+    if climb.timed:
+        shown = "times the first rung; share of the best; grey: to compare"
+        return f"{unit(op)} on {climb.device}, logarithmic; {shown}"
+    asked = "bytes asked of global memory" if op == "matmul" else "bytes of the sectors touched"
+    return f"{asked}, counted in the interpreter, logarithmic; less is better"
+
+
+def _panel(op: str, climb: Climb) -> alt.LayerChart:
+    rows = _rows(op, climb)
+    values = [row["value"] for row in rows if row["value"]] or [1.0]
+    low = 10 ** math.floor(math.log10(min(values) * 0.9))
+    high = max(values) * (max(values) / low) ** 0.6  # room for the longest bar's words
+    for row in rows:
+        row["low"] = low
+        row["value"] = row["value"] or low
+    place = alt.Y("place:O", axis=None)
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    ticks = [10.0**i for i in range(round(math.log10(low)), math.floor(math.log10(max(values))) + 1)]
+    axis = alt.Axis(
+        values=ticks, format="~s", grid=True, gridColor=_RULE, domain=False, ticks=False, labelColor=_FAINT
+    )
+    x = alt.X("value:Q", scale=scale, axis=axis, title=None)
+    color = alt.Color(
+        "kind:N", scale=alt.Scale(domain=list(_COLORS), range=list(_COLORS.values())), legend=None
+    )
+    base = alt.Chart(alt.Data(values=rows)).encode(y=place)
+    return (
+        alt.layer(
+            base.mark_bar(size=13, yOffset=8, cornerRadiusEnd=2).encode(x=x, x2="low:Q", color=color),
+            base.mark_text(dx=7, dy=9, fontSize=11, color=_INK).encode(x=x, text="label:N"),
+            base.mark_text(dy=-9, fontSize=12, fontWeight="bold", color=_INK).encode(
+                x=alt.value(0), text="name:N"
+            ),
+            base.mark_text(dy=-9, fontSize=12, color=_FAINT).encode(x=alt.value(_NAME), text="new:N"),
+        )
+        .properties(
+            width=_WIDTH,
+            height=alt.Step(_STEP),
+            title=alt.TitleParams(f"{op}, {climb.n} x {climb.n}", subtitle=_subtitle(op, climb)),
+        )
+        .resolve_scale(color="independent")
+    )
+
+
+def picture(climb: Climb) -> alt.VConcatChart:
+    """The chart of a climb: rates where it was timed, else traffic."""
+    panels = alt.vconcat(*(_panel(op, climb) for op in climb.ops), spacing=28, background="white")
+    return (
+        panels.configure_view(stroke=None)
+        .configure_text(align="left", baseline="middle", font=_FONT)
+        .configure_axis(labelFont=_FONT, labelFontSize=11)
+        .configure_title(
+            anchor="start", font=_FONT, fontSize=15, color=_INK, offset=10,
+            subtitleFont=_FONT, subtitleFontSize=12, subtitleColor=_FAINT, subtitlePadding=4,
+        )
+        .properties(padding=14)
+    )  # fmt: skip
+
+
+def _svg(climb: Climb) -> str:
+    text = io.StringIO()
+    picture(climb).save(text, format="svg")
+    return text.getvalue()
+
+
+def _page(climb: Climb) -> str:
+    """A page that holds the picture and, as a table, what it shows and more."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "pages")
+    pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= {"size": size_text, "time": time_text, "rate": rate_text, "share": share_text}
+    ladders = [(op, unit(op), gains(climb.of(op))) for op in climb.ops]
+    return pages.get_template("ladder.html").render(climb=climb, ladders=ladders, rate=rate, svg=_svg(climb))
+
+
+def draw(climb: Climb, path: Path) -> None:
+    """Draw a climb into an .svg, .png or .html file. Raises OSError where it cannot be written."""
+    if path.suffix == ".png":
+        picture(climb).save(str(path), format="png", scale_factor=2)
+    else:
+        path.write_text(_page(climb) if path.suffix == ".html" else _svg(climb))

@@ -1,0 +1,129 @@
+"""What of the machine tritile needs, what was found, and what to do about what is missing."""
+
+import importlib.util
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+import tritile.ops.matmul as matmul_op
+from tritile.core import device as devices
+from tritile.core.versions import OLDEST_TRITON, parsed, untested
+from tritile.errors import brief
+from tritile.in_torch import building
+from tritile.lab.report import tested
+from tritile.lab.report.environment import environment
+from tritile.planning import table
+from tritile.planning.store import store_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `advice` is what to do, "" where there is nothing to do."""
+
+    name: str
+    found: str
+    good: bool = True
+    advice: str = ""
+
+
+def _versions() -> list[Finding]:
+    old = parsed(triton.__version__) < OLDEST_TRITON
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    python = ".".join(map(str, sys.version_info[:3]))
+    found = [
+        Finding("python", python, sys.version_info >= (3, 11), ""),
+        Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
+        Finding(
+            "triton",
+            triton.__version__,
+            not old,
+            f"install triton {oldest} or later" if old else untested("triton", triton.__version__),
+        ),
+    ]
+    for name in ("typer", "rich"):
+        there = importlib.util.find_spec(name) is not None
+        advice = "" if there else "pip install 'tritile[cli]'"
+        found.append(Finding(name, "there" if there else "missing", there, advice))
+    return found
+
+
+def _gpu() -> list[Finding]:
+    gpu = devices.current_gpu()
+    if gpu is None:
+        advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
+        return [Finding("GPU", "none that torch can use", True, advice)]
+    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} processors, {gpu.shared_memory} B shared memory"
+    return [
+        Finding("GPU", facts),
+        Finding("driver", environment(gpu)["driver"] or "unknown"),
+        Finding("assembler", gpu.compiler or "unknown"),
+        _table(gpu),
+    ]
+
+
+def _table(gpu: devices.Device) -> Finding:
+    shipped = table.shipped(gpu)
+    if shipped is None:
+        return Finding("shipped table", "none", True, "run tuning/autotune.py once")
+    found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
+    found += f" with triton {shipped.triton or 'of unknown version'}"
+    other = shipped.triton not in ("", gpu.triton)
+    advice = f"triton {gpu.triton} is in use: the table counts all the same, but times may differ"
+    return Finding("shipped table", found, True, advice if other else "")
+
+
+def _cache(folder: Path) -> Finding:
+    gpu = devices.current_gpu() or devices.INTERPRETER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".tritile-doctor"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        advice = "set TRITILE_CACHE_DIR to a folder that can be written"
+        return Finding("cache", f"{folder}: {brief(error)}", False, advice)
+    count = sum(1 for _ in store_of(gpu).everything())
+    return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
+
+
+def _kernel() -> Finding:
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    a = torch.randn(33, 65, device=place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
+    except Exception as failure:  # whatever stands in the way of a kernel is what is to be shown
+        advice = "a C compiler and the GPU's driver must be there; see the message"
+        return Finding("a kernel", brief(failure), False, advice)
+    return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
+
+
+def _switch() -> Finding:
+    found, advice = building.state()
+    return Finding("use_in_torch in C++", found, True, advice)
+
+
+def _tested(records: Path) -> list[Finding]:
+    """What is still to be tested on a GPU, in a checkout: nothing is said where tritile was installed."""
+    if not records.is_dir():
+        return []
+    try:
+        waiting = tested.pending(records)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "mend or remove that file")]
+    if not waiting:
+        return [Finding("GPU tests", f"passed as the kernels are, on triton {' and '.join(tested.STACKS)}")]
+    kernels = sorted({what.kernel for what in waiting})
+    reasons = sorted({what.reason or "no reason given" for what in waiting})
+    text = f"pending on triton {', '.join(sorted({what.triton for what in waiting}))}: {', '.join(kernels)}"
+    return [Finding("GPU tests", f"{text} ({'; '.join(reasons)})", True, "on a GPU: make test-gpu")]
+
+
+def examine(cache: Path) -> list[Finding]:
+    """Look at versions, GPU, cache, the switch's library, GPU tests, and a kernel that is really run."""
+    return [*_versions(), *_gpu(), _cache(cache), _switch(), *_tested(tested.RECORDS), _kernel()]

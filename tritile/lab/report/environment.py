@@ -1,0 +1,66 @@
+"""Where and when results were measured: GPU, driver, versions, commit and time."""
+
+import functools
+import os
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import torch
+import triton
+
+from tritile.core.device import Device, current_gpu
+
+ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
+
+
+@functools.cache
+def _driver() -> str:
+    """The version of the GPU's driver, "" where it cannot be told."""
+    amd = Path("/sys/module/amdgpu/version")
+    if torch.version.hip is not None:
+        return amd.read_text().strip() if amd.exists() else ""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return text.strip().partition("\n")[0]
+
+
+@functools.cache
+def _version() -> str:
+    """`TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
+    if os.environ.get("TRITILE_COMMIT"):
+        return os.environ["TRITILE_COMMIT"]  # for a copy that was made without its history
+    root = Path(__file__).parents[3]
+    # Only in tritile's own checkout: installed in another project's folder, git would name that one.
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--tags"]
+        try:
+            run = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
+            return run.stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            pass
+    try:
+        return metadata.version("tritile")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def environment(gpu: Device | None = None) -> dict[str, str]:
+    """Where and when results were measured: `env`. `gpu` is the current one if it is left out.
+
+    Versions that cannot be told, and the name of a GPU that is not there, are "". Time is UTC.
+    """
+    gpu = gpu or current_gpu()
+    return {
+        "gpu": gpu.name if gpu else "",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "driver": _driver() if gpu else "",
+        "tritile": _version(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

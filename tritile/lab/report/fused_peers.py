@@ -1,0 +1,122 @@
+"""What a torch user calls for a product and what follows it: the peer of fused epilogues."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tritile.core.epilogue import activated
+from tritile.core.problem import FP8_DTYPES
+from tritile.core.views import MatmulCall
+from tritile.lab.report import block_peers
+from tritile.tune.subject import operands
+
+Side = torch.Tensor | None
+
+
+def sides(call: MatmulCall) -> list[torch.Tensor]:
+    """The epilogue's tensors, as a user has them, in no more dimensions than they differ by; and `up`."""
+    found = []
+    for view in call.fused.views:
+        if view is not None:
+            tensor = operands.matrix(view, call.problem.batch)
+            wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
+            rows, columns = (slice(None) if step else slice(1) for step in view.strides)
+            wide = wide[..., rows, columns]
+            found.append(wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide)
+    if call.up is not None:
+        up = operands.matrix(call.up, call.problem.batch)
+        found.append(up[0] if call.problem.batch == 1 else up)
+    return found
+
+
+def _gated(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """activation(linear(x, gate)) * linear(x, up), as a torch user writes it; of one matrix."""
+    fused = call.fused
+
+    def linear(
+        x: torch.Tensor, gate: torch.Tensor, *given: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        *biases, up = given
+        tensors = iter(biases)
+        bias, bias_up = (None if view is None else next(tensors) for view in (fused.bias, fused.bias_up))
+        left, right = F.linear(x, gate.t(), bias), F.linear(x, up.t(), bias_up)
+        return torch.mul(activated(left, fused.activation), right, out=out)
+
+    return linear
+
+
+def _in_place(out: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation in ("gelu", "gelu_tanh"):
+        how = "tanh" if activation == "gelu_tanh" else "none"
+        return torch.ops.aten.gelu.out(out, approximate=how, out=out)
+    if activation:
+        (torch.relu_ if activation == "relu" else torch.ops.aten.silu_)(out)
+    return out
+
+
+def without_zeros(
+    sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side
+) -> torch.Tensor:
+    """The sums of (a - zero_a) (b - zero_b), of those of a b, in int32."""
+    kind = torch.int32
+    if zero_a is not None:
+        of_b = b.sum(0, keepdim=True, dtype=kind)
+        of_b = of_b if zero_b is None else of_b - a.shape[1] * zero_b.to(kind)
+        sums = sums - zero_a.to(kind) * of_b
+    return sums if zero_b is None else sums - zero_b.to(kind) * a.sum(1, keepdim=True, dtype=kind)
+
+
+def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """The product, scaled, with what is added and its activation; all in place where `out` is given."""
+    if call.up is not None:
+        return _gated(call)
+    fused, kind = call.fused, getattr(torch, call.out_dtype)
+    names = [view is not None for view in fused.views]
+
+    one = torch.ones((), device=call.a.tensor.device)
+
+    def scaled(
+        a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor], zeros: tuple[Side, Side], **out: Any
+    ) -> torch.Tensor:
+        if call.dtype in FP8_DTYPES:
+            scale_a, scale_b = scales if len(scales) == 2 else (one, one)
+            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+        if call.dtype == "int8":
+            sums = without_zeros(torch._int_mm(a, b), a, b, *zeros).float()
+            for scale in scales:
+                sums.mul_(scale)
+            return out["out"].copy_(sums) if out else sums.to(kind)
+        sums = torch.matmul(a, b, **out)
+        for scale in scales:
+            sums = torch.mul(sums, scale, **out)
+        return sums
+
+    if call.scales is not None:
+        multiply, of_blocks = block_peers.product(call), len(block_peers.inputs(call)) - 2
+
+    def run(a: torch.Tensor, b: torch.Tensor, *given: torch.Tensor, **out: Any) -> torch.Tensor:
+        tensors = iter(given if call.scales is None else given[of_blocks:])
+        read = (next(tensors) if there else None for there in names)
+        scale_a, scale_b, bias, residual, _, zero_a, zero_b, *_ = read
+        scales = [scale for scale in (scale_a, scale_b) if scale is not None]
+        own = call.scales is None
+        if own and bias is not None and not scales and call.dtype not in (*FP8_DTYPES, "int8"):
+            add = torch.addmm if a.ndim == 2 else torch.baddbmm
+            made = add(bias, a, b, beta=fused.beta, alpha=fused.alpha, **out)
+        else:
+            made = (
+                scaled(a, b, scales, (zero_a, zero_b), **out)
+                if own
+                else multiply(a, b, *given[:of_blocks], **out)
+            )
+            made = made if fused.alpha == 1 else made * fused.alpha
+            made = made if bias is None else torch.add(made, bias, alpha=fused.beta, **out)
+        if out:
+            made = _in_place(made, fused.activation)
+            return made if residual is None else made.add_(residual)
+        made = activated(made, fused.activation)
+        return made if residual is None else made + residual
+
+    return run

@@ -1,0 +1,43 @@
+"""What a torch user calls for products of groups: the peer of `tritile.grouped_matmul`."""
+
+from collections.abc import Callable
+
+import torch
+
+from tritile.core.problem import FP8_DTYPES
+from tritile.core.views import GroupedCall, View
+from tritile.tune.subject import operands
+
+
+def _as_a_user_has_it(view: View, groups: int) -> torch.Tensor:
+    """A matrix, or one for each group."""
+    return operands.matrix(view, groups) if view.batch_strides else operands.matrix(view, 1)[0]
+
+
+def inputs(call: GroupedCall) -> list[torch.Tensor]:
+    """a, b, offs, and the scales of a call that groups share rows, or K, of."""
+    a, b = (_as_a_user_has_it(view, call.groups) for view in (call.a, call.b))
+    if call.scales is None:
+        return [a, b, call.offs]
+    by_row, by_column = (own.tensor for own in call.scales)
+    return [a, b, call.offs, by_row, by_column.view(call.groups, -1) if call.ragged == "m" else by_column]
+
+
+def result(call: GroupedCall) -> torch.Tensor:
+    """Where a call's result goes."""
+    return _as_a_user_has_it(call.out, call.groups)
+
+
+def product(call: GroupedCall) -> Callable[..., torch.Tensor]:
+    """What makes the products of inputs as `inputs` gives them; it allocates its results.
+
+    torch offers bfloat16 on its fast path, and of fp8 float8_e4m3fn, with scales; for others it reads where
+    groups end on the host, which no graph can hold, and raises.
+    """
+    if call.dtype not in FP8_DTYPES:
+        return lambda a, b, offs: torch._grouped_mm(a, b, offs=offs)
+    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
+
+    return lambda a, b, offs, scale_a, scale_b: torch._scaled_grouped_mm(
+        a, b, scale_a, scale_b, offs=offs, out_dtype=kind, use_fast_accum=fast
+    )

@@ -1,0 +1,147 @@
+"""Trials as plain rows: what was searched, the times over tiles, and how searches got on."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import GroupedProblem, MatmulProblem, Problem
+from tritile.lab.report import recorded
+from tritile.lab.report.page.rows import Row
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
+
+_LOOKED_AT: Final = 128  # configs of a search whose progress is shown
+_LETTERS: Final = {"row": "N", "column": "T", "strided": "S"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The trials of one store, in the order in which they were first made; `name` is the store's."""
+
+    name: str
+    trials: list[Trial]
+
+
+def of_file(path: Path, device: Device) -> Recorded:
+    """A store in a file, or a .gz of one. Raises InvalidValueError if it holds no trial of this GPU model."""
+    return Recorded(path.name.removesuffix(".gz").removesuffix(".sqlite3"), recorded.trials(path, device))
+
+
+def of_store(store: Store) -> Recorded:
+    """This user's own store, trials of decorated kernels included."""
+    own = [trial for facts, trial in store.everything() if facts["name"] == store.device.name]
+    return Recorded("your store", own)
+
+
+def _us(trial: Trial) -> float:
+    return trial.us if trial.us is not None and trial.failure is None else math.inf
+
+
+def _facets(problem: Problem) -> Row:
+    """What a problem itself tells of its facets, where no result posed it."""
+    facets: Row = {"op": [problem.op], "suite": [], "dtype": [], "layout": []}
+    if isinstance(problem, MatmulProblem | GroupedProblem):
+        precision = f" {problem.precision}" if problem.precision != "ieee" else ""
+        layout = _LETTERS[problem.a_layout] + _LETTERS[problem.b_layout]
+        return facets | {"dtype": [problem.dtype + precision], "layout": [layout]}
+    return facets
+
+
+def _value(config: Config, name: str) -> int | bool | float | str | None:
+    values = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.kwargs)}
+    return values.get(name)
+
+
+def _axes(configs: Iterable[Config]) -> tuple[str, str]:
+    """What a map has down and across: BLOCK_M and BLOCK_N, else the parameters of the most values."""
+    values: dict[str, set[object]] = {}
+    for config in configs:
+        for name, value in config.kwargs:
+            if isinstance(value, int) and not isinstance(value, bool):
+                values.setdefault(name, set()).add(value)
+        for name in ("num_warps", "num_stages"):
+            values.setdefault(name, set()).add(_value(config, name))
+    if {"BLOCK_M", "BLOCK_N"} <= set(values):
+        return "BLOCK_M", "BLOCK_N"
+    most = sorted(values, key=lambda name: (name.startswith("num_"), -len(values[name]), name))
+    return most[0], most[1]
+
+
+def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int) -> list[Row]:
+    """For each tile, the fastest config over all else; `us` is None where none worked."""
+    tiles: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        place = tuple(_value(trial.config, name) for name in axes)
+        if None not in place:
+            tiles.setdefault(place, []).append(trial)
+    rows = []
+    for (y, x), own in tiles.items():
+        first = min(own, key=_us)
+        works = math.isfinite(_us(first))
+        rows.append({
+            "s": number, "x": x, "y": y, "configs": len(own),
+            "us": float(f"{first.us:.5g}") if works and first.us else None,
+            "ratio": round(_us(first) / best, 4) if works else None,
+            "config": str(first.config) if works else (first.failure or "")[:100],
+        })  # fmt: skip
+    return rows
+
+
+def _steps(most: int) -> list[int]:
+    """Numbers of configs at which progress is looked at: two in each doubling, the last is `most`."""
+    steps = sorted({count << i for i in range(most.bit_length()) for count in (1, 3)})
+    return [*(step for step in steps if step < most), most]
+
+
+def _progress(trials: list[Trial], best: float, number: int, steps: list[int]) -> list[Row]:
+    """The best time so far over the best of all, after so many configs; none before one has worked."""
+    so_far, sofars = math.inf, []
+    for trial in trials:
+        so_far = min(so_far, _us(trial))
+        sofars.append(so_far / best)
+    at = ((step, sofars[min(step, len(sofars)) - 1]) for step in steps)
+    return [{"s": number, "tried": step, "ratio": round(r, 4)} for step, r in at if math.isfinite(r)]
+
+
+def searched(
+    stores: Iterable[Recorded], facets: Mapping[Problem, Row]
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """Rows of searches (a problem in a store, the largest first), cells of maps, and progress.
+
+    A problem is mapped by the store that tried the most configs of it: times of one store were measured
+    beside each other. `s` is the number of a search. Searches in which nothing worked are left out.
+    """
+    groups: dict[tuple[str, Problem], list[Trial]] = {}
+    for store in stores:
+        for trial in store.trials:
+            groups.setdefault((store.name, trial.problem), []).append(trial)
+    groups = {key: own for key, own in groups.items() if math.isfinite(min(map(_us, own)))}
+    order = sorted(groups, key=lambda key: -len(groups[key]))
+    steps = _steps(min(_LOOKED_AT, max(map(len, groups.values()), default=1)))
+    searches: list[Row] = []
+    cells: list[Row] = []
+    progress: list[Row] = []
+    mapped: set[Problem] = set()
+    for number, (name, problem) in enumerate(order):
+        own = groups[name, problem]
+        axes, fastest = _axes(trial.config for trial in own), min(own, key=_us)
+        best = _us(fastest)
+        own_progress = _progress(own, best, number, steps)
+        searches.append({
+            "s": number, "store": name, "problem": problem.label, **facets.get(problem, _facets(problem)),
+            "configs": len(own), "failed": sum(math.isinf(_us(trial)) for trial in own),
+            "best_us": float(f"{best:.5g}"), "best": str(fastest.config), "mapped": problem not in mapped,
+            "first": round(_us(own[0]) / best, 4) if math.isfinite(_us(own[0])) else None,
+            "within": next(i for i, trial in enumerate(own, start=1) if _us(trial) <= 1.02 * best),
+            "down": axes[0], "across": axes[1],
+        })  # fmt: skip
+        if problem not in mapped:
+            cells += _cells(own, axes, best, number)
+            mapped.add(problem)
+        kind = {"op": problem.op, "store": name}
+        progress += [row | kind for row in own_progress]
+    return searches, cells, progress

@@ -1,0 +1,129 @@
+"use strict";
+// What the kernels do, from the numbers in the page: the same as tritile/lab/report/tiling tells in Python.
+const F = JSON.parse(document.getElementById("facts").textContent);
+const SECTOR = 32;
+const perMatrix = F.rows * F.columns, tiles = perMatrix * F.matrices, turns = tiles * F.parts;
+const waves = Math.ceil(turns / F.at_once);
+const product = F.op === "matmul";
+
+// The tile of a turn: matrices one after the other, in each bands of `group` rows of tiles, column by column.
+function place(turn, group = F.group) {
+  const index = turn % tiles, matrix = Math.floor(index / perMatrix), here = index % perMatrix;
+  const first = Math.floor(here / (group * F.columns)) * group, within = here % (group * F.columns);
+  const high = Math.min(F.rows - first, group);
+  return { matrix, row: first + (within % high), column: Math.floor(within / high) };
+}
+
+// The first `count` tiles of a matrix as at most three rectangles: [row, column, rows, columns].
+function prefix(count, group) {
+  const first = Math.floor(count / (group * F.columns)) * group, within = count % (group * F.columns);
+  const high = Math.min(F.rows - first, group), whole = high > 0 ? Math.floor(within / high) : 0;
+  const all = [[0, 0, Math.min(first, F.rows), F.columns], [first, 0, high, whole], [first, whole, within - whole * high, 1]];
+  return all.filter(([, , rows, columns]) => rows > 0 && columns > 0);
+}
+
+// The tiles of one matrix that turns `from` to `to` make, as rectangles that count where they lie on no other.
+function madeIn(from, to, matrix, group) {
+  const first = matrix * perMatrix, start = from % tiles, end = start + Math.min(to - from, tiles);
+  const ranges = end <= tiles ? [[start, end]] : [[start, tiles], [0, end - tiles]];
+  const clip = (index) => Math.max(0, Math.min(perMatrix, index - first));
+  return ranges.flatMap(([a, b]) => (clip(a) < clip(b) ? [...prefix(clip(b), group), ...prefix(clip(a), group)] : []));
+}
+
+const partOf = (turn) => Math.floor(turn / tiles);
+const programOf = (turn) => turn % F.programs;
+const stepsOf = (turn) => (product ? Math.ceil((F.blocks - partOf(turn)) / F.parts) : 2);
+
+function cut(top, left, height, width, rows, columns) {
+  return { top, left, height, width, rows: Math.min(height, rows - top), columns: Math.min(width, columns - left) };
+}
+const inside = (block) => block.rows * block.columns;
+const whole = (block) => block.height * block.width;
+
+// A step of a product: its blocks of A, B and C, and bytes.
+function stepOf(turn, step, group = F.group) {
+  const { row, column } = place(turn, group), [height, width] = F.covers, depth = F.block_k;
+  const k = (partOf(turn) + step * F.parts) * depth;
+  const a = cut(row * height, k, height, depth, F.m, F.k), b = cut(k, column * width, depth, width, F.k, F.n);
+  const c = cut(row * height, column * width, height, width, F.m, F.n), done = step * depth + a.columns;
+  return {
+    a, b, c, done,
+    bytes: (inside(a) + inside(b)) * F.itemsize,
+    soFar: (c.rows + c.columns) * done * F.itemsize,
+    untiled: 2 * inside(c) * done * F.itemsize,
+    masked: 1 - (inside(a) + inside(b)) / (whole(a) + whole(b)),
+  };
+}
+
+// What the programs of a wave load at one step: all of it, and what is left when each block counts once.
+function sharing(wave, step, group = F.group) {
+  const a = new Map(), b = new Map(), end = Math.min(turns, (wave + 1) * F.at_once);
+  const found = { turns: end - wave * F.at_once, loads: 0, bytes: 0, once: 0, a: 0, b: 0, rows: new Map(), columns: new Map() };
+  for (let turn = wave * F.at_once; turn < end; turn++) {
+    if (step >= stepsOf(turn)) continue;
+    const at = place(turn, group), now = stepOf(turn, step, group), size = [inside(now.a) * F.itemsize, inside(now.b) * F.itemsize];
+    a.set(`${at.matrix} ${partOf(turn)} ${at.row}`, size[0]);
+    b.set(`${at.matrix} ${partOf(turn)} ${at.column}`, size[1]);
+    found.rows.set(`${at.matrix} ${now.a.left} ${now.a.top}`, { matrix: at.matrix, block: now.a });
+    found.columns.set(`${at.matrix} ${now.b.top} ${now.b.left}`, { matrix: at.matrix, block: now.b });
+    found.loads += 2;
+    found.bytes += size[0] + size[1];
+  }
+  for (const size of [...a.values(), ...b.values()]) found.once += size;
+  return Object.assign(found, { a: a.size, b: b.size });
+}
+
+// Elements to an index of a run of dimensions, innermost first.
+function offset([sizes, x, out], which, index) {
+  const strides = which === "x" ? x : out;
+  let found = 0;
+  sizes.forEach((size, i) => {
+    found += (i === sizes.length - 1 ? index : index % size) * strides[i];
+    index = Math.floor(index / size);
+  });
+  return found;
+}
+
+// The byte at which element (m, n) of a matrix of x or of out starts.
+const byteOf = (which, matrix, m, n) =>
+  F.itemsize * (offset(F.dims.m, which, m) + offset(F.dims.n, which, n) + offset(F.dims.batch, which, matrix));
+
+// The row at which the first whole word of a column of out starts.
+const startOf = (matrix, n) =>
+  F.lanes === 1 ? 0 : (F.lanes - ((byteOf("out", matrix, 0, n) / F.itemsize) % F.lanes)) % F.lanes;
+
+function distinct(list) {
+  list.sort();
+  let count = 0;
+  for (let i = 0; i < list.length; i++) count += i === 0 || list[i] !== list[i - 1];
+  return count;
+}
+
+// What a turn of a permutation moves, and the sectors of 32 bytes that this touches.
+let last = null;
+function moveOf(turn) {
+  if (last?.turn === turn) return last;
+  const { matrix, row, column } = place(turn), [height, width] = F.covers;
+  const top = Math.min(row * height, F.whole - height), left = Math.min(column * width, F.n - width);
+  const starts = Array.from({ length: width }, (_, j) => startOf(matrix, left + j));
+  let untiled = 0;
+  const sectors = (which) => {
+    const found = new Float64Array(height * width), base = byteOf(which, matrix, 0, 0);
+    const rows = Array.from({ length: height + F.lanes - 1 }, (_, i) => F.itemsize * offset(F.dims.m, which, top + i));
+    const columns = starts.map((_, j) => base + F.itemsize * offset(F.dims.n, which, left + j));
+    for (let i = 0; i < height; i++) {
+      for (let j = 0; j < width; j++) found[i * width + j] = Math.floor((rows[i + starts[j]] + columns[j]) / SECTOR);
+      if (which === "out") untiled += distinct(found.slice(i * width, (i + 1) * width));
+    }
+    return distinct(found);
+  };
+  const read = sectors("x"), written = sectors("out");
+  return last = {
+    turn,
+    block: { top, left, height: F.block_m, width: F.block_n, rows: height, columns: width },
+    again: [row * height - top, column * width - left],
+    ends: F.lanes > 1 && row === 0,
+    bytes: height * width * F.itemsize,
+    read, written, untiled,
+  };
+}

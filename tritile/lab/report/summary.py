@@ -1,0 +1,111 @@
+"""What results sum up to: how tritile compares over a suite."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tritile.lab.report.results import HOST, Result, case_of, latest
+
+
+def of_cases(results: Iterable[Result]) -> list[Result]:
+    """The last result of each case on each GPU; what calls cost the host is left out."""
+    return [line for line in latest(results) if line["op"] != HOST]
+
+
+def geomean(values: Iterable[float]) -> float:
+    """The geometric mean of one value or more, all above 0."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How tritile compares over the cases of one suite, dtype, precision and layout on one GPU.
+
+    `geomean` and `worst` are of `ratio_torch` (above 1: tritile is faster); `behind` counts the cases
+    below 1; `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
+    """
+
+    gpu: str
+    suite: str
+    dtype: str
+    precision: str
+    layout: str
+    count: int
+    geomean: float
+    worst: float
+    worst_label: str
+    behind: int
+
+
+def sizes_label(line: Result) -> str:
+    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one.
+
+    Of groups, how many, and what they share how: "64 even groups of (8192)x2048x4096".
+    Of a permutation the shape of x, and the order of its dimensions if not just the last two are exchanged.
+    """
+    if line["op"] == "permute":
+        sizes, dims = "x".join(str(size) for size in line["shape"]), list(line["dims"])
+        axes = list(range(len(dims)))
+        plain = dims == [*axes[:-2], *reversed(axes[-2:])]
+        return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
+    if line["op"] == "grouped":
+        sizes = "x".join(f"({line[s]})" if s == line["ragged"] else str(line[s]) for s in ("m", "n", "k"))
+        return f"{line['batch']} {line['load']} groups of {sizes}"
+    batch = [line["batch"]] if line.get("batch", 1) > 1 else []
+    return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
+
+
+def summary(results: Iterable[Result]) -> list[Summary]:
+    """Counts, geometric means and worst ratios, in order of the results, each case once as `latest`."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for line in of_cases(results):
+        case = case_of(line)
+        words = ("", "") if case.op == "permute" else (case.precision, case.layout)
+        groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
+    return [_summary_of(words, lines) for words, lines in groups.items()]
+
+
+def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
+    gpu, suite, dtype, precision, layout = words
+    ratios = [line["ratio_torch"] for line in lines]
+    worst = min(lines, key=lambda line: line["ratio_torch"])
+    return Summary(
+        gpu=gpu,
+        suite=suite,
+        dtype=dtype,
+        precision=precision,
+        layout=layout,
+        count=len(lines),
+        geomean=geomean(ratios),
+        worst=worst["ratio_torch"],
+        worst_label=sizes_label(worst),
+        behind=sum(ratio < 1 for ratio in ratios),
+    )
+
+
+def dtype_label(dtype: str, precision: str) -> str:
+    """The dtype, with how float32 is multiplied where that is not IEEE's way."""
+    return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype
+
+
+def markdown_summary(results: Iterable[Result]) -> str:
+    """The summary as Markdown: a table for each GPU, below the versions with which it was measured."""
+    results = of_cases(results)
+    rows = summary(results)
+    parts: list[str] = []
+    for gpu in dict.fromkeys(row.gpu for row in rows):
+        envs = [line["env"] for line in results if line["env"]["gpu"] == gpu]
+        with_ = [f"{name} {' / '.join(sorted({env[name] for env in envs}))}" for name in ("torch", "triton")]
+        parts += [
+            f"**{gpu or 'no GPU'}**, {', '.join(with_)}; torch's time / tritile's, above 1 is faster:",
+            "",
+        ]
+        parts += ["| suite | dtype | layout | problems | geometric mean | behind | worst | at |"]
+        parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
+        for row in (row for row in rows if row.gpu == gpu):
+            cells = (row.suite, dtype_label(row.dtype, row.precision), row.layout, row.count)
+            ratios = (f"{row.geomean:.2f}", row.behind, f"{row.worst:.2f}", row.worst_label)
+            parts += [f"| {' | '.join(map(str, (*cells, *ratios)))} |"]
+        parts += [""]
+    return "\n".join(parts)

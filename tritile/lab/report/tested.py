@@ -1,0 +1,168 @@
+"""Tell which kernels were tested on a GPU as they are, by records that lie beside the tests.
+
+A test counts for the kernel's own digest and for the code of the modules that decide its arguments: how a
+problem is described, seen as matrices, and turned into work, and what launches it. Comments and docstrings
+do not count. What an operation checks before is left out: tests without a GPU cover it.
+"""
+
+import ast
+import functools
+import hashlib
+import io
+import json
+import re
+import tokenize
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.families import registry as families
+
+PACKAGE: Final = Path(__file__).parents[2]
+RECORDS: Final = PACKAGE.parent / "tests" / "gpu"
+STACKS: Final = ("3.6.0", "3.7.1")  # versions of Triton on which every kernel is to be tested
+_LOWER: Final = "families/lowering.py"
+_WORK: Final = {
+    "matmul/tile": ("families/matmul_tile/work.py", _LOWER),
+    "matmul/descriptor": ("families/matmul_tma/work.py", _LOWER),
+    "matmul/warpgroups": ("families/matmul_tma/work.py", _LOWER),
+    "grouped/tile": ("families/grouped/work.py",),
+    "grouped/descriptor": ("families/grouped/work.py",),
+    "permute/tile": ("families/permute/work.py", "families/permute/kernel.py"),
+    "permute/packed": ("families/permute/work.py", "families/permute/kernel.py"),
+    "linear_quantized/tile": ("families/quantized/work.py",),
+    "linear_quantized/descriptor": ("families/quantized/work.py",),
+    "linear_quantized/unpacked": ("families/quantized/work_unpacked.py",),
+}
+_LAUNCHING: Final = (
+    "runtime/launch.py",
+    "runtime/native.py",
+    "runtime/loading.py",
+    "runtime/counters.py",
+    "families/work.py",
+)
+# Modules that import what belongs to all families.
+_NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/work.py")
+_LOWERS: Final = re.compile("/lowering.py$|/(complex|fp16x3|ozaki|rows|zeros|permute)/kernel.py$")
+_JITTED: Final = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
+_DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _text(path: str) -> str:
+    return (PACKAGE / path).read_text(encoding="utf-8")
+
+
+@functools.cache
+def code_of(source: str) -> str:
+    """Return Python source without comments, docstrings and blank lines, or as it is if it does not parse."""
+    lines = source.splitlines()
+    dropped: set[int] = set()
+    try:
+        tree = ast.parse(source)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            row, column = token.start
+            if token.type == tokenize.COMMENT:
+                lines[row - 1] = lines[row - 1][:column].rstrip()
+            elif token.type == tokenize.NL and not lines[row - 1].strip():
+                dropped.add(row)
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            last = text.end_lineno or text.lineno
+            if not (
+                lines[text.lineno - 1][: text.col_offset] + lines[last - 1][text.end_col_offset :]
+            ).strip():
+                dropped.update(range(text.lineno, last + 1))
+    return "\n".join(line for row, line in enumerate(lines, start=1) if row not in dropped)
+
+
+@functools.cache
+def _named(source: str) -> tuple[str, ...]:
+    """What source imports from this package: each name as the file of a module, less its ending."""
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module]
+    found = (
+        name.split(".")[1:]
+        for node in nodes
+        for name in (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+        if name.startswith("tritile.")
+    )
+    return tuple("/".join(parts) for parts in found)
+
+
+@functools.cache
+def _kernels() -> frozenset[str]:
+    """The files whose functions are Triton's, and count by the digest of a kernel."""
+    found = (path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "families").rglob("*.py"))
+    return frozenset(path for path in found if _JITTED.search(_text(path)))
+
+
+def _imports(path: str) -> set[str]:
+    """The files of ours that a file imports, less errors, and kernels that count by their digest."""
+    paths = {path for name in _named(_text(path)) for path in (f"{name}.py", f"{name}/__init__.py")}
+    left_out = {"errors.py"} if _LOWERS.search(path) else {"errors.py", *_kernels()}
+    return {path for path in paths - left_out if (PACKAGE / path).is_file()}
+
+
+def modules_of(kernel: str) -> list[str]:
+    """The files, relative to the package, that decide the arguments of a kernel, as "matmul/tile"."""
+    found: set[str] = set()
+    pending = {*_WORK[kernel], *_LAUNCHING}
+    while pending:
+        path = pending.pop()
+        found.add(path)
+        if path not in _NOT_FOLLOWED:
+            pending |= _imports(path) - found
+    return sorted(found)
+
+
+def hashed(parts: Iterable[tuple[str, str]]) -> str:
+    """Sixteen hexadecimal digits of names with texts, in any order."""
+    return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def digests() -> dict[str, str]:
+    """Return the digest that a test of each kernel counts for, by op and family."""
+    found = {}
+    for kernel, measured in families.digests().items():
+        found[kernel] = hashed(
+            [("kernel", measured), *((path, code_of(_text(path))) for path in modules_of(kernel))]
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A kernel not tested as it is with one version of Triton; `reason` is None where none is given."""
+
+    kernel: str
+    triton: str
+    digest: str
+    reason: str | None
+
+
+def read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what a record holds, no lines where there is none. Raises OSError or ValueError."""
+    if not path.is_file():
+        return {"kernels": [], "files": []}
+    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _key(line: dict[str, Any]) -> tuple[str, str, str]:
+    return line["kernel"], line["triton"], line["digest"]
+
+
+def pending(records: Path = RECORDS) -> list[Pending]:
+    """Return what is still to be tested, by last.json and pending.json of a folder.
+
+    Each version of `STACKS` is wanted once, on any GPU. Raises OSError, ValueError, KeyError or TypeError
+    where a record is not as it must be.
+    """
+    passed = set(map(_key, read(records / "last.json")["kernels"]))
+    reasons = {_key(line): line["reason"] for line in read(records / "pending.json")["kernels"]}
+    wanted = [(kernel, stack, digest) for stack in STACKS for kernel, digest in digests().items()]
+    return [Pending(*what, reasons.get(what)) for what in wanted if what not in passed]

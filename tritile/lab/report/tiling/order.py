@@ -1,0 +1,190 @@
+"""Which tile each program takes and when, as a frozen value."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.pointer import Pointer
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.views import posed
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.families.common.work import Buffer, Work
+from tritile.families.permute import family as packed
+from tritile.families.space import illegal
+from tritile.families.work import work_of
+from tritile.lab.report.tiling.together import resident_of
+
+
+class Place(NamedTuple):
+    """A tile: which matrix of the batch it is of, and its row and column among the tiles."""
+
+    matrix: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel of a config cuts a problem into tiles, and which program takes which of them, in order.
+
+    A *turn* is a tile that a program makes or, where `parts` programs share each tile (SPLIT_K), its part of
+    it. Turns are numbered in the order in which they start: turn t is of program `t % programs`, of tile
+    `t % tiles`, and part `t // tiles` of that. A program that is not persistent has one turn.
+
+    `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which
+    tiles are taken. `resident`: programs that a processor holds at once. `covers`: rows and columns of a
+    tile: those of its block or, in a permutation, fewer where tiles would overlap too far. `copied`: operands
+    that are copied first, as the kernel could not read them, or not fast.
+    """
+
+    problem: MatmulProblem | PermuteProblem
+    config: Config
+    device: Device
+    rows: int
+    columns: int
+    matrices: int
+    group: int
+    programs: int
+    resident: int
+    covers: tuple[int, int]
+    parts: int = 1
+    copied: tuple[str, ...] = ()
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the result, over all matrices."""
+        return self.rows * self.columns * self.matrices
+
+    @property
+    def turns(self) -> int:
+        """Turns of all programs together."""
+        return self.tiles * self.parts
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of K that make up a tile; 1 in a permutation."""
+        problem = self.problem
+        return -(-problem.k // self.config["BLOCK_K"]) if isinstance(problem, MatmulProblem) else 1
+
+    @property
+    def at_once(self) -> int:
+        """Programs that the device runs at the same time: a wave, which makes as many turns."""
+        return min(self.programs, self.device.processors * self.resident)
+
+    @property
+    def waves(self) -> int:
+        """Waves from the first turn to the last."""
+        return -(-self.turns // self.at_once)
+
+    def wave(self, number: int) -> range:
+        """The turns of a wave, from 0. Raises InvalidValueError where there is no such wave."""
+        _among(number, self.waves, "wave")
+        first = number * self.at_once
+        return range(first, min(first + self.at_once, self.turns))
+
+    def program(self, turn: int) -> int:
+        """The program, from 0, in the order in which the launch starts them, whose turn it is."""
+        return _among(turn, self.turns, "turn") % self.programs
+
+    def part(self, turn: int) -> int:
+        """Which of the programs that share a tile this is."""
+        return _among(turn, self.turns, "turn") // self.tiles
+
+    def place(self, turn: int) -> Place:
+        """The tile of a turn, walked down bands of `group` tile rows, matrix after matrix."""
+        matrix, index = divmod(_among(turn, self.turns, "turn") % self.tiles, self.rows * self.columns)
+        band, within = divmod(index, self.group * self.columns)
+        first = band * self.group
+        high = min(self.rows - first, self.group)
+        return Place(matrix, first + within % high, within // high)
+
+    def turn_of(self, place: Place, part: int = 0) -> int:
+        """The turn in which a tile is made, the inverse of `place`."""
+        band = place.row // self.group
+        first = band * self.group
+        high = min(self.rows - first, self.group)
+        index = first * self.columns + place.column * high + place.row - first
+        return part * self.tiles + place.matrix * self.rows * self.columns + index
+
+    def turns_of(self, program: int) -> range:
+        """The turns of a program, one after the other."""
+        return range(_among(program, self.programs, "program"), self.turns, self.programs)
+
+    def k_blocks(self, turn: int) -> range:
+        """The blocks of K that a turn goes through, step by step."""
+        return range(self.part(turn), self.blocks, self.parts)
+
+
+def _among(number: int, count: int, what: str) -> int:
+    if not 0 <= number < count:
+        raise InvalidValueError(f"{what} {number}: wanted one of 0 to {count - 1}")
+    return number
+
+
+def _pointer(dtype: str, elements: int) -> Pointer:
+    return Pointer(getattr(torch, dtype))
+
+
+def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Work:
+    """What a call of the problem launches: its grid and arguments are what a tiling is read from."""
+    reason = illegal(config, problem, device)
+    if reason is not None:
+        raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
+    try:
+        return work_of(posed(problem, _pointer), config, device.processors, False)
+    except TuningError as error:
+        raise UnsupportedError(f"{config} cannot run {problem.label}: {error}") from error
+
+
+def _copied(work: Work) -> tuple[str, ...]:
+    """The operands that a launch before the last one reads: buffers 0 and 1."""
+    read = {arg.buffer for step in work.steps[:-1] for arg in step.args if isinstance(arg, Buffer)}
+    return tuple(name for i, name in enumerate("AB") if i in read)
+
+
+def _covers(extent: int, tiles: int, side: str, lanes: int, values: dict[str, Any]) -> int:
+    """How much of an extent each of so many tiles covers, as `tile_span` of the permute kernels has it."""
+    block: int = values[f"BLOCK_{side}"] // lanes
+    if not values.get(f"UNEVEN_{side}"):
+        return block
+    unit: int = min(values.get(f"ALIGN_{side}", 1), block)
+    even = -(-extent // tiles)
+    return -(-even // unit) * unit
+
+
+def tiling_of(
+    problem: MatmulProblem | PermuteProblem, config: Config, device: Device, resident: int | None = None
+) -> Tiling:
+    """The tiling of a problem by the kernel of a config, as a launch on a device would have it.
+
+    `resident`: programs that a processor holds at once; default: as estimated from what the config takes.
+    Raises InvalidValueError where the config is not legal for the problem on the device.
+    """
+    if not isinstance(problem, MatmulProblem | PermuteProblem):
+        raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
+    if resident is not None and resident < 1:
+        raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each processor")
+    work = _launched(problem, config, device)
+    step = work.steps[work.main]
+    values: dict[str, Any] = dict(zip(step.kernel.arg_names, step.args, strict=True))
+    lanes, high = 1, problem.m
+    if config.family == packed.NAME:  # tiles of whole words, along m
+        assert isinstance(problem, PermuteProblem)
+        lanes = packed.WORD // problem.itemsize
+        high = packed.whole_rows(problem) // lanes
+    rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
+    covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
+    tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
+    return Tiling(
+        problem, config, device, rows, columns, problem.batch,
+        group=rows if values.get("FLAT") else config["GROUP_M"],
+        programs=min(prod(step.grid), tiles * parts),  # beyond these are some that find no matrix
+        resident=resident or resident_of(problem, config, device),
+        covers=covers,
+        parts=parts,
+        copied=_copied(work),
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The tiling of a problem as a page that is stepped through, of one file that asks for nothing."""
+
+import json
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.errors import InvalidValueError
+from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
+from tritile.lab.report.tiling.order import Tiling, tiling_of
+from tritile.lab.report.tiling.words import lead, notes, order_name, title
+
+PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
+
+
+def _of_problem(tiling: Tiling) -> dict[str, Any]:
+    problem, config = tiling.problem, tiling.config
+    sides = {"m": problem.m, "n": problem.n, "itemsize": problem.itemsize}
+    if isinstance(problem, MatmulProblem):
+        return sides | {"k": problem.k, "block_k": config["BLOCK_K"]}
+    more = {"block_m": config["BLOCK_M"], "block_n": config["BLOCK_N"], "turned": problem.turns}
+    return sides | more | {
+        "dims": strides_of(problem), "lanes": lanes_of(tiling), "whole": whole_rows(tiling)
+    }  # fmt: skip
+
+
+def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
+    """All that the page's script knows: sizes and counts, from which it tells tiles and blocks itself."""
+    names = (
+        "rows",
+        "columns",
+        "matrices",
+        "group",
+        "programs",
+        "resident",
+        "parts",
+        "blocks",
+        "at_once",
+        "covers",
+    )
+    return {
+        "op": tiling.problem.op,
+        **{name: getattr(tiling, name) for name in names},
+        **_of_problem(tiling),
+        "processors": tiling.device.processors,
+        "orders": order_name(tiling),
+        "turn_name": "Program" if tiling.programs == tiling.turns else "Tile",
+        "start": start,
+    }
+
+
+def checked_start(tiling: Tiling, tile: int, step: int) -> tuple[int, int]:
+    """The turn and step, both from 0, that are named by a turn from 0 and a step from 1.
+
+    Raises InvalidValueError where there is none.
+    """
+    if not 0 <= tile < tiling.turns:
+        raise InvalidValueError(f"tile {tile}: wanted one of 0 to {tiling.turns - 1}")
+    steps = len(tiling.k_blocks(tile)) if isinstance(tiling.problem, MatmulProblem) else 2
+    if not 1 <= step <= steps:
+        raise InvalidValueError(f"step {step}: wanted one of 1 to {steps}")
+    return tile, step - 1
+
+
+def page(
+    problem: MatmulProblem | PermuteProblem,
+    config: Config,
+    device: Device,
+    tile: int | None = None,
+    step: int | None = None,
+) -> str:
+    """The page for a problem and a config, as HTML.
+
+    It starts at the first step of the first tile and plays, or stands at `tile` (a turn, from 0, in the order
+    in which they start) and `step` (from 1). Raises InvalidValueError where the config is not legal for the
+    problem on the device, or where there is no such tile or step.
+    """
+    tiling = tiling_of(problem, config, device)
+    start = (
+        None
+        if tile is None and step is None
+        else checked_start(tiling, tile or 0, 1 if step is None else step)
+    )
+    facts = _facts(tiling, start)
+    return PAGES.get_template("tiling.html").render(
+        title=title(tiling), lead=lead(tiling), label=problem.label, device=device.name, config=str(config),
+        notes=notes(tiling), orders=facts["orders"], turn_name=facts["turn_name"],
+        facts=json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c"),
+    )  # fmt: skip

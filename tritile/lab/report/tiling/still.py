@@ -1,0 +1,292 @@
+"""One step of a tiling as a picture that stands still: SVG, 800 wide, on a light ground."""
+
+import math
+import textwrap
+from typing import Any, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.lab.report.tiling.blocks import Block, step_of
+from tritile.lab.report.tiling.moves import move_of
+from tritile.lab.report.tiling.order import Tiling, tiling_of
+from tritile.lab.report.tiling.page import PAGES, checked_start
+from tritile.lab.report.tiling.words import by, size, span, times, title
+
+_LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels
+_LEAST_HEIGHT = 420.0  # of the picture: what the words need
+_THIN = 7  # no side is drawn thinner than this part of the longest
+
+
+class Shape(NamedTuple):
+    """A rectangle, in pixels; `kind` says how it is drawn."""
+
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class Word(NamedTuple):
+    """A text at a place, in pixels."""
+
+    kind: str
+    x: float
+    y: float
+    text: str
+
+
+class Frame(NamedTuple):
+    """Where a matrix is drawn: its first element, and pixels of a row and of a column."""
+
+    x: float
+    y: float
+    down: float
+    across: float
+
+    def shape(
+        self, kind: str, top: float, left: float, height: float, width: float, least: float = 0
+    ) -> Shape:
+        """A rectangle of elements, at least so many pixels either way."""
+        sides = max(least, width * self.across), max(least, height * self.down)
+        return Shape(kind, self.x + left * self.across, self.y + top * self.down, *sides)
+
+    def block(self, kind: str, block: Block) -> list[Shape]:
+        """A block, and hatched what of it lies past the edge."""
+        top, left, height, width, rows, columns = block
+        return [
+            self.shape("masked", top + rows, left, height - rows, width),
+            self.shape("masked", top, left + columns, rows, width - columns),
+            self.shape(kind, top, left, rows, columns, 3),
+        ]
+
+    def grid(self, name: str, rows: int, columns: int, height: int, width: int) -> list[Shape]:
+        """Lines between blocks of this size, where they are 4 pixels apart or more, as thin rectangles."""
+        lines = []
+        if height * self.down >= 4:
+            lines += [self.shape(name, top, 0, 0, columns, 0.8) for top in range(height, rows, height)]
+        if width * self.across >= 4:
+            lines += [self.shape(name, 0, left, rows, 0, 0.8) for left in range(width, columns, width)]
+        return lines
+
+
+def first_tiles(tiling: Tiling, count: int) -> list[tuple[int, int, int, int]]:
+    """The first `count` tiles of a matrix in at most three rectangles: row, column, rows, columns."""
+    band, within = divmod(count, tiling.group * tiling.columns)
+    first = min(band * tiling.group, tiling.rows)
+    high = min(tiling.rows - first, tiling.group)
+    whole, rest = divmod(within, high) if high else (0, 0)
+    parts = [(0, 0, first, tiling.columns), (first, 0, high, whole), (first, whole, rest, 1)]
+    return [part for part in parts if part[2] and part[3]]
+
+
+def _sectors(count: int) -> str:
+    return "1 sector" if count == 1 else f"{count:,} sectors"
+
+
+def _percent(share: float) -> str:
+    """A share rounded down, so that only all is 100%."""
+    return f"{math.floor(100 * share + 1e-9)}%"
+
+
+def _scaled(lengths: tuple[int, ...]) -> list[float]:
+    return [max(length, max(lengths) / _THIN) for length in lengths]
+
+
+def _made(tiling: Tiling, frame: Frame, turn: int, kind: str = "had-c", turned: bool = False) -> list[Shape]:
+    """The tiles of a matrix that were made before a turn."""
+    if tiling.parts > 1:
+        return []
+    count = turn - tiling.place(turn).matrix * tiling.rows * tiling.columns
+    (height, width), problem, found = tiling.covers, tiling.problem, []
+    for row, column, rows, columns in first_tiles(tiling, count):
+        top, left = row * height, column * width
+        tall, wide = min(problem.m - top, rows * height), min(problem.n - left, columns * width)
+        found.append(frame.shape(kind, *((left, top, wide, tall) if turned else (top, left, tall, wide))))
+    return found
+
+
+def _picture(
+    shapes: list[Shape],
+    words: list[Word],
+    lines: list[tuple[str, str]],
+    bars: list[tuple[str, str, float, str]],
+    bars_title: str,
+    low: float,
+) -> dict[str, Any]:
+    """What the template takes: `lines` are (kind, text), `bars` (text, number, share of the width, kind)."""
+    return {
+        "shapes": shapes, "words": words, "lines": lines, "bars": bars, "bars_title": bars_title,
+        "height": max(low + 24, _LEAST_HEIGHT),
+    }  # fmt: skip
+
+
+def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
+    problem, now, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
+    assert isinstance(problem, MatmulProblem)
+    (height, width), depth, gap = tiling.covers, tiling.config["BLOCK_K"], 44.0
+    tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.blocks * depth
+    m, n, k = _scaled((tall, wide, deep))
+    scale = min((_WIDTH - gap) / (k + n), (_HEIGHT - gap) / (k + m))
+    down, across, along = m * scale / tall, n * scale / wide, k * scale / deep
+    left = _LEFT + (_WIDTH - (k + n) * scale - gap) / 2
+    cx, cy = left + k * scale + gap, _TOP + k * scale + gap
+    a, b, c = Frame(left, cy, down, along), Frame(cx, _TOP, along, across), Frame(cx, cy, down, across)
+    shapes: list[Shape] = []
+    sizes = (problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n)
+    blocks = ((height, depth), (depth, width), (height, width))
+    spans = ((tall, deep), (deep, wide), (tall, wide))
+    for frame, inside, block, whole in zip((a, b, c), sizes, blocks, spans, strict=True):
+        shapes += [frame.shape("beyond", 0, 0, *whole), frame.shape("matrix", 0, 0, *inside)]
+        shapes += frame.grid("grid", *inside, *block)
+    shapes += _made(tiling, c, turn)
+    shapes.append(
+        Shape("band-a", a.x, a.y + now.a.top * down, c.x + now.c.left * across - a.x, now.a.rows * down)
+    )
+    shapes.append(
+        Shape("band-b", b.x + now.b.left * across, b.y, now.b.columns * across, c.y + now.c.top * down - b.y)
+    )
+    for k_block in tiling.k_blocks(turn)[:step]:
+        shapes.append(a.shape("had-a", now.a.top, k_block * depth, now.a.rows, depth))
+        shapes.append(b.shape("had-b", k_block * depth, now.b.left, depth, now.b.columns))
+    shapes += a.block("a", now.a) + b.block("b", now.b) + c.block("c", now.c)
+    low = cy + tall * down + 20
+    words = [
+        Word("name a", a.x, cy - 8, f"A\u2002{by(problem.m, problem.k)}"),
+        Word("name b", b.x, _TOP - 8, f"B\u2002{by(problem.k, problem.n)}"),
+        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
+    ]
+    masked = now.a.masked or now.b.masked
+    if masked:
+        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
+    if (m, n, k) != (tall, wide, deep):
+        words.append(Word("of", left, low + 20, "Thin sides are drawn wider than they are."))
+        low += 20
+    steps = len(tiling.k_blocks(turn))
+    lines = [
+        ("", f"Program {tiling.program(turn):,} makes"),
+        (
+            "c",
+            f"tile ({place.row:,}, {place.column:,}) of C"
+            + f", matrix {place.matrix:,}" * (tiling.matrices > 1),
+        ),
+        ("small", f"rows {span(now.c.top, now.c.rows)}"),
+        ("small", f"columns {span(now.c.left, now.c.columns)}"),
+        ("gap", f"Step {step + 1:,} of {steps:,} along K loads"),
+        ("a", f"{by(now.a.height, now.a.width)} of A"),
+        ("b", f"{by(now.b.height, now.b.width)} of B"),
+        ("small", f"k = {span(now.a.left, now.a.columns)}"),
+        (
+            "small",
+            f"{size(now.bytes)}; {math.floor(100 * now.masked + 1e-9)}% zero-filled"
+            if masked
+            else size(now.bytes),
+        ),
+    ]
+    bars = [
+        ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
+        (f"element by element: {times(now.untiled / now.so_far)} times", size(now.untiled), 1.0, "bad"),
+    ]
+    return _picture(shapes, words, lines, bars, "Bytes so far, for this tile", low)
+
+
+def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
+    problem, move, place = tiling.problem, move_of(tiling, turn), tiling.place(turn)
+    assert isinstance(problem, PermuteProblem)
+    (height, width), gap, turned = tiling.covers, 48.0, problem.turns
+    m, n = _scaled((problem.m, problem.n))
+    scale = min((_WIDTH - gap) / (n + (m if turned else n)), _HEIGHT / (max(m, n) if turned else m))
+    down, across = m * scale / problem.m, n * scale / problem.n
+    x, left = Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + gap
+    out = Frame(left, _TOP, across, down) if turned else Frame(left, _TOP, down, across)
+
+    def way(top: float, left: float, tall: float, wide: float) -> tuple[float, float, float, float]:
+        return (left, top, wide, tall) if turned else (top, left, tall, wide)
+
+    block, (rows, columns) = move.block, move.again
+    area = (block.top, block.left, block.rows, block.columns)
+    shapes = [
+        x.shape("matrix", 0, 0, problem.m, problem.n),
+        out.shape("matrix", *way(0, 0, problem.m, problem.n)),
+    ]
+    shapes += x.grid("grid", problem.m, problem.n, height, width)
+    shapes += (
+        out.grid("grid", problem.n, problem.m, width, height)
+        if turned
+        else out.grid("grid", problem.m, problem.n, height, width)
+    )
+    shapes += _made(tiling, x, turn, "had-a") + _made(tiling, out, turn, "had-c", turned)
+    shapes += [x.shape("a", *area, 3), out.shape("c", *way(*area), 3)]
+    for tall, wide in ((rows, block.columns if rows else 0), (block.rows if columns else 0, columns)):
+        again = (block.top, block.left, tall, wide)
+        shapes += [x.shape("masked", *again), out.shape("masked", *way(*again))]
+    low = _TOP + max(m, n if turned else m) * scale + 20
+    first, second = (problem.n, problem.m) if turned else (problem.m, problem.n)
+    words = [
+        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
+        Word("name c", out.x, _TOP - 8, f"out\u2002{by(first, second)}"),
+    ]
+    if (m, n) != (problem.m, problem.n):
+        words.append(Word("of", x.x, low + 20, "Thin sides are drawn wider than they are."))
+        low += 20
+    if rows or columns:
+        words.append(Word("edge", x.x, low, "hatched: moved by the tile before, too"))
+    lines = [
+        ("", f"Program {tiling.program(turn):,} moves"),
+        (
+            "",
+            f"tile ({place.row:,}, {place.column:,})"
+            + f" of matrix {place.matrix:,}" * (tiling.matrices > 1),
+        ),
+        ("small", f"rows {span(block.top, block.rows)}"),
+        ("small", f"columns {span(block.left, block.columns)}"),
+        ("gap a", f"reads {_sectors(move.read_sectors)}"),
+        ("small", "of 32 bytes, along rows of x"),
+        ("c", f"writes {_sectors(move.written_sectors)}"),
+        ("small", "along rows of out"),
+        ("small", f"{size(move.bytes)} of elements"),
+    ]
+    ratio = move.untiled / move.written_sectors
+    bars = [
+        ("tile by tile", f"{move.written_sectors:,}", min(1.0, 1 / ratio), "good"),
+        (f"row by row of x: {times(ratio)} times", f"{move.untiled:,}", min(1.0, ratio), "bad"),
+    ]
+    return _picture(shapes, words, lines, bars, "Sectors written, for this tile", low)
+
+
+def svg(
+    problem: MatmulProblem | PermuteProblem,
+    config: Config,
+    device: Device,
+    tile: int | None = None,
+    step: int | None = None,
+) -> str:
+    """One step of a tiling as an SVG picture, 800 pixels wide, for documents and slides.
+
+    `tile` is a turn, from 0, in the order in which they start, `step` one of its steps, from 1; default: the
+    middle one of each. Raises InvalidValueError as `page` does.
+    """
+    tiling = tiling_of(problem, config, device)
+    turn = tiling.turns // 2 if tile is None else tile
+    checked_start(tiling, turn, 1)
+    if isinstance(problem, MatmulProblem):
+        steps = len(tiling.k_blocks(turn))
+        picture = _product(tiling, *checked_start(tiling, turn, (steps + 1) // 2 if step is None else step))
+    else:
+        picture = _permutation(tiling, checked_start(tiling, turn, 1 if step is None else step)[0])
+    subtitle = textwrap.wrap(f"{problem.label} on {device.name}: {config}", 118)
+    return PAGES.get_template("tiling.svg").render(
+        title=title(tiling),
+        subtitle=subtitle,
+        description=" ".join(text for _, text in picture["lines"]),
+        **picture,
+    )
+
+
+def png(svg_text: str) -> bytes:
+    """The same picture as PNG, 1600 pixels wide."""
+    import vl_convert
+
+    made: bytes = vl_convert.svg_to_png(svg_text, scale=2)
+    return made

@@ -1,0 +1,165 @@
+"""What pictures of tilings say in words."""
+
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem
+from tritile.families.matmul_tma import family as descriptor
+from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.lab.report.tiling.blocks import total_bytes
+from tritile.lab.report.tiling.moves import lanes_of
+from tritile.lab.report.tiling.order import Tiling
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit of which there is one: "12.5 KiB"."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    shown = int(count * 10 + 0.5) / 10
+    return f"{shown:,.1f}".removesuffix(".0") + f" {_UNITS[unit]}"
+
+
+def times(ratio: float) -> str:
+    """How many times as much: "7.4", "128"."""
+    return f"{ratio:,.1f}".removesuffix(".0") if ratio < 10 else f"{ratio:,.0f}"
+
+
+def by(rows: int, columns: int) -> str:
+    """The size of a matrix, with a multiplication sign."""
+    return f"{rows:,} \u00d7 {columns:,}"
+
+
+def span(first: int, count: int) -> str:
+    """The first and last of so many in a row: "128 to 255"."""
+    return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
+
+
+def title(tiling: Tiling) -> str:
+    """What a picture is of."""
+    if isinstance(tiling.problem, MatmulProblem):
+        return "C = A \u00d7 B, one tile at a time"
+    return "A transpose, one tile at a time" if tiling.problem.turns else "A permutation, one tile at a time"
+
+
+def lead(tiling: Tiling) -> str:
+    """What a tile is, in HTML, for somebody who has never met one."""
+    if isinstance(tiling.problem, MatmulProblem):
+        return (
+            'Each program makes one tile of <b class="c">C</b>. Step by step along K it loads a block of '
+            '<b class="a">A</b> and a block of <b class="b">B</b>, multiplies them and adds the product to '
+            "its tile. What is loaded once serves a whole tile, so memory is asked for far less."
+        )
+    return (
+        'Memory gives and takes 32 bytes at a time, along rows. Each program <b class="a">reads a tile of '
+        'x</b> in the order of x and <b class="c">writes it to out</b> in the order of out, so that little '
+        "of what is moved goes to waste."
+    )
+
+
+def order_name(tiling: Tiling) -> str:
+    """The order of tiles, where it is not row by row anyway."""
+    if tiling.group == 1 or min(tiling.rows, tiling.columns) == 1 or tiling.problem.op != "matmul":
+        return ""
+    return "column by column" if tiling.group >= tiling.rows else f"GROUP_M = {tiling.group}"
+
+
+def _order(tiling: Tiling) -> str:
+    shape = f"{tiling.rows:,} x {tiling.columns:,} tiles"
+    shape += f" in each of {tiling.matrices:,} matrices" if tiling.matrices > 1 else ""
+    if min(tiling.rows, tiling.columns) == 1:
+        return f"{shape}, one after the other."
+    if tiling.group == 1:
+        return f"{shape}, taken row by row."
+    if tiling.group >= tiling.rows:
+        share = ": neighbours in time share blocks of B" if isinstance(tiling.problem, MatmulProblem) else ""
+        return f"{shape}, taken column by column{share}."
+    if not isinstance(tiling.problem, MatmulProblem):
+        return (
+            f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each."
+        )
+    return (
+        f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each: "
+        "tiles that are made together then lie together, and find each other's blocks in the L2 cache."
+    )
+
+
+def _programs(tiling: Tiling) -> str:
+    if tiling.programs < tiling.turns:
+        return (
+            f"{tiling.programs:,} programs stay on the GPU (persistent); each makes up to "
+            f"{-(-tiling.turns // tiling.programs):,} tiles, {tiling.programs:,} places apart."
+        )
+    held = f"{tiling.at_once:,} of {tiling.programs:,} programs run at once"
+    return f"{held}, by an estimate of {tiling.resident} on each of {tiling.device.processors} processors."
+
+
+def _edges(tiling: Tiling, config: Config) -> str:
+    problem = tiling.problem
+    if not isinstance(problem, MatmulProblem):
+        blocks = config["BLOCK_M"], config["BLOCK_N"]
+        if tiling.covers != blocks:
+            return (
+                f"Whole blocks of {by(*blocks)} would overlap too far, or are larger than the matrix: each "
+                f"tile covers {by(*tiling.covers)}, and the rest of its block stays idle."
+            )
+        if (tiling.rows * blocks[0], tiling.columns * blocks[1]) == (problem.m, problem.n):
+            return "Tiles divide both sides: nothing is moved twice, and nothing is masked."
+        return (
+            "The last tile of a row or column ends where the matrix does, and overlaps the one before: what "
+            "two of them move, both move alike, and a whole tile needs no masks."
+        )
+    over = {"M": problem.m, "N": problem.n, "K": problem.k}
+    ragged = [name for name, extent in over.items() if extent % config[f"BLOCK_{name}"]]
+    if not ragged:
+        return "Blocks divide M, N and K: nothing is masked."
+    how = "by the copy engine (TMA)" if config.family != "tile" else "by masked loads"
+    return f"Blocks overhang the edge of {', '.join(ragged)}: beyond it they are zero-filled, {how}."
+
+
+def _copied_for(tiling: Tiling, name: str) -> str:
+    """What operand A or B of a product is copied for."""
+    problem = tiling.problem
+    assert isinstance(problem, MatmulProblem)
+    if problem.by_rows:
+        return "row by row: without tensor cores, columns that are contiguous are read one by one"
+    if problem.core != problem:
+        return "and made over, for the product that makes this one"
+    if descriptor.turned(problem)["AB".index(name)]:
+        return "so that K is contiguous: tensor cores take TF32 no other way"
+    return "to where rows start on 16 bytes: TMA reads nothing else"
+
+
+def notes(tiling: Tiling) -> list[str]:
+    """How the kernel of a tiling goes about it, a sentence or two each."""
+    problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
+    if tiling.parts > 1:
+        found.append(
+            f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of "
+            "K, and their sums are added in a fixed order."
+        )
+    found += [
+        f"{name} is first copied {_copied_for(tiling, name)}; blocks are of it." for name in tiling.copied
+    ]
+    found.append(_edges(tiling, config))
+    if config.family == warpgroups.NAME:
+        found.append(
+            f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
+            f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."
+        )
+    elif config.family == descriptor.NAME:
+        found.append(
+            f"Blocks come by TMA, up to {config.num_stages} steps ahead of the one that is multiplied."
+        )
+    if isinstance(problem, MatmulProblem):
+        tiled, untiled = total_bytes(tiling)
+        found.append(
+            f"All programs together ask for {size(tiled)} of A and B. Element by element it would be "
+            f"{size(untiled)}, {times(untiled / tiled)} times as much."
+        )
+    elif lanes_of(tiling) > 1:
+        found.append(
+            "Elements are put together to words of 4 bytes, each from where out has a word on; the few rows "
+            "before the first and after the last word of a column are copied by the first row of tiles."
+        )
+    return found

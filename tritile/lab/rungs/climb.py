@@ -1,0 +1,261 @@
+"""The rungs of each ladder, from a naive kernel up to the library's own, as frozen values."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import triton
+
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, PermuteProblem, alignment
+from tritile.lab.rungs import matmul as products
+from tritile.lab.rungs import transpose as transposes
+from tritile.ops.matmul import matmul
+from tritile.ops.permute import transpose
+
+Values = Mapping[str, Any] | Config  # of a kernel's parameters, by name
+Grid = tuple[int, ...]
+Problem = MatmulProblem | PermuteProblem  # that have ladders
+ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of ours, and how it is launched on n x n matrices.
+
+    Of several `configs` the fastest is found by measuring. `grid(n, config, processors)` gives the
+    programs, `asked(n, itemsize, config)` the bytes that they ask of global memory, read and written.
+    `blocks(config)`, where there is one, gives the tile of each matrix that a tensor descriptor moves; else
+    kernels take pointers. `unfit(device, n)` says why it does not run there, if it does not; the device may
+    be `tritile.core.device.INTERPRETER`.
+    """
+
+    jitted: Any
+    configs: tuple[Config, ...]
+    grid: Callable[[int, Values, int], Grid]
+    asked: Callable[[int, int, Values], int]
+    blocks: Callable[[Values], tuple[tuple[int, int], ...]] | None = None
+    unfit: Callable[[Device, int], str | None] = lambda device, n: None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A call that a user would make; `call(*matrices)`, of which the last is written.
+
+    `problem(n)` is the same as the library plans it; another's call has none. `checked` is off for one that
+    does something else, in as many bytes.
+    """
+
+    call: Callable[..., object]
+    problem: Callable[[int], Problem] | None = None
+    checked: bool = True
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of a ladder: its name, what is new on it, in a few words, and what runs.
+
+    `dtype` is that of all matrices: a and b into out (op "matmul"), or x into out (op "transpose").
+    """
+
+    op: str
+    name: str
+    new: str
+    dtype: str
+    runs: Kernel | Library
+
+    @property
+    def yardstick(self) -> bool:
+        """Whether it is another's, and of interest for its time alone."""
+        return isinstance(self.runs, Library) and self.runs.problem is None
+
+    @property
+    def checked(self) -> bool:
+        """Whether its answer is the ladder's."""
+        return isinstance(self.runs, Kernel) or self.runs.checked
+
+    def unfit(self, device: Device, n: int) -> str | None:
+        """Why it does not run on a device, as of a `Kernel`; None where it does."""
+        return self.runs.unfit(device, n) if isinstance(self.runs, Kernel) else None
+
+
+def _programs(count: int, block: int) -> int:
+    return triton.cdiv(count, block)
+
+
+def _by_element(n: int, config: Values, processors: int) -> Grid:
+    return (_programs(n * n, config["BLOCK"]),)
+
+
+def _by_row(n: int, config: Values, processors: int) -> Grid:
+    return (n,)
+
+
+def _by_tile(n: int, config: Values, processors: int) -> Grid:
+    return (_programs(n, config["BLOCK_M"]) * _programs(n, config["BLOCK_N"]),)
+
+
+def _by_processor(n: int, config: Values, processors: int) -> Grid:
+    return (min(processors, *_by_tile(n, config, processors)),)
+
+
+def _by_two_axes(n: int, config: Values, processors: int) -> Grid:
+    return _programs(n, config["BLOCK_M"]), _programs(n, config["BLOCK_N"])
+
+
+def _by_shared_tile(n: int, config: Values, processors: int) -> Grid:
+    tile = transposes.TILE.value
+    return _programs(n, tile), _programs(n, tile)
+
+
+def _asked_naively(n: int, itemsize: int, config: Values) -> int:
+    return (2 * n * n * n + n * n) * itemsize
+
+
+def _asked_by_tiles(n: int, itemsize: int, config: Values) -> int:
+    """All of a once for each column of tiles, all of b once for each row of them, and out."""
+    times = _programs(n, config["BLOCK_N"]) + _programs(n, config["BLOCK_M"]) + 1
+    return times * n * n * itemsize
+
+
+def _asked_once(n: int, itemsize: int, config: Values) -> int:
+    return 2 * n * n * itemsize
+
+
+def _described(config: Values) -> tuple[tuple[int, int], ...]:
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    return (m, k), (k, n), (m, n)
+
+
+def _without_tma(device: Device, n: int) -> str | None:
+    if n % 8:
+        return f"TMA wants rows that start on 16 bytes: n a multiple of 8, and it is {n}"
+    if device != devices.INTERPRETER and device.nvidia < 90:
+        return "TMA is in NVIDIA GPUs from Hopper (sm_90) on"
+    return None
+
+
+def _without_gluon(device: Device, n: int) -> str | None:
+    if device == devices.INTERPRETER:
+        return "written in Gluon, which has no interpreter"
+    return "laid out for warps of 32 threads" if device.warp_size != 32 else None
+
+
+def _tiles(m: int, n: int, k: int, warps: int, stages: int = 3, group: int = 1) -> Config:
+    return Config.of(warps, stages, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
+
+
+def _too_many_threads(device: Device, n: int) -> str | None:
+    return "32 warps of 64 threads are more than a program can have" if device.warp_size > 32 else None
+
+
+def _product(*configs: Config) -> Kernel:
+    return Kernel(products.matmul_tiles, configs, _by_tile, _asked_by_tiles)
+
+
+def _shared(swizzle: bool) -> Kernel:
+    configs = (Config.of(4, 1, SWIZZLE=swizzle),)
+    return Kernel(transposes.transpose_shared, configs, _by_shared_tile, _asked_once, unfit=_without_gluon)
+
+
+def _square_product(n: int) -> MatmulProblem:
+    rows = alignment(n * ITEMSIZE["bfloat16"]) if n > 1 else 16  # nothing steps over the only row
+    return MatmulProblem(1, n, n, n, "bfloat16", "bfloat16", a_align=rows, b_align=rows, out_align=rows)
+
+
+def _square_turn(n: int) -> PermuteProblem:
+    return PermuteProblem.turned(1, n, n, ITEMSIZE["float32"])
+
+
+def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """torch's product; of fp32 matrices, in fp32 and not in TF32."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        torch.matmul(a, b, out=out)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _torch_transpose(x: torch.Tensor, out: torch.Tensor) -> None:
+    """x.t().contiguous(), into an output that is there."""
+    out.copy_(x.t())
+
+
+_FIXED = (128, 128, 32, 8)  # fits every GPU
+_SHAPES = ((128, 128, 8), (128, 256, 8), (256, 128, 8), (64, 256, 8), (64, 128, 4))
+_TURNS = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 128, 4), (128, 32, 4))
+
+MATMUL: Final = (
+    Rung(
+        "matmul", "naive", "each thread fetches a row and a column of its own", "float32",
+        Kernel(products.matmul_naive, (Config.of(8, 1, BLOCK=256),), _by_element, _asked_naively),
+    ),
+    Rung(
+        "matmul", "shared tiles", "1,024 threads share what they fetch, a sum each", "float32",
+        replace(_product(_tiles(32, 32, 32, 32)), unfit=_too_many_threads),
+    ),
+    Rung(
+        "matmul", "register blocks", "64 sums a thread: shared memory is read less often", "float32",
+        _product(_tiles(128, 128, 16, 8)),
+    ),
+    Rung("matmul", "torch, fp32", "torch.matmul, without TF32", "float32", Library(_torch_matmul)),
+    Rung(
+        "matmul", "tensor cores", "16-bit operands, multiplied tile by tile", "bfloat16",
+        _product(_tiles(*_FIXED)),
+    ),
+    Rung(
+        "matmul", "autotuned", "tile, stages and order by tritile.autotune", "bfloat16",
+        _product(
+            _tiles(*_FIXED, group=8),
+            *(_tiles(m, n, 64, warps, stages, 8) for m, n, warps in _SHAPES for stages in (3, 4)),
+        ),
+    ),
+    Rung(
+        "matmul", "persistent, TMA", "the copy engine fetches; programs go on from tile to tile", "bfloat16",
+        Kernel(
+            products.matmul_persistent, (_tiles(128, 256, 64, 8, 3, 8),), _by_processor, _asked_by_tiles,
+            _described, _without_tma,
+        ),
+    ),
+    Rung("matmul", "tritile.matmul", "the library's kernels and its choice", "bfloat16",
+         Library(lambda a, b, out: matmul(a, b, out=out), _square_product)),
+    Rung("matmul", "torch, bf16", "torch.matmul", "bfloat16", Library(_torch_matmul)),
+)  # fmt: skip
+
+TRANSPOSE: Final = (
+    Rung(
+        "transpose", "row by row", "a program reads a row and writes a column", "float32",
+        Kernel(transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),), _by_row, _asked_once),
+    ),
+    Rung(
+        "transpose", "element by element", "a thread an element: far more of them under way", "float32",
+        Kernel(transposes.transpose_elements, (Config.of(4, 1, BLOCK=128),), _by_element, _asked_once),
+    ),
+    Rung(
+        "transpose", "shared tiles", "turned in shared memory: writes fill whole sectors", "float32",
+        _shared(False),
+    ),
+    Rung(
+        "transpose", "no bank conflicts", "swizzled: a column of the tile is in 32 banks, not one", "float32",
+        _shared(True),
+    ),
+    Rung(
+        "transpose", "autotuned", "tile shapes, square or not, by tritile.autotune", "float32",
+        Kernel(
+            transposes.transpose_tiles,
+            tuple(Config.of(warps, 1, BLOCK_M=m, BLOCK_N=n) for m, n, warps in _TURNS),
+            _by_two_axes, _asked_once,
+        ),
+    ),
+    Rung("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
+         Library(lambda x, out: transpose(x, out=out), _square_turn)),
+    Rung("transpose", "torch", "x.t().contiguous()", "float32", Library(_torch_transpose)),
+    Rung("transpose", "device copy", "out.copy_(x), which turns nothing: the limit", "float32",
+         Library(lambda x, out: out.copy_(x), checked=False)),
+)  # fmt: skip
+
+LADDERS: Final = {"matmul": MATMUL, "transpose": TRANSPOSE}

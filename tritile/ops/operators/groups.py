@@ -1,0 +1,94 @@
+"""`tritile::grouped_matmul`."""
+
+from typing import Any
+
+import torch
+
+from tritile.core.problem import Tiled
+from tritile.ops import grouped, groups
+from tritile.ops import matmul as product
+from tritile.ops.described import described
+from tritile.ops.groups import OP, Operands
+from tritile.ops.operators.gradients import added
+from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
+from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.products import refuse_fp8
+
+
+def _grouped(
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
+    precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    return grouped.eager(Operands(a, b, offs, scale_a, scale_b), out, out_dtype, precision)
+
+
+def _fake(
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
+    precision: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    of = Operands(a, b, offs, scale_a, scale_b)
+    shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
+    result = a.new_empty(shape, dtype=dtype) if out is None else out
+
+    def problem(like: StandIn) -> Tiled:
+        parts = Operands(*(None if tensor is None else like(tensor).resolve_neg() for tensor in of))
+        if offs is None and scale_a is None:  # a plain batch
+            return described(
+                parts.a, parts.b, like(result), product.check_precision(OP, a.dtype, precision)
+            ).problem
+        return groups.described(parts, like(result), how).problem
+
+    foresee(a.device, problem)
+    return result
+
+
+class Grouped(Formula):
+    """The derivative of `tritile::grouped_matmul`: products of the same groups, whatever they share.
+
+    Where they share rows of a, or columns of b, the other operand's gradient is one of groups that share K,
+    and the other way about.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keeps each operand that the other one's gradient takes, and where groups end."""
+        _, a, b, offs, _, _, _, ctx.precision = inputs
+        ctx.save_for_backward(
+            a if ctx.needs_input_grad[2] else None, b if ctx.needs_input_grad[1] else None, offs
+        )
+        ctx.save_for_forward(a, b, offs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Those of a and b."""
+        (g,), (a, b, offs) = grads, ctx.saved_tensors
+        how = {"precision": ctx.precision}
+        grad_a = None if b is None else GROUPED_MATMUL(g.to(b.dtype), b.mT, offs, **how)
+        grad_b = None if a is None else GROUPED_MATMUL(a.mT, g.to(a.dtype), offs, **how)
+        return None, grad_a, grad_b, *[None] * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """That of the result."""
+        (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
+        words = {"out_dtype": output.dtype, "precision": ctx.precision}
+        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+        return added([GROUPED_MATMUL(x, y, offs, **words) for x, y in pairs], output)
+
+
+def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *words: Any) -> torch.Tensor:
+    refuse_fp8(OP, a=a, b=b)
+    refuse(OP, ("scale_a", scale_a), ("scale_b", scale_b))
+    return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *words)
+
+
+GROUPED_MATMUL, _ = define(
+    OP,
+    "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, *, "
+    "ScalarType? out_dtype=None, str? precision=None",
+    _grouped,
+    _fake,
+    into=True,
+)
+differentiate(GROUPED_MATMUL, _record)
+autocast(GROUPED_MATMUL, "a", "b")

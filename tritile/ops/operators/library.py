@@ -1,0 +1,226 @@
+"""Operators of `torch.ops.tritile`: how one is defined, and its kernels for each of torch's keys.
+
+An operator is defined by its schema and
+
+- a kernel, the plain call, for CUDA and CPU;
+- a fake kernel, which checks arguments and tells the shape of the result, for tensors that stand for others;
+- rules for autograd, vmap and autocast, each where there is one.
+
+Where a result may be written to memory that is given, an overload `.out` takes it and returns nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._functorch.vmap import unwrap_batched
+from torch._ops import OpOverload
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from tritile.core.settings import rules, under
+from tritile.errors import GradientError
+from tritile.ops.dispatch import know_shardings
+
+LIBRARY: Final = torch.library.Library("tritile", "DEF")
+# What is planned as a call is traced is planned for the strides that it has there.
+_TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_AUTOCAST: Final = (("cuda", DispatchKey.AutocastCUDA), ("cpu", DispatchKey.AutocastCPU))
+_CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # as torch casts them; fp8 stays what it is
+
+Kernel = Callable[..., Any]
+
+
+def define(
+    name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False
+) -> tuple[OpOverload, OpOverload | None]:
+    """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
+
+    Tensors come before the `*` of `arguments`: torch moves no sharded ones among keywords.
+
+    `kernel` and `fake` take the arguments as the schema names them; with `into` also out. Returns both
+    overloads.
+    """
+    LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
+    _implement(name, kernel, fake)
+    packet = getattr(torch.ops.tritile, name)
+    if not into:
+        return packet.default, None
+    keywords = ", " if "*" in arguments else ", *, "
+    LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
+    _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
+    _refuse_gradients(packet.out)
+    return packet.default, packet.out
+
+
+def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
+    for key in ("CUDA", "CPU"):
+        LIBRARY.impl(name, kernel, key)
+    for key in ("Conjugate", "Negative"):  # lazy views are read as they are, not copied first
+        LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
+    torch.library.register_fake(f"tritile::{name}", fake, lib=LIBRARY)
+
+
+def _nothing(kernel: Kernel) -> Kernel:
+    """The same, returning nothing: what is written to out is no result of its own to torch."""
+
+    def into(*args: Any, **kwargs: Any) -> None:
+        kernel(*args, **kwargs)
+
+    return into
+
+
+def values_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments of a call in the order of the schema; those that torch left out have their defaults."""
+    rest = op._schema.arguments[len(args) :]
+    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
+
+
+def call(op: OpOverload, values: tuple[Any, ...]) -> Any:
+    """The operator called with all of its arguments in the order of the schema."""
+    arguments = op._schema.arguments
+    named = {a.name: value for a, value in zip(arguments, values, strict=True) if a.kwarg_only}
+    return op(*values[: len(values) - len(named)], **named)
+
+
+def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+def tracked(*values: Any) -> bool:
+    """Whether a gradient of any of these is wanted, or one of them carries a tangent."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values)):
+        return True
+    return forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(values)
+    )
+
+
+def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator gives below autograd, where no gradient is wanted."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+
+def _keeping_rules(setup_context: Kernel) -> Kernel:
+    def kept(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.rules = rules()
+        setup_context(ctx, inputs, output)
+
+    return kept
+
+
+def _by_its_rules(backward: Kernel) -> Kernel:
+    def run(ctx: Any, *grads: torch.Tensor) -> Any:
+        with under(ctx.rules):
+            return backward(ctx, *grads)
+
+    return run
+
+
+class Formula(_SingleLevelFunction):
+    """A derivative: a torch.autograd.Function whose forward is an operator itself, below autograd.
+
+    Single-level, as torch's own derivatives are: under transforms of torch.func the dispatcher comes here
+    once for each level. Called as `Formula.of(op, *values)`, with all arguments in the order of the schema.
+    Its backward runs by the mode of the call, and batch-invariant if that was, in whatever thread.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.setup_context = staticmethod(_keeping_rules(cls.setup_context))  # type: ignore[method-assign]
+        cls.backward = staticmethod(_by_its_rules(cls.backward))  # type: ignore[method-assign]
+
+    @classmethod
+    def of(cls, op: OpOverload, *values: Any) -> Any:
+        """The operator's result, its derivative recorded."""
+        with enable_single_level_autograd_function():
+            return cls.apply(op, *values)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def forward(op: OpOverload, *values: Any) -> Any:
+        """The result. For levels below this one, recording goes on."""
+        levels = (torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True))
+        with levels[0], levels[1], torch._C._AutoDispatchBelowAutograd():
+            return call(op, values)
+
+
+def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
+    """Register how an operator's result is made where a gradient is wanted, or a tangent is there.
+
+    `record` takes all arguments in the order of the schema. Elsewhere the call goes on below autograd.
+    """
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        know_shardings()  # as a call is traced, or made of the operator itself, it comes here first
+        values = values_of(op, args, kwargs)
+        return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
+
+    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def refuse(op: str, *given: tuple[str, Any]) -> None:
+    """Raises GradientError where one of these named arguments wants a gradient, or has a tangent."""
+    for name, value in given:
+        if tracked(value):
+            raise GradientError(
+                f"{op}: {name} requires a gradient or carries a tangent, and {op} offers none for it: "
+                f"call it under torch.no_grad(), or with {name}.detach()"
+            )
+
+
+def _refuse_gradients(op: OpOverload) -> None:
+    """A gradient goes through no memory that is given, as with torch's own out=."""
+    short, arguments = op._schema.name.removeprefix("tritile::"), op._schema.arguments
+
+    def record(*values: Any) -> None:
+        refuse(short, *((a.name, value) for a, value in zip(arguments, values, strict=True)))
+
+    differentiate(op, record)
+
+
+def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None:
+    """Register how an operator goes over a batch that torch.vmap makes.
+
+    `rule` takes in_dims, then all arguments in the order of the schema, and gives the result with its batch
+    dimension. torch.library.register_vmap takes no operators with tensors among their keywords.
+    """
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> torch.Tensor:
+        level = retrieve_current_functorch_interpreter().level()
+        values, in_dims = unwrap_batched(values_of(op, args, kwargs), level)
+        with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.FuncTorchBatched)):
+            out, dim = rule(in_dims, *values)
+        return torch._C._functorch._add_batch_dim(out, dim, level)
+
+    LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
+
+
+def autocast(op: OpOverload, *operands: str, dtype_of: str | None = None) -> None:
+    """Register that these operands are cast, where torch.autocast says so, as torch's own products do.
+
+    To the dtype of the argument `dtype_of` where one is named. A precision is that of fp32 products: it does
+    not apply to what is cast.
+    """
+    names = [a.name for a in op._schema.arguments]
+
+    def register(device: str, key: DispatchKey) -> None:
+        def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype(device)
+            values = dict(zip(names, values_of(op, args, kwargs), strict=True))
+            dtype = values[dtype_of].dtype if dtype_of else dtype
+            for name in operands:
+                value = values[name]
+                if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
+                    values[name] = value.to(dtype)
+                    values |= {"precision": None} if "precision" in values else {}
+            with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(key)):
+                return call(op, tuple(values.values()))
+
+        LIBRARY.impl(op, kernel, key.name, with_keyset=True)
+
+    for device, key in _AUTOCAST:
+        register(device, key)

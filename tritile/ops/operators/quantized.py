@@ -1,0 +1,178 @@
+"""`tritile::scaled_matmul` and `tritile::linear_quantized`: products of numbers of few bits."""
+
+from typing import Any, Final
+
+import torch
+
+from tritile.core.problem import Tiled
+from tritile.core.quantized import QuantizedWeight, meaning
+from tritile.errors import UnsupportedError
+from tritile.ops import linear as weights
+from tritile.ops.fused import check_activation
+from tritile.ops.operators.batches import Batched, finished, first
+from tritile.ops.operators.epilogues import composed, fake_of
+from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
+from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
+from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.scaled import eager, scaled_of
+
+_SCALED: Final = "scaled_matmul"
+
+
+def _scaled(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
+    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
+    zero_b: Any = None, *, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    return eager(tensors, activation, use_fast_accum, out, out_dtype)
+
+
+def _fake_scaled(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
+    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
+    zero_b: Any = None, *, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    of, precision = scaled_of(tensors, activation, use_fast_accum)
+    return fake_of(of, out, out_dtype, precision)
+
+
+class Scaled(Formula):
+    """The derivative of `tritile::scaled_matmul` by bias and residual, without an activation."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keeps shapes alone."""
+        bias, residual = inputs[6], inputs[8]
+        ctx.added = kind_of(bias, ctx.needs_input_grad[6]), kind_of(residual, ctx.needs_input_grad[8])
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Those of bias and residual."""
+        bias, residual = (gradient_of_added(grads[0], like) for like in ctx.added)
+        return *[None] * 6, bias, None, residual, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """That of the result."""
+        (output,) = ctx.saved_tensors
+        return added([t for t in (tangents[6], tangents[8]) if t is not None], output)
+
+
+def _record_scaled(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
+    *rest: Any,
+) -> torch.Tensor:  # fmt: skip
+    refuse(_SCALED, ("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b))
+    check_activation(_SCALED, activation)
+
+    def product(residual: Any) -> torch.Tensor:
+        return Scaled.of(SCALED_MATMUL, a, b, scale_a, scale_b, out_dtype, bias, None, residual, *rest)
+
+    return composed(product, activation, residual)
+
+
+SCALED_MATMUL, _ = define(
+    _SCALED,
+    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
+    "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
+    "Tensor? zero_b=None",
+    _scaled,
+    _fake_scaled,
+    into=True,
+)
+differentiate(SCALED_MATMUL, _record_scaled)
+
+
+def _quantized(
+    x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, group_size: int,
+    n: int, k: int,
+) -> torch.Tensor:  # fmt: skip
+    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k))
+    return weights.eager(x, weight, bias)
+
+
+def _fake_quantized(
+    x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, group_size: int,
+    n: int, k: int,
+) -> torch.Tensor:  # fmt: skip
+    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k))
+    result = x.new_empty(weights.check(x, weight, bias))
+
+    def problem(like: StandIn) -> Tiled:
+        parts = (like(packed), like(scales), None if zeros is None else like(zeros))
+        weight = QuantizedWeight(*parts, bits, group_size, (n, k))
+        rows = like(x).resolve_neg().reshape(-1, k)
+        return weights.described(rows, weight, bias if bias is None else like(bias), like(result)).problem
+
+    foresee(x.device, problem)
+    return result
+
+
+_WORDS: Final = ("bits", "group_size", "n", "k")
+
+
+class LinearQuantized(Formula):
+    """The derivative of `tritile::linear_quantized` by x, through the weight as it is read, and by bias."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keeps the weight as it is, packed."""
+        _, _, packed, scales, zeros, bias, *ctx.words = inputs
+        ctx.save_for_backward(packed, scales, zeros)
+        ctx.save_for_forward(packed, scales, zeros, output)
+        ctx.added = kind_of(bias, ctx.needs_input_grad[5])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Those of x and bias."""
+        (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
+        bits, group_size, n, k = ctx.words
+        grad_x = None
+        if ctx.needs_input_grad[1]:
+            weight = meaning(packed, scales, zeros, (n, k), bits, group_size).to(scales.dtype)
+            grad_x = multiplied(g, weight, scales.dtype, None)
+        return None, grad_x, None, None, None, gradient_of_added(g, ctx.added), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """That of the result."""
+        (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
+        words = dict(zip(_WORDS, ctx.words, strict=True))
+        terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **words)]
+        return added([*terms, *(t for t in (of_bias,) if t is not None)], output)
+
+
+def _record_quantized(x: Any, packed: Any, scales: Any, *rest: Any) -> torch.Tensor:
+    refuse("linear", ("weight.scales", scales))
+    return LinearQuantized.of(LINEAR_QUANTIZED, x, packed, scales, *rest)
+
+
+def _batched_quantized(
+    in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *words: Any
+) -> Batched:
+    """The rule: rows of all of a batch are rows of one product. Raises UnsupportedError for many weights."""
+    of_x, *of_parts, of_bias = in_dims[:5]
+    if any(dim is not None for dim in of_parts):
+        raise UnsupportedError("linear: a batch of quantized weights in vmap: wanted one weight")
+    names = dict(zip(_WORDS, words, strict=True))
+    if of_bias is None:
+        return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
+    rank = x.ndim - (of_x is not None)
+    rows = x.unsqueeze(0) if of_x is None else x.movedim(of_x, 0)
+    sums = LINEAR_QUANTIZED(rows, packed, scales, zeros, **names)
+    return finished(sums, first(bias, of_bias, rank), "", None), 0
+
+
+LINEAR_QUANTIZED, _ = define(
+    "linear_quantized",
+    "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
+    "int group_size, int n, int k",
+    _quantized,
+    _fake_quantized,
+)
+differentiate(LINEAR_QUANTIZED, _record_quantized)
+batch(LINEAR_QUANTIZED, _batched_quantized)
+autocast(LINEAR_QUANTIZED, "input", dtype_of="scales")

@@ -1,0 +1,1 @@
+"""A problem becomes a config: measured here, shipped in a table, or predicted."""

@@ -1,0 +1,29 @@
+"""What has to be the same in every process of a distributed run, and how two of them differ."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tritile.core.device import Device
+from tritile.core.source import package_hash
+from tritile.core.version import __version__
+from tritile.families import registry as families
+
+_MAX_TOLD = 3
+
+
+def facts_of(device: Device) -> dict[str, str]:
+    """By name: the version of tritile, the device's facts, and digests of kernels and of code."""
+    kernels = {f"kernel {name}": digest for name, digest in families.digests().items()}
+    facts = {name: str(value) for name, value in device.to_dict().items()}
+    return {"tritile": __version__, **facts, **kernels, "tritile's code": package_hash()}
+
+
+def difference(ours: Mapping[str, str], theirs: Mapping[Any, Any]) -> str | None:
+    """In words, what another process has that differs from what rank 0 (`ours`) has; None where nothing."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    told = [
+        f"{name} is {str(theirs.get(name))[:80]!r}, on rank 0 {ours.get(name)!r}"
+        for name in names[:_MAX_TOLD]
+    ]
+    more = [f"{len(names) - _MAX_TOLD} more differences"] if len(names) > _MAX_TOLD else []
+    return "; ".join(told + more) or None

@@ -1,0 +1,111 @@
+"""Formulas that predict a config's time, for ordering a search and for choosing with no measurement.
+
+Each operation has its own, in microseconds; only the order of the answers matters.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
+from tritile.families.common.prediction import matmul_us, tma_us
+from tritile.families.grouped.prediction import grouped_us
+from tritile.families.matmul_tma import family as descriptor
+from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.families.permute.prediction import permute_us
+from tritile.families.quantized import unpacked as quantized_unpacked
+from tritile.families.quantized.prediction import quantized_us
+from tritile.families.quantized.prediction_unpacked import unpacked_us
+from tritile.families.space import ALL_CONFIGS, contenders, illegal, legal_configs
+
+_SHAPES = 4  # of tiles, at the least, among configs to try first
+
+
+def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+    problem = problem.core
+    by_tma = config.family in (descriptor.NAME, warpgroups.NAME)
+    return (tma_us if by_tma else matmul_us)(config, problem, device)
+
+
+def _quantized_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
+    unpacked = config.family == quantized_unpacked.NAME
+    return (unpacked_us if unpacked else quantized_us)(config, problem, device)
+
+
+_FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
+    "matmul": _product_us,
+    "grouped": grouped_us,
+    "permute": permute_us,
+    "linear_quantized": _quantized_us,
+}
+
+
+def predict_us(config: Config, problem: Tiled, device: Device) -> float:
+    """Predicted microseconds of a legal config on a problem."""
+    return _FORMULAS[problem.op](config, problem, device)
+
+
+def ranked(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
+    """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
+    configs = legal_configs(problem, device, family)
+    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+
+
+def likeliest(configs: Iterable[Config], problem: Tiled, device: Device) -> Config:
+    """That of these, which are legal, which is predicted to be fastest; of equals the first by its text."""
+    return min(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+
+
+def pick(problem: Tiled, device: Device) -> Config:
+    """The config predicted to be fastest: of products' spaces, 0.1 to 0.2 s on one core of a server."""
+    return likeliest(legal_configs(problem, device), problem, device)
+
+
+def _tile(config: Config) -> tuple[int, int]:
+    return config["BLOCK_M"], config["BLOCK_N"]
+
+
+def _varied(configs: list[Config], count: int) -> list[Config]:
+    """`count` of these, in their order, yet no tile shape a third time before others had a turn.
+
+    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles, and hardly
+    GROUP_M: configs that differ in nothing else have a turn each.
+    """
+    rounds: dict[int, list[Config]] = {}
+    seen: dict[tuple[int, int], int] = {}
+    orders: dict[Config, int] = {}
+    for config in configs[: 40 * count]:
+        rest = tuple(pair for pair in config.kwargs if pair[0] != "GROUP_M")
+        alike = replace(config, kwargs=rest)
+        orders[alike] = orders.get(alike, -1) + 1
+        if not orders[alike]:
+            seen[_tile(config)] = seen.get(_tile(config), 0) + 1
+        rounds.setdefault((seen[_tile(config)] - 1) // 2 + orders[alike], []).append(config)
+    return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
+
+
+def families(problem: Tiled, device: Device) -> list[str]:
+    """The contenders that have a legal config for the problem."""
+    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in contenders(problem))
+    return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
+
+
+def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
+    """The `count` configs to try first: each family's likeliest in turn, over varied tiles.
+
+    Where families agree on fewer than four tile shapes, the last place goes to the next shape.
+    """
+    lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
+    if not lists:
+        legal_configs(problem, device)  # raises, with the reason
+    lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
+    turns = itertools.zip_longest(*lists)
+    likely = [config for turn in turns for config in turn if config is not None]
+    shapes = {_tile(config) for config in likely[:count]}
+    others = [config for config in likely[count:] if _tile(config) not in shapes]
+    if count >= 2 * _SHAPES and len(shapes) < _SHAPES and others:
+        return [*likely[: count - 1], others[0]]
+    return likely[:count]

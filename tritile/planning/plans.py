@@ -1,0 +1,286 @@
+"""The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, Device
+from tritile.core.forgetting import new_memo
+from tritile.core.markup import table_html
+from tritile.core.pointer import Pointer
+from tritile.core.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
+from tritile.core.settings import current_mode
+from tritile.core.versions import warn_untested
+from tritile.core.views import posed
+from tritile.errors import NotTunedError
+from tritile.families.matmul_tile import family as tile
+from tritile.families.pieces import workspace_bytes
+from tritile.families.quantized import family as quantized
+from tritile.families.registry import FAMILIES
+from tritile.families.space import contenders, illegal, worthwhile
+from tritile.planning import model, table
+from tritile.planning.store import is_frozen, store_of
+from tritile.planning.trial import Trial
+
+_NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
+# How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
+# problems forgotten in turn, up to there a neighbour's config takes as long as the model's, and from 1.2 on
+# longer: `tuning/neighbours.py` counts, `tuning/NOTES.md` has its figures.
+OVERRULED: Final = 1.1
+_MANY: Final = 80  # configs that won somewhere, from which on the model need not look through the whole space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would run for a problem, and why.
+
+    `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "near" (a
+    tuned neighbour's config), "model" (predicted, as nothing near was measured, or what was is predicted to
+    be slow here: `why` tells), "interpreter" (host tensors).
+    `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
+    source has none.
+    """
+
+    problem: Tiled
+    config: Config
+    source: str
+    device: Device
+    us: float | None = None
+    why: str = ""
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of workspace that a call takes while it runs, 0 in the interpreter."""
+        if self.source == "interpreter":
+            return 0
+
+        def make(dtype: str, elements: int) -> Pointer:
+            return Pointer(getattr(torch, dtype))
+
+        return workspace_bytes(posed(self.problem, make), self.config, self.device)
+
+    def __repr__(self) -> str:
+        time = "" if self.us is None else f", {self.us:.1f} us"
+        lines = (
+            f"Plan for {self.problem.label} on {self.device.name}",
+            f"  config  {self.config}",
+            f"  source  {self.source}{time}: {self.why}",
+            f"  memory  {self.workspace} bytes of workspace",
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        time = "" if self.us is None else f"{self.us:.1f} us"
+        room = f"{self.workspace} bytes"
+        pairs = (("source", self.source), ("time", time), ("why", self.why), ("workspace", room))
+        rows = (("config", self.config), *pairs)
+        return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
+
+
+_memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
+
+
+def forget() -> None:
+    """Drop every plan made so far in this process: after new measurements, plans may change."""
+    _memo.clear()
+
+
+def trials(problem: Tiled, device: Device) -> list[Trial]:
+    """Everything measured for this problem on this device, over all kernel families."""
+    kernels = FAMILIES[problem.op].values()
+    return [trial for kernel in kernels for trial in store_of(device).trials(kernel.digest, problem)]
+
+
+def _plainly(problem: Tiled) -> Tiled:
+    """The same problem of a call that need not be batch-invariant, of which more is known."""
+    free: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=False)
+    return free
+
+
+def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
+    """The fastest config of those measured for `asked` that may run the problem."""
+    good = [
+        trial
+        for trial in trials(asked, device)
+        if trial.us is not None and trial.failure is None and illegal(trial.config, problem, device) is None
+    ]
+    if not good:
+        return None
+    # A checked answer first: its time was also measured more carefully than that of a quick look.
+    best = min(good, key=lambda trial: (trial.error is None, trial.us, trial.config.key))
+    why = f"the fastest of {len(good)} measured on this GPU"
+    return Plan(problem, best.config, "exact", device, best.us, why)
+
+
+def tabled(problem: Tiled, device: Device) -> Plan | None:
+    """What the shipped table holds, if it may run here."""
+    shipped = table.shipped(device)
+    entry = _entry(shipped, problem) if shipped is not None else None
+    if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
+        return None
+    how = "measured" if shipped.measured else "predicted and compiled, not measured,"
+    why = f"{how} for this GPU in tritile's table"
+    if not _table_counts(shipped, problem):
+        why += ", of another version of the kernel"
+    why += _other_triton(shipped, device)
+    return Plan(problem, entry.config, "table", device, entry.us, why)
+
+
+def _other_triton(shipped: table.Table, device: Device) -> str:
+    """Say which Triton measured a table, where the one in use is another; else ""."""
+    if not shipped.measured or shipped.triton in ("", device.triton):
+        return ""
+    return f"; measured with triton {shipped.triton}, in use is {device.triton}"
+
+
+def _entry(shipped: table.Table, problem: Tiled) -> table.Entry | None:
+    """What a table has for a problem, or else for the same of a call that need not be batch-invariant."""
+    return shipped.find(problem) or shipped.find(_plainly(problem))
+
+
+def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
+    """Whether a table's times are measurements of the kernels as they are."""
+    entry = _entry(shipped, problem)
+    kernel = FAMILIES[problem.op].get(entry.config.family) if entry is not None else None
+    return kernel is not None and shipped.counts(problem.op, kernel.name, kernel.digest)
+
+
+Winner = tuple[Tiled, Config]
+
+
+def winners(problem: Tiled, device: Device) -> list[Winner]:
+    """Every tuned problem of the operation with its fastest config, where that is of a kernel that contends.
+
+    From what was measured here and from the shipped table, if that was measured.
+    """
+    kernels, families = FAMILIES[problem.op].values(), contenders(problem)
+    known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
+    pairs = [(trial.problem, trial.config) for trial in known]
+    shipped = table.shipped(device)
+    if shipped is not None and shipped.measured:
+        pairs += [(entry.problem, entry.config) for entry in shipped.entries]
+    return [
+        (other, config)
+        for other, config in pairs
+        if not isinstance(other, KernelProblem) and other.op == problem.op and config.family in families
+    ]
+
+
+def near(problem: Tiled, device: Device) -> Plan | None:
+    """The config of the nearest tuned problem of the same class, if near enough and legal here."""
+    return nearest(problem, device, winners(problem, device))
+
+
+def nearest(problem: Tiled, device: Device, known: Iterable[Winner]) -> Plan | None:
+    """As `near`, of what is known."""
+    found, wanted = [], problem.kind
+    for other, config in known:
+        if other.kind == wanted:
+            distance = doublings(problem, other)
+            if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
+                found.append((distance, config.key, other, config))
+    if not found:
+        return None
+    distance, _, other, config = min(found, key=lambda item: item[:2])
+    why = f"measured for {other.label}, {distance:.2f} doublings of size away"
+    shipped = table.shipped(device)
+    entry = shipped.find(other) if shipped is not None else None
+    if shipped is not None and entry is not None and entry.config == config:
+        why += _other_triton(shipped, device)
+    return Plan(problem, config, "near", device, None, why)
+
+
+def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
+    """What the model would run in place of a neighbour's config: the likeliest of those that won somewhere.
+
+    They are a few hundred, looked through in some 20 ms on one core, and the best of them is predicted to
+    take 1% longer than that of the whole space, whose thousands take ten times as long. Where fewer than
+    `_MANY` are worth running here, it is the whole space's.
+    """
+    configs = dict.fromkeys(config for _, config in known)
+    few = worthwhile(configs, problem, device)
+    return model.likeliest(few, problem, device) if len(few) >= _MANY else model.pick(problem, device)
+
+
+def predicted(problem: Tiled, device: Device) -> Plan:
+    """What the model picks."""
+    config = model.pick(problem, device)
+    us = model.predict_us(config, problem, device)
+    return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
+
+
+def _unmeasured(problem: Tiled, device: Device) -> Plan:
+    """The nearest tuned problem's config, but for where the model predicts another to be faster by far.
+
+    One row more than the neighbour has may take as many tiles again.
+    """
+    known = winners(problem, device)
+    close = nearest(problem, device, known)
+    if close is None:
+        return predicted(problem, device)
+    other = rival(problem, device, known)
+    us, slower = (model.predict_us(config, problem, device) for config in (other, close.config))
+    if slower <= OVERRULED * us:
+        return close
+    why = f"the model's prediction; {slower / us:.2f} times that for the config {close.why}"
+    return Plan(problem, other, "model", device, us, why)
+
+
+def interpreted(problem: Tiled) -> Plan:
+    """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
+    why = "tensors in host memory are interpreted"
+    if isinstance(problem, QuantizedProblem):
+        return Plan(problem, quantized.interpreted(problem), "interpreter", INTERPRETER, None, why)
+
+    def block(size: int, most: int) -> int:
+        return max(16, min(most, 1 << (size - 1).bit_length()))
+
+    sides = [name for name in tile.PARAMETERS[problem.op] if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
+    blocks = {side: block(getattr(problem, side[-1].lower()), 128) for side in sides}
+    config = Config.of(family=tile.NAME, **blocks, GROUP_M=8)
+    return Plan(problem, config, "interpreter", INTERPRETER, None, why)
+
+
+def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    """What was measured here, or ships: also of a call with more choice, but in mode "tune"."""
+    asked = dict.fromkeys((problem, problem if mode == "tune" else _plainly(problem)))
+    found = (_measured(problem, device, each) for each in asked)
+    return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
+
+
+def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    """The first rung that holds; None where mode "tune" is to measure."""
+    warn_untested()
+    if mode == "tune" and is_frozen(device):
+        mode = "cached"
+    known = None if mode == "off" else _remembered(problem, device, mode)
+    if mode == "strict":
+        shipped = table.shipped(device)
+        if known is None or (known.source == "table" and not (shipped and _table_counts(shipped, problem))):
+            raise NotTunedError(
+                f"mode is strict and nothing measured is remembered for {problem.label} on {device.name}: "
+                "run `tritile tune` for it, or use mode cached"
+            )
+    if known is not None and not (mode == "tune" and known.source == "table"):
+        return known
+    if mode == "tune":
+        return None
+    return predicted(problem, device) if mode == "off" else _unmeasured(problem, device)
+
+
+def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:
+    """The plan for a problem by the mode given, else the one in force.
+
+    None only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode
+    "strict" for a problem of which nothing measured is remembered.
+    """
+    key = (problem, device, mode or current_mode())
+    plan = _memo.get(key)
+    if plan is None:
+        plan = _climb(problem, device, key[2])
+        if plan is not None:
+            _memo[key] = plan
+    return plan

@@ -1,0 +1,288 @@
+"""Tables: the best configs of one GPU model as JSON, exported from a store and shipped in the package."""
+
+import functools
+import hashlib
+import json
+import math
+import stat
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.files import write_whole
+from tritile.core.problem import Problem, problem_key, problem_to_dict
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.families.registry import kernel_name
+from tritile.planning.store import Store
+from tritile.planning.trial import MAX_US, Trial, number_from, pair_from
+
+FORMAT: Final = 2
+MAX_BYTES: Final = 8 << 20  # some 20,000 entries
+_MOST_SKIPPED: Final = 1000
+_TOP: Final = ("format", "device", "measured", "kernels", "entries")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The best config of one problem; `us` is its median time, None where it was predicted."""
+
+    problem: Problem
+    config: Config
+    us: float | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What was given up so that few configs serve all entries of a table, as shares: 0.01 is 1%.
+
+    Each entry's config takes at most `within` longer than the best known of its problem; `worst` and
+    `mean` are what they lose, and `configs` how many different ones there are.
+    """
+
+    within: float
+    worst: float
+    mean: float
+    configs: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The best configs of one GPU model.
+
+    `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
+    kernel at export, by op and family ("matmul/tile"). `measured` is False where configs were predicted
+    and compiled, not timed. `loss` is None where each config is the best known of its problem.
+    """
+
+    device: dict[str, Any]
+    measured: bool
+    kernels: dict[str, str]
+    entries: tuple[Entry, ...]
+    loss: Loss | None = None
+
+    def find(self, problem: Problem) -> Entry | None:
+        """The entry of just this problem, None where there is none."""
+        return self._by_problem.get(problem)
+
+    def counts(self, op: str, family: str, digest: str) -> bool:
+        """Whether the times of a family are measurements of the kernel that has this digest."""
+        return self.measured and self.kernels.get(kernel_name(op, family)) == digest
+
+    @property
+    def triton(self) -> str:
+        """The version of Triton that measured or compiled it, "" where the table does not say."""
+        return str(self.device.get("triton", ""))
+
+    @functools.cached_property
+    def _by_problem(self) -> dict[Problem, Entry]:
+        return {entry.problem: entry for entry in self.entries}
+
+
+def _entry(data: Any) -> Entry:
+    """The entry of a parsed line. Raises InvalidValueError for anything else."""
+    if not isinstance(data, dict) or set(data) != {"problem", "config", "us"}:
+        raise InvalidValueError(f"{str(data)[:80]!r} is no entry: wanted problem, config and us")
+    problem, config = pair_from(data["problem"], data["config"])
+    return Entry(problem, config, number_from(data["us"], math.ulp(0.0), MAX_US))
+
+
+def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
+    """The valid entries; of two for one problem, the first. One StoreWarning counts the others.
+
+    Raises InvalidValueError where more than `_MOST_SKIPPED` are not valid.
+    """
+    good: dict[Problem, Entry] = {}
+    skipped, reason = 0, ""
+    for line in lines:
+        try:
+            entry = _entry(line)
+            if entry.problem in good:
+                raise InvalidValueError(f"a second entry for {entry.problem.label}")
+            good[entry.problem] = entry
+        except InvalidValueError as error:
+            skipped, reason = skipped + 1, reason or str(error)
+            if skipped > _MOST_SKIPPED:
+                raise InvalidValueError(
+                    f"{name}: more than {_MOST_SKIPPED} entries are not valid: {reason[:200]}"
+                ) from error
+    if skipped:
+        text = (
+            f"{name}: skipped {skipped} of {skipped + len(good)} entries that are not valid: {reason[:200]}"
+        )
+        warnings.warn(text, StoreWarning, stacklevel=4)
+    return tuple(good.values())
+
+
+def _is_facts(device: Any) -> bool:
+    """Whether it could be what `Device.to_dict` gives."""
+    if not isinstance(device, dict) or not isinstance(device.get("name"), str):
+        return False
+    return all(
+        isinstance(v, str | int) or (isinstance(v, float) and math.isfinite(v)) for v in device.values()
+    )
+
+
+def _is_digests(kernels: Any) -> bool:
+    return isinstance(kernels, dict) and all(isinstance(digest, str) for digest in kernels.values())
+
+
+def _loss(data: Any, name: str) -> Loss | None:
+    """The loss of a parsed table. Raises InvalidValueError where there is one that is not valid."""
+    if data is None:
+        return None
+    names = [field.name for field in fields(Loss)]
+    try:
+        if isinstance(data, dict) and set(data) == set(names) and None not in data.values():
+            return Loss(**{key: number_from(data[key], 0, MAX_US, whole=key == "configs") for key in names})
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{name}: loss: {error}") from error
+    raise InvalidValueError(f"{name}: loss is {str(data)[:80]!r}: wanted {', '.join(names)}")
+
+
+def _parsed(raw: bytes, name: str) -> Table:
+    """The table in these bytes of JSON. Raises InvalidValueError if there is none."""
+    if len(raw) > MAX_BYTES:
+        raise InvalidValueError(f"{name} holds more than {MAX_BYTES >> 20} MiB: that is no table")
+    try:
+        data = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{name} is no JSON: {error}") from error
+    if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
+        raise InvalidValueError(f"{name} is no table: wanted {', '.join(_TOP)}")
+    if data["format"] != FORMAT or isinstance(data["format"], bool):
+        raise InvalidValueError(f"{name} is of format {str(data['format'])[:80]}: wanted {FORMAT}")
+    if not (
+        _is_facts(data["device"]) and isinstance(data["measured"], bool) and _is_digests(data["kernels"])
+    ):
+        raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
+    loss = _loss(data.get("loss"), name)
+    return Table(data["device"], data["measured"], data["kernels"], _entries(data["entries"], name), loss)
+
+
+def read(path: Path) -> Table:
+    """The table of a file; single bad entries are skipped with one StoreWarning.
+
+    Raises InvalidValueError where the file cannot be read or holds no table.
+    """
+    return _read(path, str(path))
+
+
+def _read(file: Path | Traversable, name: str) -> Table:
+    try:
+        if isinstance(file, Path):  # else of the package
+            facts = file.stat()
+            if not stat.S_ISREG(facts.st_mode):  # of a pipe or a device there may be no end
+                raise InvalidValueError(f"{name} is no file")
+            if facts.st_size > MAX_BYTES:
+                raise InvalidValueError(f"{name} is of {facts.st_size} bytes: wanted {MAX_BYTES} at most")
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidValueError(f"{name} cannot be read: {error}") from error
+    return _parsed(raw, name)
+
+
+def _order(entry: Entry) -> tuple[str, tuple[int, ...], str]:
+    return entry.problem.op, entry.problem.sizes, problem_key(entry.problem)
+
+
+def _text(table: Table) -> str:
+    """The table as JSON, an entry a line, in order of problem: alike tables give alike bytes."""
+    dump: Callable[[Any], str] = functools.partial(json.dumps, sort_keys=True, allow_nan=False)
+    lines = [
+        dump({"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us})
+        for entry in sorted(table.entries, key=_order)
+    ]
+    head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
+    head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
+    lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
+    entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
+    return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
+
+
+def write(table: Table, path: Path) -> None:
+    """Write the table to a file, whole or not at all.
+
+    Raises InvalidValueError for a table that `read` would not take back whole, and OSError where the
+    file cannot be written.
+    """
+    try:
+        text = _text(table)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", StoreWarning)
+            _parsed(text.encode(), "the table")
+    except (ValueError, TypeError, RecursionError, StoreWarning) as error:
+        raise InvalidValueError(f"{path} is not written: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+
+
+def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:
+    """The best trial of each problem that the store holds for these kernels: a name and a digest each.
+
+    One whose answer was checked goes before one that was only timed.
+    """
+    bests: dict[Problem, Trial] = {}
+    for name, digest in kernels.items():
+        for trial in store.bests(digest, name.partition("/")[0]):
+            rival = bests.setdefault(trial.problem, trial)
+            if _rank(trial) < _rank(rival):
+                bests[trial.problem] = trial
+    entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests.values()]
+    return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
+
+
+def _rank(trial: Trial) -> tuple[bool, float, str]:
+    return trial.error is None, trial.us or math.inf, trial.config.key
+
+
+def completed(table: Table, old: Table) -> Table:
+    """The table, with the entries of an older one for problems it lacks.
+
+    Only entries that were measured on the same GPU model, of the same version of the kernel, are taken,
+    and with them what the older table says of its loss.
+    """
+    if not old.measured or old.device["name"] != table.device["name"]:
+        return table
+    has = {entry.problem for entry in table.entries}
+    same = {name for name, digest in table.kernels.items() if old.kernels.get(name) == digest}
+    kept = [
+        entry
+        for entry in old.entries
+        if entry.problem not in has and kernel_name(entry.problem.op, entry.config.family) in same
+    ]
+    loss = old.loss if kept else table.loss
+    return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)), loss=loss)
+
+
+def _folder() -> Traversable:
+    return resources.files("tritile") / "tables"
+
+
+@functools.cache
+def _shipped(slug: str, name: str) -> Table | None:
+    file = _folder() / f"{slug}.json"
+    if not file.is_file():
+        return None
+    try:
+        table = _read(file, str(file))
+    except InvalidValueError as error:
+        warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
+        return None
+    return table if table.device["name"] == name else None
+
+
+def digest(table: Table | None) -> str:
+    """Sixteen hexadecimal digits that change with what a table holds, "" where there is none."""
+    return "" if table is None else hashlib.sha256(_text(table).encode()).hexdigest()[:16]
+
+
+def shipped(device: Device) -> Table | None:
+    """The table that the package ships for this GPU model, None where there is none; read once."""
+    return _shipped(device.slug, device.name)

@@ -1,0 +1,151 @@
+"""Trial: one config measured on one problem, and the checks that every value read back must pass."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from tritile.core.config import Config
+from tritile.core.problem import Problem, problem_from_dict, problem_key, problem_to_dict
+from tritile.errors import InvalidValueError
+
+MAX_TEXT: Final = 1 << 16
+MAX_US: Final = 1e12
+_MAX_ERROR: Final = 1.7e308
+_MAX_FAILURE: Final = 2000
+_MAX_COUNT: Final = 2**31
+_KEYS: Final = ("problem", "op", "config")
+_FACTS: Final = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
+TRIAL_COLUMNS: Final = (*_KEYS, *_FACTS)
+# What decides how fast a config is: fields of Device, and the digest of the kernel. Not the driver's version:
+# Triton's assembler makes the machine code, which a driver loads as it is, and each update of a driver would
+# void all that was measured.
+ENVIRONMENT_COLUMNS: Final = (
+    "name", "backend", "arch", "processors", "l2_bytes", "shared_memory", "triton", "compiler", "kernel"
+)  # fmt: skip
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One config, measured on one problem, or the reason why it could not be.
+
+    `us` is the median time and `spread` the distance of its 20th and 80th percentiles over it. Registers
+    are per thread; spills and shared memory in bytes. `error` is the relative norm against a reference,
+    None where the answer was not checked. `failure` is a short line, None where nothing failed.
+    """
+
+    problem: Problem
+    config: Config
+    us: float | None
+    spread: float | None = None
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+    error: float | None = None
+    failure: str | None = None
+    measured_utc: str = ""
+
+
+def parsed(text: Any) -> Any:
+    """The value of a short JSON text. Raises InvalidValueError for anything else."""
+    if not isinstance(text, str) or len(text) > MAX_TEXT:
+        raise InvalidValueError(f"{str(text)[:80]!r} is no JSON text of at most {MAX_TEXT} characters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{text[:80]!r} is no JSON: {error}") from error
+
+
+def pair_from(problem: Any, config: Any) -> tuple[Problem, Config]:
+    """The problem and the config of two parsed dictionaries. Raises InvalidValueError for anything else."""
+    try:
+        pair = problem_from_dict(problem), Config.from_dict(config)
+        hash(pair)
+        json.dumps([problem_to_dict(pair[0]), pair[1].to_dict()], allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValueError(f"no problem and config: {str(error)[:200]}") from error
+    return pair
+
+
+def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:
+    """A number from low to high, or None, as it is. Raises InvalidValueError for anything else."""
+    kind = int if whole else (int, float)
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high
+    ):
+        raise InvalidValueError(f"{str(value)[:80]!r}: wanted a number from {low} to {high}")
+    return value
+
+
+def moment(text: Any) -> float:
+    """Seconds since 1970 of an ISO time, minus infinity of "". Raises InvalidValueError for anything else."""
+    if text == "":
+        return -math.inf
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidValueError(f"{str(text)[:80]!r} is no ISO time") from error
+
+
+def trial_from(row: Sequence[Any]) -> Trial:
+    """The trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
+    problem_text, op, config_text, us, spread, registers, spills, shared, error, failure, measured = row
+    problem, config = pair_from(parsed(problem_text), parsed(config_text))
+    # A second spelling of the same key would be a second row of the same trial.
+    if (problem_key(problem), problem.op, config.key) != (problem_text, op, config_text):
+        raise InvalidValueError(f"{problem_text[:80]!r} and {config_text[:80]!r} are not spelled as keys are")
+    if not (failure is None or (isinstance(failure, str) and len(failure) <= MAX_TEXT)):
+        raise InvalidValueError(f"{str(failure)[:80]!r} is no line of text")
+    if not isinstance(measured, str) or (us is None and failure is None):
+        raise InvalidValueError("a trial has a time or a failure, and a date")
+    moment(measured)
+    number_from(us, math.ulp(0.0), MAX_US)
+    number_from(spread, 0, MAX_US)
+    number_from(error, 0, _MAX_ERROR)
+    for count in (registers, spills, shared):
+        number_from(count, 0, _MAX_COUNT, whole=True)
+    return Trial(problem, config, us, spread, registers, spills, shared, error, failure, measured)
+
+
+def _line(text: str) -> str:
+    """One short line of plain text, whatever a compiler said."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[:_MAX_FAILURE]).split())
+
+
+def _settled(trial: Trial) -> Trial:
+    """The trial, failed if its time or error is no number: it must not win, nor be lost."""
+    us, spread, error, failure = trial.us, trial.spread, trial.error, trial.failure
+    if us is not None and not 0 < us <= MAX_US:
+        us, failure = None, failure or f"measured {us} us"
+    if error is not None and not error <= _MAX_ERROR:
+        error, failure = None, failure or f"wrong answer: relative error {error}"
+    spread = spread if spread is not None and math.isfinite(spread) else None
+    failure = failure if failure is None else _line(failure)
+    return replace(trial, us=us, spread=spread, error=error, failure=failure)
+
+
+def row_of(trial: Trial) -> Row:
+    """The row of a trial, which `trial_from` reads back. Raises InvalidValueError where it could not."""
+    trial = _settled(trial)
+    try:
+        keys = problem_key(trial.problem), trial.problem.op, trial.config.key
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValueError(str(error)[:200]) from error
+    row = (*keys, *(getattr(trial, name) for name in _FACTS))
+    trial_from(row)
+    return row
+
+
+def environment_from(row: Sequence[Any]) -> Row:
+    """The row of an environment, checked. Raises InvalidValueError for one that no device has."""
+    for name, value in zip(ENVIRONMENT_COLUMNS, row, strict=True):
+        count = isinstance(value, int) and 0 <= value < 2**63
+        text = isinstance(value, str) and len(value) <= MAX_TEXT
+        whole = name in ("processors", "l2_bytes", "shared_memory")
+        if not (count if whole else text or (name == "arch" and count)):
+            raise InvalidValueError(f"{name} = {str(value)[:80]!r} is not of a GPU")
+    return tuple(row)

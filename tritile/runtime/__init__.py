@@ -1,0 +1,1 @@
+"""A config becomes a running kernel: compiling, launching, interpreting."""

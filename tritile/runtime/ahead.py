@@ -1,0 +1,52 @@
+"""Compiling a problem's configs ahead of time, for a GPU that need not be there."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.pointer import Pointer
+from tritile.core.problem import Tiled
+from tritile.core.views import posed
+from tritile.errors import TuningError, brief
+from tritile.runtime.launch import compiles_of
+from tritile.runtime.offline import Resources, compiling_for, resources
+
+
+def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
+    """For each kernel that a call of `problem` launches with `config`, a function that compiles it.
+
+    To be called inside `compiling_for(device)`; returned is Triton's kernel. Any error, on the way or of a
+    compile, means that the config cannot be used.
+    """
+
+    def make(dtype: str, elements: int = 0) -> Pointer:
+        return Pointer(getattr(torch, dtype))
+
+    return compiles_of(posed(problem, make), config, device, make)
+
+
+def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
+    """Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
+
+    Of several that a call launches, the one that computes. Not for use while another thread launches
+    kernels: Triton's driver is a global. Raises TuningError where the compiler refuses, with the first line
+    of its reason.
+    """
+    with compiling_for(device):
+        try:
+            return [compiled() for compiled in compiles_for(problem, config, device)][-1]
+        except Exception as error:  # a compiler may raise anything, and all of it means "refused"
+            raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
+
+
+def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
+    """Compile and say what the result takes. Raises TuningError where the compiler refuses."""
+    kernel = compiled_for(problem, config, device)
+    try:
+        return resources(kernel)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error

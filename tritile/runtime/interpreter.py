@@ -1,0 +1,237 @@
+"""Running a compiled-mode kernel in Triton's interpreter, on tensors in host memory.
+
+`triton.jit` decides once, when it decorates, whether a function will be compiled or interpreted. A
+library cannot leave it at that: the same process multiplies host tensors and compiles for a GPU. So
+this makes an interpreted twin of a jitted function, with the jitted functions it calls replaced by
+twins too, and swaps Triton's own library (`tl.cdiv`, `tl.sum` ...) for its twins while one runs.
+"""
+
+import contextlib
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.autotuner import Heuristics
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.jit import JITFunction
+
+from tritile.core.source import named_values
+from tritile.core.threads import at_fork
+from tritile.errors import UnsupportedError
+
+_twins: dict[JITFunction, InterpretedFunction] = {}
+# The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
+library_lock = threading.RLock()
+_undoing: list[Callable[[], None]] = []  # what puts back all that is patched now, the latest last
+
+
+def _after_fork(ended: bool) -> None:
+    """Put back what another thread of the parent had patched, and make anew the twins it was making."""
+    if ended:
+        return
+    while _undoing:
+        _undoing.pop()()
+    _twins.clear()
+
+
+at_fork(library_lock, _after_fork)
+
+
+@contextlib.contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """Call `undo` afterwards; where this thread is lost in a forked child, that child calls it."""
+    _undoing.append(undo)
+    try:
+        yield
+    finally:
+        undo()
+        _undoing.pop()
+
+
+_JITTED = (JITFunction, InterpretedFunction)  # with TRITON_INTERPRET set triton.jit makes the latter
+
+
+def interpreted(kernel: Any) -> InterpretedFunction:
+    """The twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
+
+    What the interpreter compiles it keeps for good, with names that it puts among the function's globals. A
+    twin's globals are its own, so that none are lost as `_interpreted_library` puts Triton's modules back.
+    """
+    if not isinstance(kernel, _JITTED) or hasattr(kernel.fn, "tritile_twin"):
+        return kernel
+    if kernel not in _twins:
+        nonlocals = inspect.getclosurevars(kernel.fn).nonlocals
+        # The interpreter compiles the source anew, and wants to see triton.language among its globals.
+        namespace = {**kernel.fn.__globals__, **nonlocals, "__triton_language__": tl}
+        function = types.FunctionType(
+            kernel.fn.__code__, namespace, kernel.fn.__name__, kernel.fn.__defaults__, kernel.fn.__closure__
+        )
+        function.__annotations__ = kernel.fn.__annotations__
+        function.__module__ = kernel.fn.__module__
+        function.__qualname__ = kernel.fn.__qualname__
+        vars(function)["tritile_twin"] = True
+        _twins[kernel] = InterpretedFunction(function)
+        for name, value in named_values(kernel.fn):
+            if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
+                namespace[name] = value.value
+            elif isinstance(value, _JITTED):
+                outer, _, attribute = name.partition(".")
+                if attribute:
+                    module = types.SimpleNamespace(**vars(namespace[outer]))
+                    setattr(module, attribute, interpreted(value))
+                    namespace[outer] = module
+                else:
+                    namespace[outer] = interpreted(value)
+    return _twins[kernel]
+
+
+# Which reductions numpy has the interpreter tells by these functions: others go element by element.
+_KNOWN_REDUCTIONS = ("_sum_combine", "_elementwise_max", "_elementwise_min")
+_PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base)
+
+
+@contextlib.contextmanager
+def _interpreted_library() -> Iterator[None]:
+    """`triton.language` with its jitted functions replaced by their twins.
+
+    Afterwards everything stands as before. The interpreter itself puts back what it patches for a
+    kernel, but not what it patches for a function that the kernel calls.
+    """
+    before = [(owner, dict(vars(owner))) for owner in _PATCHED]
+
+    def restore() -> None:
+        for owner, attributes in before:
+            for name, value in attributes.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
+            for name in set(vars(owner)) - set(attributes):
+                delattr(owner, name)
+
+    with _undone(restore):
+        for name, function in before[0][1].items():
+            if isinstance(function, _JITTED):
+                setattr(tl, name, interpreted(function))
+        for name in _KNOWN_REDUCTIONS:
+            setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
+        yield
+
+
+@contextlib.contextmanager
+def _patched_once() -> Iterator[None]:
+    """`triton.language` as the interpreter has it, for a kernel and for all functions that it calls.
+
+    Left to itself the interpreter looks through all of the language at every call of a function, which is
+    more than half of its time.
+    """
+    whole = interpreter._patch_lang
+    patched = whole(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    try:
+        with _undone(lambda: setattr(interpreter, "_patch_lang", whole)):
+            interpreter._patch_lang = lambda function: types.SimpleNamespace(restore=lambda: None)
+            yield
+    finally:
+        patched.restore()
+
+
+@contextlib.contextmanager
+def _summed_in_order() -> Iterator[None]:
+    """Let `tl.dot` add products one after the other, as they come along K.
+
+    numpy leaves the order to a BLAS, which takes another at the edges of a matrix.
+    """
+    whole = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, acc: Any, *how: Any) -> Any:
+        for k in range(a.data.shape[-1]):
+            column = TensorHandle(a.data[..., k : k + 1], a.dtype)
+            row = TensorHandle(b.data[..., k : k + 1, :], b.dtype)
+            acc = whole(self, column, row, acc, *how)
+        return acc
+
+    with _undone(lambda: setattr(InterpreterBuilder, "create_dot", whole)):
+        InterpreterBuilder.create_dot = create_dot
+        yield
+
+
+@contextlib.contextmanager
+def _truths_spread() -> Iterator[None]:
+    """Let what a comparison of scalars gives be truth values when it is spread over a block.
+
+    The interpreter makes them integers, which it refuses as a mask from Triton 3.9 on.
+    """
+    whole = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, block: Any, scalar: Any) -> Any:
+        if scalar.data.dtype == np.bool_:
+            scalar = TensorHandle(scalar.data, tl.int1)
+        return whole(self, block, scalar)
+
+    with _undone(lambda: setattr(InterpreterBuilder, "create_splat", whole)):
+        InterpreterBuilder.create_splat = create_splat
+        yield
+
+
+def interpret(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any], in_order: bool = False
+) -> None:
+    """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process.
+
+    `in_order`: products add up along K in one order, whatever the tiles.
+    Raises UnsupportedError where Triton and numpy are of versions that cannot interpret together.
+    """
+    try:
+        summed = _summed_in_order() if in_order else contextlib.nullcontext()
+        # A sum that overflows is infinite, as on a GPU, and no matter for numpy to warn of.
+        with (
+            library_lock,
+            np.errstate(all="ignore"),
+            summed,
+            _truths_spread(),
+            _interpreted_library(),
+            _patched_once(),
+        ):
+            interpreted(kernel)[grid](*args, **kwargs)
+    except InterpreterError as error:
+        if "0-dimensional arrays" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"the interpreter of triton {triton.__version__} cannot loop with numpy {np.__version__}: "
+            "install triton 3.7 or later, or numpy before 2.4"
+        ) from error
+
+
+class HostAware:
+    """A kernel that runs compiled on GPU tensors and interpreted on tensors in host memory."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __getattr__(self, name: str) -> Any:
+        if "fn" not in self.__dict__:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.__dict__["fn"], name)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch, as `kernel[grid](...)` does."""
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+            with library_lock:
+                return self.fn.run(*args, **kwargs)
+        kernel = self.fn
+        while isinstance(kernel, Heuristics):
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+            kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
+            kernel = kernel.fn
+        if not isinstance(kernel, JITFunction):
+            return self.fn.run(*args, **kwargs)
+        kwargs.pop("warmup", None)
+        interpret(kernel, kwargs.pop("grid"), args, kwargs)
+        return None

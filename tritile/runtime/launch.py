@@ -1,0 +1,312 @@
+"""Call + config -> running kernel.
+
+`prepare` compiles what `tritile.families.work` says a call launches, and returns a `Launch`, which runs the
+compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final
+
+import torch
+import triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.views import Call, PermuteCall
+from tritile.errors import TuningError, UntunedWarning, brief
+from tritile.families.common.work import Buffer, Descriptor, Section, Step, Work
+from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of, shifted
+from tritile.families.work import early, work_of
+from tritile.planning import model
+from tritile.runtime.compiles import OPTIONS
+from tritile.runtime.counters import counters_of
+from tritile.runtime.interpreter import interpret, library_lock
+from tritile.runtime.loading import listened, loaded
+from tritile.runtime.native import TFLOAT32, NativeLaunch
+
+_RUNTIME: Final = triton.knobs.runtime
+_TRIES: Final = 3  # configs without a workspace to compile, where there is no memory for one
+
+
+@dataclass(frozen=True)
+class _At:
+    """An address with a dtype: what Triton takes for a tensor."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+def _bound(value: Any, buffers: Sequence[Any]) -> Any:
+    """An argument as Triton takes it, the buffers being tensors or what stands for them."""
+    if isinstance(value, Buffer):
+        return buffers[value.buffer]
+    if isinstance(value, Descriptor):
+        base, block = buffers[value.buffer], list(value.block)
+        if value.layout is not None:
+            return GluonDescriptor(base, list(value.shape), list(value.strides), block, value.layout)
+        return TensorDescriptor(base, list(value.shape), list(value.strides), block)
+    return tuple(_bound(item, buffers) for item in value) if type(value) is tuple else value
+
+
+def _addressed(arg: Any) -> Any:
+    """A bound argument with addresses for what stands for tensors."""
+    if type(arg) is tuple:
+        return tuple(map(_addressed, arg))
+    return arg.address if isinstance(arg, _At) else arg
+
+
+def _standing(value: Any) -> Any:
+    """Return a call, or a part of one, with addresses for its tensors: it keeps no memory."""
+    if isinstance(value, torch.Tensor):
+        return _At(value.data_ptr(), value.dtype)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _standing(getattr(value, f.name)) for f in fields(value) if f.init})
+    if isinstance(value, tuple):
+        items = map(_standing, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
+    counters = [Section("int64", work.counters)] if work.counters else []
+    return [make(section) for section in (*work.scratch, *counters)]
+
+
+def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
+    args = [_bound(value, buffers) for value in step.args]
+    options = {name: value for name, value in step.options.items() if value or name != "launch_pdl"}
+    with library_lock:
+        return step.kernel.warmup(*args, grid=step.grid, **OPTIONS, **options)
+
+
+def compiles_of(
+    call: Call, config: Config, device: devices.Device, make: Callable[[str], Any]
+) -> Iterator[Callable[[], Any]]:
+    """All that `prepare` compiles for `call` with `config`: for each kernel a function that compiles it.
+
+    They compile for the current target and return Triton's kernel; nothing is run. `make(dtype)` gives what
+    stands for a workspace. Where a call takes several kernels, the last is the one that computes.
+    """
+    for piece in pieces_of(call, config):
+        work = work_of(piece, config, device.processors, early(device))
+        buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
+        main = work.steps[work.main]
+        others = [step for step in work.steps if step is not main]
+        yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
+
+
+class _TritonLaunch:
+    """A compiled kernel launched by Triton's own launcher: on any GPU, and where a profiler listens."""
+
+    def __init__(self, kernel: Any, step: Step, dtypes: Sequence[torch.dtype]) -> None:
+        self._kernel, self._step, self._dtypes = kernel, step, dtypes
+        seen = [value for value in step.args if isinstance(value, Descriptor)]
+        for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
+            if value.rounded:
+                how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
+
+    def __call__(self, pointers: Sequence[int], stream: int) -> None:
+        buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]
+        args = [_addressed(_bound(value, buffers)) for value in self._step.args]
+        kernel, grid, hooks = self._kernel, self._step.grid, triton.knobs.runtime
+        metadata = kernel.launch_metadata(grid, stream, *args)
+        kernel.run(
+            *grid, stream, kernel.function, kernel.packed_metadata, metadata,
+            hooks.launch_enter_hook, hooks.launch_exit_hook, *args,
+        )  # fmt: skip
+
+
+def _listened() -> bool:
+    """Whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
+    enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
+    try:
+        return bool(enter.calls or leave.calls)
+    except AttributeError:  # no chains
+        return listened(enter) or listened(leave)
+
+
+class Launch:
+    """The compiled kernels of a call, with every argument but the addresses of its buffers.
+
+    `spare` prepares a launch of the same call that takes no workspace, for where there is no memory for one.
+    """
+
+    _spare: "Callable[[], Launch] | None" = None
+    _bare: "Launch | None" = None
+
+    def __init__(
+        self, work: Work, kernels: Sequence[Any], tensors: Sequence[Any], device: int,
+        spare: "Callable[[], Launch] | None" = None,
+    ) -> None:  # fmt: skip
+        sections = [*work.scratch]
+        self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
+        dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
+        self._offsets, self._bytes = laid_out(sections)
+        self._spare = spare
+        self._triton = [
+            _TritonLaunch(kernel, step, [*dtypes, torch.int64][: len(dtypes) + bool(work.counters)])
+            for kernel, step in zip(kernels, work.steps, strict=True)
+        ]
+        placeholder = tensors[0].data_ptr() // ALIGNMENT * ALIGNMENT  # any address that could be one
+        pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + bool(work.counters))
+        try:
+            self._steps: list[Any] = [
+                NativeLaunch(kernel, step.grid, step.args, pointers, device)
+                for kernel, step in zip(kernels, work.steps, strict=True)
+            ]
+        except ValueError:
+            self._steps = list(self._triton)
+
+    def words(self) -> list[int] | None:
+        """What code without Python launches it by, on the default stream: see `tritile/in_torch/launch.h`.
+
+        Where in one piece of memory each workspace begins, how large that is, the addresses of buffers that
+        are always the same, and the steps. The addresses are good for as long as this lives. None where
+        Triton's own launcher does it.
+        """
+        steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
+        if len(steps) < len(self._steps):
+            return None
+        fixed = []
+        if self._counted:
+            fixed.append(counters_of(self.device).take(self._counted, 0).data_ptr())
+        parts = (
+            [self._bytes],
+            [len(self._offsets), *self._offsets],
+            [len(fixed), *fixed],
+            [len(steps)],
+            *steps,
+        )
+        return [word for part in parts for word in part]
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run on the current stream of the GPU that the kernels were compiled for."""
+        device = self.device
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                return self(*tensors)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if self._offsets:
+            # Its memory may be given to others once this returns: what they do comes after, on this stream.
+            try:
+                memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
+            except torch.OutOfMemoryError as error:
+                return self._without_workspace(error)(*tensors)
+            start = memory.data_ptr()
+            pointers += [start + offset for offset in self._offsets]
+        if self._counted:
+            counters = counters_of(device).take(self._counted, stream)
+            pointers.append(counters.data_ptr())
+        for step in self._triton if _listened() else self._steps:
+            step(pointers, stream)
+        return None
+
+    def _without_workspace(self, error: torch.OutOfMemoryError) -> "Launch":
+        """Return the launch that takes no workspace. Raises the error where no config does without."""
+        if self._bare is None:
+            if self._spare is None:
+                raise error
+            try:
+                self._bare = self._spare()
+            except TuningError:
+                raise error from None
+            warnings.warn(
+                f"no memory for a workspace of {self._bytes} bytes: another config runs, which takes none",
+                UntunedWarning,
+                stacklevel=3,
+            )
+        return self._bare
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLaunch:
+    """Launches that share the batch of one call, each with the offset of its operands, in elements."""
+
+    pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
+
+    @property
+    def kernel(self) -> Any:
+        """The compiled kernel of the first piece."""
+        return self.pieces[0][0].kernel
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run one after the other on the current stream."""
+        for launch, offsets in self.pieces:
+            launch(*(shifted(tensor, by) for tensor, by in zip(tensors, offsets, strict=True)))
+
+
+def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
+    """Compile for the GPU that the call's tensors are on, and load.
+
+    Raises TuningError where the config does not compile, or asks for more than the GPU has.
+    """
+    pieces, index = pieces_of(call, config), call.tensors[0].device.index
+    if len(pieces) == 1:
+        return _prepared(call, config, index)
+    starts = [tensor.data_ptr() for tensor in call.tensors]
+    return SplitLaunch(
+        tuple(
+            (
+                _prepared(piece, config, index),
+                tuple(
+                    (tensor.data_ptr() - start) // tensor.element_size()
+                    for tensor, start in zip(piece.tensors, starts, strict=True)
+                ),
+            )
+            for piece in pieces
+        )
+    )
+
+
+def _spared(call: Call, index: int) -> Launch:
+    """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none."""
+    device, failures = devices.gpu(index), 0
+    for config in model.ranked(call.problem, device):
+        try:
+            if not work_of(call, config, device.processors, early(device)).scratch:
+                return _prepared(call, config, index)
+        except TuningError:
+            failures += 1
+            if failures == _TRIES:
+                break
+    raise TuningError(f"{call.problem.label} takes a workspace with every config")
+
+
+def _prepared(call: Call, config: Config, index: int) -> Launch:
+    device = devices.gpu(index)
+    with torch.cuda.device(index):
+        try:
+            work = work_of(call, config, device.processors, early(device))
+            if work.counters:
+                counters_of(index).make_ready()
+            buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
+            kernels = [_compiled(step, buffers) for step in work.steps]
+            for kernel in kernels:  # now, so that what the GPU cannot take fails here
+                loaded(kernel, device.shared_memory)
+            spare = functools.partial(_spared, _standing(call), index) if work.scratch else None
+            return Launch(work, kernels, call.tensors, index, spare)
+        except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
+            raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
+
+
+def run_interpreted(call: Call, config: Config) -> None:
+    """Run on tensors in host memory, in Triton's interpreter."""
+    work = work_of(call, config, 3, False)  # few processors, so that one makes several tiles
+    buffers = [
+        *call.tensors,
+        *_workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype))),
+    ]
+    in_order = not isinstance(call, PermuteCall) and call.invariant
+    for step in work.steps:
+        args = tuple(_bound(value, buffers) for value in step.args)
+        interpret(step.kernel, step.grid, args, {}, in_order)

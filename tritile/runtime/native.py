@@ -1,0 +1,246 @@
+"""Launching a compiled kernel on an NVIDIA GPU straight through the driver.
+
+Triton's launcher converts every argument at every call, and encodes every tensor descriptor anew. Here
+the parameters are laid out in memory once; a call writes the addresses of its tensors into them, and
+launches. Source of the calls: the CUDA Driver API reference, `cuLaunchKernelEx`, `cuTensorMapEncodeTiled`
+and `cuTensorMapReplaceAddress`.
+"""
+
+import ctypes
+import functools
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tritile.families.common.work import Buffer, Descriptor
+from tritile.runtime.loading import loaded
+
+_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
+# CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+_NO_CONTEXT: Final = (3, 201, 400)
+_L2_PROMOTION_256B: Final = 3
+_VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
+_UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
+TFLOAT32: Final = 11  # and that of fp32 which is rounded to TF32 as it is copied
+_NUMBERS: Final = {
+    "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64, "u1": ctypes.c_bool, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
+}  # fmt: skip
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint64 * 8))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
+    """The CUDA driver's library; None where there is none, or one without tensor maps."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuLaunchKernelEx.argtypes = (ctypes.c_void_p,) * 4
+        library.cuTensorMapReplaceAddress.argtypes = (ctypes.c_void_p,) * 2
+        library.cuCtxSetCurrent.argtypes = (ctypes.c_void_p,)
+        library.cuFuncGetParamInfo.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+        )  # fmt: skip
+        return library if hasattr(library, "cuTensorMapEncodeTiled") else None
+    except (OSError, AttributeError):
+        return None
+
+
+def entry_points() -> tuple[int, int] | None:
+    """Where the driver's cuLaunchKernelEx and cuTensorMapReplaceAddress lie; None where there is none."""
+    library = _driver()
+    if library is None:
+        return None
+    functions = (library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress)
+    launch, replace = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    return (launch, replace) if launch and replace else None
+
+
+def _checked(code: int, doing: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        library = _driver()
+        assert library is not None
+        library.cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"CUDA error {code} while {doing}: {(text.value or b'unknown').decode()}")
+
+
+@functools.cache
+def _context_of(device: int) -> ctypes.c_void_p:
+    """The context that torch and Triton share on a GPU. It is held for as long as the process runs."""
+    library, context = _driver(), ctypes.c_void_p()
+    assert library is not None
+    _checked(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering GPU {device}")
+    return context
+
+
+class _TensorMap:
+    """An encoded tensor descriptor in memory, 64 bytes aligned as the driver wants it."""
+
+    def __init__(self, descriptor: Descriptor, meta: Mapping[str, Any], pointer: int) -> None:
+        self._memory = ctypes.create_string_buffer(128 + 64)
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        self.pointer = pointer
+        rank, size = len(descriptor.shape), meta["elem_size"]
+        shape = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
+        strides = (ctypes.c_uint64 * rank)(*(size * s for s in reversed(descriptor.strides[:-1])))
+        box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
+        steps = (ctypes.c_uint32 * rank)(*([1] * rank))
+        kind = TFLOAT32 if descriptor.rounded else _UNSIGNED[size]
+        library = _driver()
+        assert library is not None
+        code = library.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.address), kind, rank, ctypes.c_void_p(pointer), shape, strides,
+            box, steps, 0, meta["swizzle"], _L2_PROMOTION_256B, 0,
+        )  # fmt: skip
+        _checked(
+            code, f"encoding a tensor descriptor of shape {descriptor.shape}, strides {descriptor.strides}"
+        )
+
+
+def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
+    """The (type, value) of every argument that reaches the kernel, tuples taken apart."""
+    for kind, value in zip(types, values, strict=True):
+        if isinstance(kind, tuple):
+            yield from _flat(kind, value)
+        elif kind != "constexpr":
+            yield kind, value
+
+
+class NativeLaunch:
+    """A compiled kernel with its parameters in memory.
+
+    Raises ValueError for a kernel that cannot be launched so: of another kind of GPU, that wants scratch
+    memory, or whose parameters are not what they were thought to be.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        args: Sequence[Any],
+        pointers: Sequence[int],
+        device: int,
+    ) -> None:
+        library, metadata = _driver(), kernel.metadata
+        if library is None or metadata.target.backend != "cuda" or metadata.num_ctas != 1:
+            raise ValueError("not a kernel of one NVIDIA GPU")
+        if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid:
+            raise ValueError("the kernel wants scratch memory or a cooperative grid")
+        self._launch, self._replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
+        self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
+        self._enter(self._context)  # a thread that has not used the GPU yet has none
+        self._kernel, self._lock = kernel, threading.Lock()
+        function = loaded(kernel, metadata.shared).function
+        self._function = function
+        self._described: list[tuple[int, int, int]] = []  # each parameter, as `words` has them
+        self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers)
+        self._maps: list[tuple[_TensorMap, int]] = []
+        self._values: list[Any] = []
+        addresses: list[int] = []
+        sizes: list[int] = []
+        metas = iter(metadata.tensordesc_meta or ())
+
+        def put(value: Any) -> None:
+            self._values.append(value)
+            addresses.append(ctypes.addressof(value))
+            sizes.append(ctypes.sizeof(value))
+            self._described.append((_VALUE, 0, addresses[-1]))
+
+        for kind, value in _flat(kernel.src.signature.values(), args):
+            if isinstance(value, Descriptor):
+                tensor_map = _TensorMap(value, next(metas), pointers[value.buffer])
+                self._maps.append((tensor_map, value.buffer))
+                addresses.append(tensor_map.address)
+                sizes.append(128)
+                self._described.append((_MAP, value.buffer, tensor_map.address))
+                for size in value.shape:
+                    put(ctypes.c_int32(size))
+                for stride in value.strides:
+                    put(ctypes.c_int64(stride))
+            elif isinstance(value, Buffer):
+                addresses.append(ctypes.addressof(self._buffers) + 8 * value.buffer)
+                sizes.append(8)
+                self._described.append((_BUFFER, value.buffer, 0))
+            elif kind[0] == "*" and value is None:
+                put(ctypes.c_uint64(0))
+            elif kind in _NUMBERS:
+                put(_NUMBERS[kind](value))
+            else:
+                raise ValueError(f"an argument of type {kind}")
+        put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none
+        put(ctypes.c_uint64(0))
+        self._check_parameters(library, kernel, function, sizes)
+        self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
+        threads = 32 * metadata.num_warps
+        self._config = _Config(
+            grid,
+            (threads, 1, 1),
+            metadata.shared,
+            0,
+            ctypes.addressof(self._attribute),
+            int(metadata.launch_pdl),
+        )
+        self._calls = (
+            ctypes.addressof(self._config),
+            function,
+            ctypes.addressof(self._parameters),
+            None,
+        )
+
+    @staticmethod
+    def _check_parameters(library: ctypes.CDLL, kernel: Any, function: int, sizes: Sequence[int]) -> None:
+        """Ask what parameters the kernel has: a Triton that passes others is found out here."""
+        entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm.get("ptx", ""), re.DOTALL)
+        if entry is None or entry[1].count(".param") != len(sizes):
+            raise ValueError(f"the kernel has not {len(sizes)} parameters")
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        for index, wanted in enumerate(sizes):
+            if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
+                raise ValueError(f"parameter {index} is not of {wanted} bytes")
+
+    def words(self) -> list[int]:
+        """What code without Python launches it by; the addresses in it are good for as long as this lives.
+
+        The function, where its `CUlaunchConfig` lies, how many parameters it has, and of each the kind, the
+        buffer and where its value, or its tensor map, lies: see `tritile/in_torch/launch.h`.
+        """
+        parameters = [word for parameter in self._described for word in parameter]
+        return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]
+
+    def __call__(self, pointers: list[Any], stream: int) -> None:
+        """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
+        with self._lock:
+            code = self._fire(pointers, stream)
+            if code in _NO_CONTEXT:  # a thread that has not used this GPU yet
+                self._enter(self._context)
+                code = self._fire(pointers, stream)
+        if code:
+            _checked(code, f"launching {self._kernel.name}")
+
+    def _fire(self, pointers: list[Any], stream: int) -> int:
+        self._buffers[:] = pointers
+        for tensor_map, index in self._maps:
+            if tensor_map.pointer != pointers[index]:
+                code = self._replace(tensor_map.address, pointers[index])
+                if code:
+                    return int(code)
+                tensor_map.pointer = pointers[index]
+        self._config.stream = stream
+        return int(self._launch(*self._calls))

@@ -1,0 +1,128 @@
+"""Compiling without a GPU: a stand-in for Triton's driver, and reading what a compiled kernel takes.
+
+Compiling goes through Triton's own launch path, so that what is compiled here is, to the byte, what a
+call on that GPU would ask for.
+"""
+
+import contextlib
+import io
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.runtime.driver import driver
+
+from tritile.core.device import Device, assembler
+from tritile.errors import TuningError
+
+
+class _StandInDriver:
+    """As much of a Triton driver as compiling asks for: which target, and no device to load on.
+
+    Triton keeps compiled kernels of this process by `index`, the device.
+    """
+
+    def __init__(self, device: Device, index: Any) -> None:
+        self._target, self._index = device.target, index
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> Any:
+        return self._index
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
+    """Have Triton compile for `device`, which need not be present, inside the `with`.
+
+    What was compiled in this process under the same `index` (default: the target) is not looked for on disk
+    again. Not for use while another thread launches kernels: Triton's driver is a global.
+    Raises TuningError where TRITON_INTERPRET is set.
+    """
+    if triton.knobs.runtime.interpret:
+        raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
+    before = driver._active
+    driver.set_active(_StandInDriver(device, device.target if index is None else index))
+    try:
+        # A refusal of the assembler comes with the whole assembly printed: the error says enough.
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        driver._active = before
+
+
+def _too_much(shared: int, device: Device) -> str:
+    return f"compiled to {shared} bytes of shared memory, of {device.shared_memory}"
+
+
+def check_fits(kernel: Any, device: Device) -> None:
+    """Raises TuningError where a compiled kernel asks for more shared memory than a block can have."""
+    shared = int(kernel.metadata.shared)
+    if shared > device.shared_memory:
+        raise TuningError(_too_much(shared, device))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes: registers a thread, bytes spilled a thread, bytes of shared memory."""
+
+    registers: int
+    spills: int
+    shared: int
+
+    def excess(self, device: Device) -> str | None:
+        """What of this the device does not have, or is too slow to live with; None where it fits."""
+        if self.shared > device.shared_memory:
+            return _too_much(self.shared, device)
+        if self.spills > 0:
+            return f"compiled to {self.spills} bytes of spilled registers a thread"
+        return None
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _assembled(kernel: Any) -> str:
+    """What the assembler says of the kernel when asked to be verbose."""
+    arch = kernel.metadata.target.arch
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(kernel.asm["ptx"])
+        name = f"sm_{arch}{'a' if arch >= 90 else ''}"
+        command = [assembler(arch).path, "-v", f"--gpu-name={name}", str(source), "-o", str(output)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
+
+
+def resources(kernel: Any) -> Resources:
+    """What `kernel` takes, read from its binary; no GPU is needed.
+
+    Sources: `cuobjdump` for registers, `ptxas -v` for spills where a stack is in use (both come
+    with Triton), and the metadata that LLVM writes into AMD code. Raises OSError or
+    subprocess.SubprocessError where a tool cannot be run.
+    """
+    shared = int(kernel.metadata.shared)
+    if kernel.metadata.target.backend == "hip":
+        text = kernel.asm["amdgcn"]
+        spilled = _number(r"\.vgpr_spill_count:\s+(\d+)", text) * 4
+        return Resources(_number(r"\.vgpr_count:\s+(\d+)", text), spilled, shared)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    spills = 0
+    if _number(r"STACK:(\d+)", text) > 0:
+        verbose = _assembled(kernel)
+        spills = _number(r"(\d+) bytes spill stores", verbose) + _number(r"(\d+) bytes spill loads", verbose)
+    return Resources(_number(r"REG:(\d+)", text), spills, shared)

@@ -1,0 +1,290 @@
+"""`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise."""
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import triton
+
+from tritile.core import device as devices
+from tritile.core.device import Device, capturing
+from tritile.core.forgetting import also_forgets
+from tritile.core.problem import KernelProblem
+from tritile.core.settings import MODES, current_mode
+from tritile.core.threads import once
+from tritile.core.versions import warn_untested
+from tritile.errors import CompiledWarning, InvalidValueError, callers_level
+from tritile.planning.store import is_frozen
+from tritile.runtime.compiles import compiles_heard
+from tritile.runtime.interpreter import library_lock
+from tritile.tune import direct
+from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
+from tritile.tune.forms import Forms
+from tritile.tune.search import STRATEGIES, Space
+from tritile.tune.traced import TracedAutotuner
+
+_MOST_MET: Final = 4096  # calls that are kept, each with values of its own
+
+
+_TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tuner in list(_TUNERS):
+        tuner._lock = threading.RLock()  # else held for good where another thread of the parent was measuring
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _forget() -> None:
+    """Drop the choices that decorated kernels made in this process: they choose anew."""
+    for tuner in list(_TUNERS):
+        tuner.cache.clear()
+
+
+also_forgets(_forget)
+
+
+class Autotuner(TracedAutotuner):
+    """A `triton.runtime.Autotuner` whose measurements outlive the process.
+
+    What differs: each config's time is remembered on its own, by GPU, versions and kernel source, so
+    that a changed list of configs measures only what is new; a miss is measured only in mode "tune"
+    (`tritile.mode`, or the `mode` argument); nothing is measured while a CUDA graph is captured; a
+    config that fails in any way costs that config alone; host tensors run in the interpreter.
+    """
+
+    def __init__(
+        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
+    ):
+        super().__init__(fn, configs, key, mode, **rest)
+        # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
+        # By all that Triton specializes on: the config, and what launches it at once.
+        self.cache: dict[Any, Any] = {}
+        self._forms = Forms(self.arg_names, self.keys)
+        _TUNERS.add(self)
+
+    def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
+        """Return the GPU of a call's tensors; INTERPRETER of one that is interpreted, as on host tensors."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        for value in tensors:
+            if value.is_cuda:
+                return devices.gpu(value.get_device())
+        if tensors and all(value.device.type == "cpu" for value in tensors):
+            return devices.INTERPRETER
+        return devices.current_gpu() or devices.INTERPRETER
+
+    def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+        """Return what the kernel's own pruning and performance model say, else its first config."""
+        configs = self.offered(args, kwargs) if self.space is None else self.configs
+        if self.perf_model is None:
+            return configs[0]
+        values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
+
+    def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+        """Return the config for a call, by the mode in force.
+
+        Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
+        """
+        warn_untested()
+        mode, device = self.mode or current_mode(), self._device(args, kwargs)
+        if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
+            best = self.measure(problem, args, kwargs, device)  # times only what was never timed
+            self.cache.clear()  # what was guessed before is to be chosen anew
+            return best
+        config = self.remembered(problem, device) if mode != "off" else None
+        if config is None:
+            config = self._likely(problem, mode, device) or self._predicted(args, kwargs)
+        if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
+            config = self.first_right(config, problem, args, kwargs)
+        return config
+
+    def _kept(
+        self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> triton.Config:
+        """Keep what `choose` gives for calls of the same problem, and return it."""
+        config = self.choose(memo[0], args, kwargs)
+        if not capturing():
+            self.cache[memo] = config
+        return config
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
+        mode = self.mode or current_mode()
+        try:
+            call = direct.key_of(mode, args, kwargs)
+            known = self.cache.get(call)
+            met = self.cache.get(self._forms.of(mode, args, kwargs)) if known is None else None
+        except TypeError:  # a value has no hash
+            call = known = met = None
+        if known is not None:
+            self.best_config, launch = known
+            kernel = launch(args, kwargs["grid"])
+            if kernel is not None:
+                return kernel
+        if met is not None:
+            self.best_config, options = met
+            if mode == "strict":
+                self._compile_aloud(call, args, kwargs, options)
+            with library_lock:
+                kernel = self.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
+            self._keep_direct(call, kernel, args, options)
+            return kernel
+        if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
+            config = self.configs[0]
+        else:
+            problem = self.problem(args, kwargs)
+            memo = (problem, mode, self._device(args, kwargs).name)
+            config = self.cache.get(memo)
+            if config is None and mode == "tune" and not capturing():
+                config = once((self, memo), lambda: self.cache.get(memo) or self._kept(memo, args, kwargs))
+            elif config is None:
+                config = self._kept(memo, args, kwargs)
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            raise InvalidValueError(
+                f"{', '.join(sorted(conflicts))} given, and tuned too: leave it to the tuner"
+            )
+        self.best_config, options = config, config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
+        elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
+            self.cache[form] = config, options
+        if mode == "strict":
+            self._compile_aloud(call, args, kwargs, options)
+        return self.host_aware.run(*args, **kwargs, **options)
+
+    def _compile_aloud(
+        self, call: direct.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        """Compile ahead of the first launch of a call; warn with CompiledWarning where that takes place."""
+        if ("compiled", call) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
+            return
+        with compiles_heard() as seconds:
+            self.fn.run(*args, **(kwargs | options | {"warmup": True}))
+        if seconds:
+            label = self.problem(args, kwargs).label
+            warnings.warn(
+                f"{label} was compiled at its first call, in {sum(seconds):.1f} s: "
+                "a folder TRITON_CACHE_DIR that is kept has it the next time",
+                CompiledWarning,
+                stacklevel=callers_level(),
+            )
+        self._keep(("compiled", call), True)
+
+    def _keep(self, key: Any, value: Any) -> None:
+        if len(self.cache) >= _MOST_MET:
+            self.cache.clear()
+        self.cache[key] = value
+
+    def _keep_direct(
+        self, call: direct.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        """Keep what was launched, for calls that are the same in all that counts."""
+        if call is None or capturing():
+            return
+        launch = direct.launch_of(self.fn, kernel, args, options)
+        if launch is not None:
+            self._keep(call, (self.best_config, launch))
+
+
+def autotune(
+    configs: list[triton.Config] | Space,
+    key: list[str],
+    prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: list[str] | None = None,
+    restore_value: list[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    mode: str | None = None,
+    search: str | None = None,
+    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
+    ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    tolerance: float | None = None,
+    isolate: bool = True,
+) -> Callable[[Any], Autotuner]:
+    """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
+
+    Takes what `triton.autotune` takes, with the same meaning.
+
+    Args:
+        configs: `triton.Config` objects to choose among, or a `tritile.Space`.
+        key: names of arguments; a call whose values of these, or whose tensors' dtypes, are new is a
+            new problem.
+        prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
+        reset_to_zero: names of tensors to zero before each run that is measured.
+        restore_value: names of tensors to restore after each run that is measured.
+        pre_hook: replaces what `reset_to_zero` and `restore_value` do before a run.
+        post_hook: replaces what `restore_value` does after a run.
+        warmup: accepted with a DeprecationWarning, and without effect: how often to launch is decided here,
+            or by `do_bench`.
+        rep: as `warmup`.
+        use_cuda_graph: as `warmup`.
+        do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.tune.timing.do_bench`.
+        cache_results: accepted for compatibility: results are always kept.
+        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
+            as `triton.autotune` does. None: the mode in force.
+        search: the strategy, a name of `tritile.tune.search.STRATEGIES`. Default: every config of a list,
+            "evolution" of a space, up to 96 of them.
+        reference: called with those of the kernel's arguments that it names, on untouched copies; returns
+            the tensors that are right, by name of argument. The winner is checked against it, on
+            outputs filled with NaN. What is both read and written must be in `restore_value`. On host
+            tensors, which are not timed, mode "tune" runs the first config whose answer is right.
+        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid
+            tiles ("grid" may be among them), on which the winner is checked too.
+        tolerance: the relative error |out - reference| / |reference| that is allowed. Default: four times
+            epsilon of the output's dtype, 16 times of fp32.
+        isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
+            as where a `do_bench` is given, memory around the arguments is not watched.
+
+    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there
+    too. Nothing is measured or checked while it traces, and NotTunedError comes within an error of torch's.
+
+    Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
+    As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
+    what is no argument of the kernel.
+    """
+    if mode is not None and mode not in MODES:
+        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
+    if search is not None and search not in STRATEGIES:
+        raise InvalidValueError(f"search is {search!r}: wanted one of {', '.join(STRATEGIES)}, or None")
+    if isinstance(configs, Space) and prune_configs_by:
+        raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
+    check_configs(configs)
+    check_tolerance(tolerance, reference)
+    warn_deprecated(warmup, rep, use_cuda_graph)
+
+    def decorator(fn: Any) -> Autotuner:
+        check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged)
+        return Autotuner(
+            fn,
+            configs,
+            key,
+            mode,
+            prune_configs_by=prune_configs_by,
+            reset_to_zero=reset_to_zero,
+            restore_value=restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            do_bench=do_bench,
+            isolate=isolate,
+            search=search,
+            reference=reference,
+            ragged=ragged,
+            tolerance=tolerance,
+        )
+
+    return decorator

@@ -1,0 +1,140 @@
+"""Checks of what `tritile.autotune` is told of a kernel, made as it decorates."""
+
+import dataclasses
+import inspect
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import triton
+from triton.backends import backends
+
+from tritile.errors import InvalidValueError, callers_level
+from tritile.tune.search import Space
+
+_TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
+    """Warn where one of Triton's deprecated arguments is given: none has an effect here."""
+    values = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph or None}
+    given = [name for name, value in values.items() if value is not None]
+    if given:
+        text = (
+            f"{', '.join(given)}: deprecated in triton.autotune, and without effect in tritile.autotune. "
+            "It decides itself how often to launch; do_bench= sets another timing"
+        )
+        warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
+
+
+def check_configs(configs: Any) -> None:
+    """Raise InvalidValueError unless `configs` are what `autotune` chooses among."""
+    if isinstance(configs, Space) or configs is None:
+        return
+    wanted = "wanted a list of triton.Config, or a tritile.Space"
+    if not isinstance(configs, list | tuple):
+        raise InvalidValueError(f"configs is {configs!r}: {wanted}")
+    for config in configs:
+        if not isinstance(config, triton.Config):
+            raise InvalidValueError(f"configs holds {config!r}: {wanted}")
+
+
+def _options() -> set[str]:
+    """What a config may set besides arguments of its kernel: the options of Triton's backends."""
+    modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
+    kinds = [kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
+
+
+def _layers(fn: Any) -> list[Any]:
+    """A kernel within its heuristics, from the outside in, and the function it is made of."""
+    found = [fn]
+    while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
+        found.append(found[-1].fn)
+    return found
+
+
+def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: str) -> None:
+    """Raise InvalidValueError unless `names` is a list of names out of `offered`."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InvalidValueError(f"{parameter} is {names!r}: wanted a list of names of arguments of {kernel}")
+    unknown = [name for name in names if name not in offered]
+    if unknown:
+        raise InvalidValueError(
+            f"{parameter} names {', '.join(map(repr, unknown))}: wanted arguments of {kernel}, which are "
+            f"{', '.join(offered)}"
+        )
+
+
+def _tuned(configs: Any) -> set[str]:
+    """Every name that configs set."""
+    if isinstance(configs, Space):
+        return set(configs.parameters)
+    return {name for config in configs or () for name in config.kwargs}
+
+
+def _check_reference(reference: Any, given: Mapping[str, bool], kernel: str) -> None:
+    """Raise InvalidValueError where a reference asks for what a call of the kernel does not give.
+
+    `given` tells of each argument of the kernel whether a caller gives it; the others are tuned, or
+    set by heuristics.
+    """
+    if not callable(reference):
+        raise InvalidValueError(f"reference is {reference!r}: wanted a function of arguments of {kernel}")
+    try:
+        asked = inspect.signature(reference).parameters.values()
+    except (TypeError, ValueError):  # a function in C may have none
+        return
+    for parameter in asked:
+        if parameter.kind in _NAMED and parameter.default is parameter.empty:
+            if parameter.name not in given:
+                raise InvalidValueError(
+                    f"reference asks for {parameter.name!r}, which is no argument of {kernel}: it has "
+                    f"{', '.join(given)}"
+                )
+            if not given[parameter.name]:
+                raise InvalidValueError(
+                    f"reference asks for {parameter.name!r}, which no caller of {kernel} gives: it is tuned, "
+                    "or set by a heuristic"
+                )
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InvalidValueError(
+                f"reference takes {parameter.name!r} by position alone: arguments of {kernel} come by name"
+            )
+
+
+def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> None:
+    """Raise InvalidValueError unless `tolerance` is a relative error that a reference allows."""
+    if tolerance is None:
+        return
+    number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if not number or not 0 <= tolerance < math.inf:
+        raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
+    if reference is None:
+        raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
+
+
+def check_kernel(
+    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, ragged: Any
+) -> None:
+    """Raise InvalidValueError, naming parameter and kernel, where what was told does not fit the kernel."""
+    if not hasattr(fn, "arg_names"):
+        raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
+    layers, arguments = _layers(fn), list(fn.arg_names)
+    kernel = getattr(layers[-1], "__name__", repr(fn))
+    constants = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
+    tensors = [name for name in arguments if name not in constants]
+    _checked_names("key", key, arguments, kernel)
+    for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
+        _checked_names(parameter, names or [], tensors, kernel)
+    if isinstance(configs, Space):
+        names = [name for name in configs.parameters if name not in _options()]
+        _checked_names("Space", names, arguments, kernel)
+    if reference is not None:
+        computed = {name for layer in layers for name in getattr(layer, "values", ())} | _tuned(configs)
+        _check_reference(reference, {name: name not in computed for name in arguments}, kernel)
+    if ragged is not None and not callable(ragged):
+        raise InvalidValueError(f"ragged is {ragged!r}: wanted a function of the arguments of {kernel}")

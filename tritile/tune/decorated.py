@@ -1,0 +1,299 @@
+"""A call of a decorated kernel as the tuner takes it: packed, compiled, timed and checked elsewhere."""
+
+import copy
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, Device
+from tritile.core.problem import KernelProblem
+from tritile.errors import TuningError, UnsupportedError, brief
+from tritile.planning.trial import Trial
+from tritile.runtime.offline import check_fits, compiling_for
+from tritile.tune.forms import DESCRIPTORS
+from tritile.tune.measure.answers import error_of, overlap, poison
+from tritile.tune.measure.engine import tune
+from tritile.tune.measure.protocols import Stage, Taken
+from tritile.tune.measure.shipping import Memory, Shipment, StandIn, pack, unpack
+from tritile.tune.measure.tasks import Keep, Rules, Task, fastest, has_more
+from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
+from tritile.tune.measure.workshop import borrowed
+from tritile.tune.search import SearchSpace
+
+Named = dict[str, Any]
+
+
+def _settings(config: Config | triton.Config) -> Named:
+    """All that a config sets, by name."""
+    return dict((config.to_triton() if isinstance(config, Config) else config).all_kwargs())
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A launch, and what belongs to it; `fn` is the kernel within its heuristics.
+
+    `hooks` are those of single configs, by their text. `reference` gives the tensors that are right, by
+    the names of arguments; `ragged` arguments of a call whose sizes end amid tiles.
+    """
+
+    fn: Any
+    arg_names: tuple[str, ...]
+    args: tuple[Any, ...]
+    kwargs: Named
+    hooks: Mapping[str, Callable[[Named], Any]]
+    reset_to_zero: tuple[str, ...] = ()
+    restore_value: tuple[str, ...] = ()
+    pre_hook: Callable[..., Any] | None = None
+    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
+    ragged: Callable[[Named], Named] | None = None
+    tolerance: float | None = None
+
+    @property
+    def named(self) -> Named:
+        """The arguments by name."""
+        given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
+        return {name: value for name, value in given.items() if name != "grid"}
+
+    def launch(self, config: Config | triton.Config, **options: Any) -> Any:
+        """Launch with a config; the compiled kernel."""
+        settings = _settings(config)
+        hook = self.hooks.get(config.key) if isinstance(config, Config) else config.pre_hook
+        if hook is not None:
+            hook(self.named | settings)
+        return self.fn.run(*self.args, **(self.kwargs | settings | options))
+
+    def reset(self, config: Config | triton.Config) -> None:
+        """Make its tensors ready for a launch with a config, as far as hooks do that.
+
+        As in Triton a hook is given what the config sets too, and takes the place of `reset_to_zero`.
+        """
+        if self.pre_hook is not None:
+            self.pre_hook(self.named | _settings(config), reset_only=True)
+            return
+        for name in self.reset_to_zero:
+            self.named[name].zero_()
+
+
+Posed = Callable[[KernelCall], KernelCall]  # a call, at its own sizes or at ragged ones
+
+
+@dataclass(frozen=True)
+class KernelSubject:
+    """A call of a decorated kernel, packed so that any process can run it."""
+
+    problem: KernelProblem
+    device: Device
+    source: str  # the kernel's digest
+    shipment: Shipment
+
+    def digest(self, config: Config) -> str:
+        """The digest of the kernel's source."""
+        return self.source
+
+    def compile(self, config: Config) -> None:
+        """Compile for the device with no GPU. Raises what the compiler raises, or TuningError."""
+        call: KernelCall = unpack(self.shipment, StandIn)
+        with compiling_for(self.device):
+            kernel = call.launch(config, grid=(1,), warmup=True)
+        check_fits(kernel, self.device)
+
+    def compile_check(self, config: Config) -> None:
+        """Nothing: ragged arguments are made where there is a GPU."""
+
+    @property
+    def copies(self) -> int:
+        """How many copies of its memory leave the L2 cache cold."""
+        return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
+
+    def stage(self, copies: int) -> Stage:
+        """Copies of the call on the current GPU."""
+        return _Stage(self, copies)
+
+
+class _Stage:
+    def __init__(self, subject: KernelSubject, copies: int) -> None:
+        self._shipment = subject.shipment
+        self._where = "cpu" if subject.device == INTERPRETER else "cuda"
+        contents = torch.load(self._shipment.file, weights_only=True)
+        self._pristine = Memory(self._shipment.blocks, contents, self._where)
+        self._memories = [self._copied() for _ in range(copies)]
+        self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
+        for posed in (_same, _ragged):  # once ahead of all configs: what fails here is not theirs
+            referred(posed(self._call(self._copied())))
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+    def _copied(self) -> Memory:
+        return Memory(self._shipment.blocks, self._pristine.contents(), self._where)
+
+    def _call(self, memory: Memory) -> KernelCall:
+        return unpack(self._shipment, memory.tensor)
+
+    @functools.cached_property
+    def _right(self) -> KernelCall:
+        """The call on memory that no kernel touches."""
+        return self._call(self._pristine)
+
+    def prepared(self, config: Config) -> tuple[Run, Taken]:
+        kernel = self.calls[0].launch(config, warmup=True)
+        kernel._init_handles()
+        taken = Taken(kernel.n_regs, kernel.n_spills, kernel.metadata.shared)
+        return (lambda call: call.launch(config)), taken
+
+    def timed(self, config: Config, run: Run) -> Timed:
+        return graph_of(run, self.calls, functools.partial(self._before, config))
+
+    def _before(self, config: Config) -> None:
+        """Every copy as it was before a launch."""
+        right = self._right.named
+        for call in self.calls:
+            call.reset(config)
+            for name in call.restore_value:
+                call.named[name].copy_(right[name])
+
+    def check(self, config: Config, run: Run) -> float | None:
+        return _at_both_sizes(self.calls[0], functools.partial(self._checked, config))
+
+    def _checked(self, config: Config, posed: Posed) -> float | None:
+        memory = self._copied()
+        error = checked(posed(self._call(memory)), config)
+        if not memory.whole():
+            raise TuningError("wrote outside the memory of its arguments")
+        return error
+
+
+def _same(call: KernelCall) -> KernelCall:
+    return call
+
+
+def _ragged(call: KernelCall) -> KernelCall:
+    """The call at its ragged sizes, where it has some."""
+    return call if call.ragged is None else _with(call, call.ragged(call.named))
+
+
+def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> float | None:
+    """Check a call at its own sizes, and at ragged ones where it has some; the larger error."""
+    error = check(_same)
+    if call.ragged is None:
+        return error
+    try:
+        found = check(_ragged)
+    except TuningError as wrong:
+        raise TuningError(f"at ragged sizes: {wrong}") from wrong
+    return max((e for e in (error, found) if e is not None), default=None)
+
+
+def _with(call: KernelCall, named: Named) -> KernelCall:
+    """The call with other arguments by name; "grid" among them takes the place of its own."""
+    args = tuple(named.get(name, value) for name, value in zip(call.arg_names, call.args, strict=False))
+    placed = call.arg_names[: len(call.args)]
+    kwargs = call.kwargs | {name: value for name, value in named.items() if name not in placed}
+    return KernelCall(**(vars(call) | {"args": args, "kwargs": kwargs}))
+
+
+def _accepted(function: Callable[..., Any], named: Named) -> Named:
+    """The arguments that a function takes, of those there are."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return named
+    return {name: value for name, value in named.items() if name in parameters}
+
+
+def referred(call: KernelCall) -> dict[str, torch.Tensor]:
+    """The tensors that are right, by the reference; none where there is none.
+
+    Raises TuningError where they are not tensors of the call, and what the reference raises.
+    """
+    if call.reference is None:
+        return {}
+    named = call.named
+    wanted = {name: t.clone() for name, t in call.reference(**_accepted(call.reference, named)).items()}
+    for name, tensor in wanted.items():
+        if not isinstance(named.get(name), torch.Tensor):
+            raise TuningError(f"the reference names {name!r}, which is no tensor of the call")
+        if named[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
+            raise TuningError(f"the reference of {name} has shape {shapes}")
+    return wanted
+
+
+def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
+    """Run a config on outputs that are poisoned, unless another argument lies there too.
+
+    Returned is the largest relative error, None where nothing says what is right.
+
+    Raises TuningError for an answer that is wrong, or is not written whole.
+    """
+    call.reset(config)
+    named, wanted = call.named, referred(call)
+    for name in wanted:
+        others = [v for n, v in named.items() if n != name and isinstance(v, torch.Tensor)]
+        read = name in (*call.reset_to_zero, *call.restore_value)
+        if not read and not any(overlap(named[name], other) for other in others):
+            poison(named[name], wanted[name])
+    call.launch(config)
+    return max((error_of(name, call.named[name], tensor, call.tolerance) for name, tensor in wanted.items()),
+               default=None)  # fmt: skip
+
+
+def _copied(call: KernelCall) -> KernelCall:
+    """The call on copies of its tensors, which share memory as these do."""
+    ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
+    plain = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
+    return _with(call, copy.deepcopy(plain))
+
+
+def checked_here(call: KernelCall, config: triton.Config) -> float | None:
+    """Check a config in this process, on copies of the call's tensors; the largest relative error.
+
+    Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
+    """
+
+    def check(posed: Posed) -> float | None:
+        referred(posed(_copied(call)))  # what fails here is not the config's
+        try:
+            return checked(posed(_copied(call)), config)
+        except TuningError:
+            raise
+        except Exception as error:  # whatever one config raises, the others still deserve their turn
+            raise TuningError(brief(error)) from error
+
+    return _at_both_sizes(call, check)
+
+
+def tuned_elsewhere(
+    call: KernelCall,
+    problem: KernelProblem,
+    device: Device,
+    source: str,
+    space: SearchSpace,
+    known: Mapping[Config, Trial],
+    rules: Rules,
+    keep: Keep,
+) -> Config:
+    """The fastest config of a call, found in processes of its own, on copies of its memory.
+
+    Only what is not among the `known` trials is measured. Raises UnsupportedError where the call cannot
+    be sent, or does not come up there, and TuningError, with the reasons, where no config works.
+    """
+    if not has_more(space, known, rules):
+        return fastest(known.values())
+    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    room = torch.cuda.mem_get_info(gpu)[0] // 3  # of what is free now, for two copies at the least
+    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
+        subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))
+        with borrowed(gpu) as shop:
+            (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
+    if tuned.best is None:
+        if not tuned.trials:  # no config had its turn: the fault is none of theirs
+            raise UnsupportedError(f"it runs in no other process: {tuned.failure}")
+        raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
+    return tuned.best.config

@@ -1,0 +1,166 @@
+"""What the measuring process does: operands of a few subjects, graphs of their fastest configs.
+
+Functions here are called by name from the process that tunes; what they return is plain values.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from triton.runtime.driver import driver
+
+from tritile.core.config import Config
+from tritile.errors import TuningError
+from tritile.tune.measure.protocols import Stage, Subject, Taken
+from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us
+
+_KEPT = 8  # graphs of the fastest configs, which may be finalists; graphs hold memory
+SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A quick look at a config: microseconds, their spread (None: held back), and what it takes."""
+
+    us: float | None
+    spread: float | None
+    taken: Taken
+
+
+class Bench:
+    """One subject's operands, and the configs that were loaded for it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._copies = subject.copies
+        self._stage = self._staged()
+        self._loaded: dict[Config, tuple[Run, Taken]] = {}
+        self._graphs: dict[Config, Timed] = {}
+        self._times: dict[Config, float] = {}
+
+    def _staged(self) -> Stage:
+        while True:
+            try:
+                return self._subject.stage(self._copies)
+            except torch.cuda.OutOfMemoryError:
+                if self._copies <= 1:
+                    raise
+                self._copies //= 2
+                _empty()
+
+    def _shrink(self) -> bool:
+        """Halve the copies after memory ran out; False where there is but one."""
+        count = len(self._stage.calls)
+        self._graphs.clear()
+        self._loaded.clear()
+        if count == 1:
+            _empty()
+            return False
+        del self._stage
+        _empty()
+        self._copies = count // 2
+        self._stage = self._staged()
+        return True
+
+    def _run(self, config: Config) -> tuple[Run, Taken]:
+        if config not in self._loaded:
+            self._loaded[config] = self._stage.prepared(config)
+        return self._loaded[config]
+
+    def _graph(self, config: Config) -> Timed:
+        if config not in self._graphs:
+            self._graphs[config] = self._stage.timed(config, self._run(config)[0])
+        return self._graphs[config]
+
+    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
+        """Time a config quickly; one that spills is held back unless `held_too`."""
+        while True:
+            try:
+                _, taken = self._run(config)
+                if (taken.spills or 0) > SPILLED_WORDS and not held_too:
+                    return Screened(None, None, taken)
+                timing = screen_us(self._graph(config), fastest_us)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if not self._shrink():
+                    raise
+        _finish()
+        self._times[config] = timing.us
+        for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
+            del self._graphs[slow]
+        return Screened(timing.us, timing.spread, taken)
+
+    def race(self, configs: Sequence[Config]) -> list[list[float]]:
+        """Microseconds of each, run after run, side by side."""
+        try:
+            return interleaved([self._graph(config) for config in configs])
+        except torch.cuda.OutOfMemoryError:
+            if not self._shrink():
+                raise
+            return self.race(configs)
+
+    def check(self, config: Config) -> float | None:
+        """The relative error of a config's answer. Raises TuningError for a wrong one."""
+        try:
+            error = self._stage.check(config, self._run(config)[0])
+        except torch.cuda.OutOfMemoryError:
+            if not self._shrink():
+                raise
+            return self.check(config)
+        _finish()
+        return error
+
+
+def _finish() -> None:
+    """Wait for the GPU, so that what a config did wrong is found while that config is asked about."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _empty() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+_benches: dict[int, Bench] = {}
+
+
+def begin(number: int, subject: Subject, gpu: int | None) -> None:
+    """Make the operands of a subject on a GPU, from now on known by a number."""
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        _utils = driver.active.utils  # which Triton has a C compiler make, where its cache has none
+    _benches[number] = Bench(subject)
+
+
+def begun(number: int) -> None:
+    """Nothing more. Raises TuningError where the subject is not known here."""
+    _bench(number)
+
+
+def end(number: int) -> None:
+    """Give up what was made for it."""
+    if _benches.pop(number, None) is not None:
+        _empty()
+
+
+def screen(number: int, config: Config, fastest_us: float = math.inf, held_too: bool = False) -> Screened:
+    """See `Bench.screen`."""
+    return _bench(number).screen(config, fastest_us, held_too)
+
+
+def race(number: int, configs: Sequence[Config]) -> list[list[float]]:
+    """See `Bench.race`."""
+    return _bench(number).race(configs)
+
+
+def check(number: int, config: Config) -> float | None:
+    """See `Bench.check`."""
+    return _bench(number).check(config)
+
+
+def _bench(number: int) -> Bench:
+    if number not in _benches:
+        raise TuningError(f"subject {number} was not begun here")
+    return _benches[number]

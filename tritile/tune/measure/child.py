@@ -1,0 +1,267 @@
+"""Processes that answer requests, one at a time, and may be killed without loss.
+
+They are forked from a nursery: a process with a program of its own that has imported what they need, so
+that one more starts in milliseconds, and a script without an `if __name__ == "__main__"` is not run again
+in it. All of them end when the caller does, however that ends.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Final, TypeVar
+
+import cloudpickle
+
+from tritile.errors import TuningError, brief
+from tritile.tune.measure.served import NUMBER_BYTES, kill, nurse_forked
+
+T = TypeVar("T")
+START_S: Final = 120.0  # for importing torch on a busy machine
+_STALLED_S: Final = 30.0  # without more of an answer that has begun
+_LARGEST: Final = 1 << 28  # bytes of an answer
+_numbers: Final = itertools.count(1)  # of requests
+_PROGRAM: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from tritile.tune.measure.served import nurse; nurse(int(sys.argv[1]))"
+)
+
+
+class ChildError(TuningError):
+    """A request that failed in another process.
+
+    `kind` is "hung", "died", "garbled", or the class of the error raised there; `lost` says that the process
+    is gone, and with it what it held; `blameless` that nothing tells that it was the request's doing: the
+    process was killed from outside, nobody knows how it ended, or it had written before it was asked.
+    """
+
+    def __init__(self, text: str, kind: str, lost: bool, blameless: bool = False) -> None:
+        super().__init__(text)
+        self.kind, self.lost, self.blameless = kind, lost, blameless
+
+
+class _Forked:
+    """A process forked from this one, as far as it is used like a Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Nursery:
+    """The process that others are forked from, started when first needed, and anew if it was lost.
+
+    A `forked` one is there at once, as this process is now, unless that has other threads. That is for a
+    program that has its imports and uses no GPU yet, as the command line when it begins.
+    """
+
+    def __init__(self, forked: bool = False) -> None:
+        self._process: subprocess.Popen[bytes] | _Forked | None = None
+        self._control: socket.socket | None = None
+        self._lock = threading.Lock()
+        if forked and threading.active_count() == 1:
+            self._fork()
+
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                nurse_forked(theirs.detach())
+            with contextlib.suppress(OSError):  # it may have ended
+                os.setpgid(pid, pid)
+            self._process = _Forked(pid)
+        ours.settimeout(START_S)
+        self._control = ours
+
+    def fork(self, connection: int, said: int) -> int:
+        """A new process that serves a socket, and writes its errors to a file; its number.
+
+        Raises TuningError where none can be started.
+        """
+        with self._lock:
+            for _ in range(2):
+                control = self._control or self._start()
+                with self._in_step():
+                    socket.send_fds(control, [b"f"], [connection, said])
+                    return int(_line(control))
+        raise TuningError("no process can be started")
+
+    def status(self, pid: int) -> int | None:
+        """How a process ended: its exit status, or the negative of a signal; None where nobody knows."""
+        with self._lock, self._in_step():
+            if self._control is not None:
+                self._control.sendall(b"w%d\n" % pid)
+                text = _line(self._control).strip()
+                return int(text) if text else None
+        return None
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """End it where its answer was not read, whatever the reason: the next to ask would get it."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
+                [sys.executable, "-P", "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
+                process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
+            )
+        ours.settimeout(START_S)
+        self._control = ours
+        return ours
+
+    def _end(self) -> None:
+        control, process = self._control, self._process
+        self._control = self._process = None
+        if control is not None:
+            control.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End it, and the processes that were forked from it."""
+        with self._lock:
+            self._end()
+
+
+def _line(control: socket.socket) -> bytes:
+    """What the nursery answers, up to the end of the line."""
+    text = b""
+    while not text.endswith(b"\n"):
+        piece = control.recv(64)
+        if not piece:
+            raise OSError("the nursery is gone")
+        text += piece
+    return text
+
+
+class Child:
+    """A process of a nursery, started when it is first asked something, and anew after it was lost."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._connection: Connection | None = None
+        self._said: Any = None
+        self.pid: int | None = None  # None where it does not run
+
+    def ask(self, function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
+        """What the function returns there. It is sent by name where it can be imported, else whole.
+
+        Raises ChildError where it raises, takes more than `limit_s` seconds, ends the process, or writes to
+        its socket so that no answer can be read, and TuningError where there is no process to ask.
+        """
+        number = next(_numbers).to_bytes(NUMBER_BYTES, "big")
+        request = number + cloudpickle.dumps((function, arguments, limit_s))
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        answer, stray = None, False
+        try:
+            stray = self._connection.poll()  # what was not asked for, or its end
+            if not stray:
+                self._connection.send_bytes(request)
+            if stray or self._connection.poll(limit_s):
+                answer = self._connection.recv_bytes(_LARGEST)
+        except (EOFError, ConnectionError):
+            raise self._death() from None
+        except OSError as error:  # a length that no answer has, or less than that
+            raise self._garbled(error, stray) from error
+        except BaseException:  # Ctrl-C, say: whoever asks next would get this answer
+            self._drop()
+            raise
+        if answer is None:
+            self._drop()
+            raise ChildError(f"hung: no answer in {limit_s:g} s", "hung", True)
+        try:
+            if answer[:NUMBER_BYTES] != number:
+                raise ValueError("it is not of this request")
+            value, kind, text, lost = pickle.loads(answer[NUMBER_BYTES:])
+        except Exception as error:  # whatever unpickling raises
+            raise self._garbled(error, stray) from error
+        if lost:
+            self.close()
+        if kind:
+            raise ChildError(text, kind, lost)
+        return value
+
+    def _start(self) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
+            with theirs:
+                self.pid = self._nursery.fork(theirs.fileno(), self._said.fileno())
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_STALLED_S), 0))
+            self._connection = Connection(ours.detach())
+        except OSError as error:
+            raise TuningError(f"no process can be started: {brief(error)}") from error
+
+    def kill(self) -> None:
+        """End the process, from any thread; a request that waits for it fails."""
+        pid = self.pid
+        if pid is not None:
+            kill(pid)
+
+    def _drop(self) -> None:
+        """End the process and forget it; a later request starts another."""
+        self.kill()
+        self.close()
+
+    def _garbled(self, error: Exception, stray: bool) -> ChildError:
+        """End the process, of which an answer cannot be read; the error that tells so."""
+        self._drop()
+        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", "garbled", True, stray)
+
+    def _death(self) -> ChildError:
+        """The error that tells how the process ended."""
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
+        lines = self._said.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        code = self.close()
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
+        # No request kills its process with this signal: somebody else did.
+        outside = code is None or code == -signal.SIGKILL
+        return ChildError(
+            f"the process died: {how}{': ' + last[:120] if last else ''}", "died", True, outside
+        )
+
+    def close(self) -> int | None:
+        """End the process at once, if it has not ended; how it ended. A later request starts another."""
+        connection, pid, said = self._connection, self.pid, self._said
+        self._connection = self.pid = self._said = None
+        if said is not None:
+            said.close()
+        if connection is not None:
+            connection.close()  # at which it ends, unless it is amid a request
+        return self._nursery.status(pid) if pid is not None else None

@@ -1,0 +1,284 @@
+"""The pipeline of tuning: proposed -> compiled in parallel -> screened -> raced -> checked -> remembered.
+
+Several problems are under way: while one is measured, others compile. Trials are handed on as soon as
+they are measured, so that a tuner stopped at any moment goes on where it was.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import replace
+
+from tritile.core.config import Config
+from tritile.errors import TuningError, UnsupportedError
+from tritile.planning.trial import Trial
+from tritile.tune.measure.child import ChildError
+from tritile.tune.measure.settling import settled
+from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, now, proposed, tried_of
+from tritile.tune.measure.timing import timing_of
+from tritile.tune.measure.workshop import Workshop
+from tritile.tune.search import Tried
+
+LOOKAHEAD = 4  # problems under way: one is measured, the others compile
+_numbers = itertools.count()  # of subjects, in a process
+_PAUSE_S = 0.1  # before asking again for a task where there is none at the moment
+_HOPELESS = 4  # times a problem's seconds, after which one without a config that works is given up
+_HELD_BACK = 8  # configs that spill which are timed where nothing else works
+
+
+def new_number() -> int:
+    """A number for a subject that no other has in this process."""
+    return next(_numbers)
+
+
+class _Search:
+    """One problem under way."""
+
+    def __init__(self, number: int, task: Task, shop: Workshop, rules: Rules, keep: Keep) -> None:
+        self.number, self.task, self.shop, self.rules, self._keep_on = number, task, shop, rules, keep
+        self.subject = task.subject
+        self.trials: dict[Config, Trial] = dict(task.known)
+        self.held: dict[Config, int] = {}  # configs that spill, and how much
+        self.fastest_us = min(tried_of(task.known.values()).values(), default=math.inf)
+        self.new = 0
+        self.foreseen: set[Config] = set()  # whose checks were compiled ahead
+        self.begun = False
+        self.since = time.monotonic()  # when measuring could begin
+        self.compiles: dict[Future[None], Config] = {}
+        self.compile(self.propose())
+
+    # What is known
+
+    @property
+    def tried(self) -> Tried:
+        """Microseconds by config, infinite for those that failed or are held back."""
+        return dict.fromkeys(self.held, math.inf) | tried_of(self.trials.values())
+
+    def ranked(self) -> list[Config]:
+        """The configs that work, fastest first."""
+        times = self.tried
+        return sorted((c for c in times if times[c] < math.inf), key=lambda c: (times[c], c.key))
+
+    def keep(self, trial: Trial) -> None:
+        """Remember a trial."""
+        self.trials[trial.config] = trial
+        if trial.us is not None and trial.failure is None:
+            self.fastest_us = min(self.fastest_us, trial.us)
+        self._keep_on(self.subject.digest(trial.config), trial)
+
+    def fail(self, config: Config, reason: str) -> None:
+        """Remember that a config does not work, and why."""
+        failed = Trial(self.subject.problem, config, None, failure=reason, measured_utc=now())
+        known = self.trials.get(config)
+        self.keep(replace(known, us=None, failure=reason, measured_utc=now()) if known else failed)
+
+    # What comes next
+
+    def late(self) -> bool:
+        """Whether this problem has had its time, and has something to show for it, or never will."""
+        waited = time.monotonic() - self.since
+        return waited > _HOPELESS * self.rules.problem_s or (
+            waited > self.rules.problem_s and bool(self.ranked())
+        )
+
+    def propose(self) -> list[Config]:
+        """The next configs to compile; none where more is not expected to pay."""
+        tried = self.tried
+        incumbent = self.task.incumbent
+        first = [incumbent] if incumbent is not None and incumbent not in tried and not self.new else []
+        return list(dict.fromkeys([*first, *proposed(self.task.space, tried, self.rules)]))
+
+    def compile(self, configs: Sequence[Config]) -> None:
+        """Start compiling."""
+        pending = [self.shop.compile(self.subject, config, self.number) for config in configs]
+        self.compiles = dict(zip(pending, configs, strict=True))
+
+    def ready(self) -> bool:
+        """Whether something can be done now."""
+        return not self.compiles or any(future.done() for future in self.compiles)
+
+    def begin(self) -> None:
+        """Put operands on the GPU, while the first configs compile. Raises TuningError where that fails."""
+        self.begun = True
+        self.shop.begin(self.number, self.subject)
+        self.since = time.monotonic()
+
+    def step(self) -> bool:
+        """Do what can be done now; whether that was all of this problem."""
+        if not self.begun:
+            self.begin()
+        done = [future for future in self.compiles if future.done()]
+        for future in done:
+            self._screen(self.compiles.pop(future), future)
+        if self.late():
+            self.give_up()
+        if not self.compiles:
+            self.compile([] if self.late() else self.propose())
+            best = self.ranked()[:1]
+            if best and best[0] not in self.foreseen:
+                self.foreseen.update(best)
+                self.shop.compile_check(self.subject, best[0], self.number)
+        return not self.compiles
+
+    def give_up(self) -> None:
+        """Compile no more."""
+        for future in self.compiles:
+            future.cancel()
+        self.compiles = {}
+
+    # Measuring
+
+    def _screen(self, config: Config, compiled: Future[None] | None, held_too: bool = False) -> None:
+        try:
+            if compiled is not None:
+                compiled.result()
+            held_too = held_too or self.rules.spilled
+            seen = self.shop.screen(self.number, self.subject, config, self.fastest_us, held_too)
+            if seen.us is None:
+                self.held[config] = seen.taken.spills or 0
+                return
+            error = None
+            if self.rules.verify_all:
+                error = self.shop.check(self.number, self.subject, config)
+        except CancelledError:
+            return
+        except ChildError as refusal:
+            self.new += 1
+            return self.fail(config, str(refusal))
+        self.new += 1
+        spilled = None if seen.taken.spills is None else 4 * seen.taken.spills  # bytes
+        taken = (seen.taken.registers, spilled, seen.taken.shared)
+        trial = Trial(self.subject.problem, config, seen.us, seen.spread, *taken, error, measured_utc=now())
+        self.keep(trial)
+
+    def _release_held(self) -> None:
+        """Time those that spill least where nothing else works; the others failed by it."""
+        order = sorted(self.held, key=lambda c: (self.held[c], c.key))
+        release = [] if self.ranked() else order[:_HELD_BACK]
+        spilled, self.held = self.held, {}
+        for config in order:
+            if config in release:
+                self._screen(config, None, held_too=True)
+            else:
+                self.fail(config, f"compiled to {4 * spilled[config]} bytes of spilled registers a thread")
+
+    def finish(self) -> Tuned:
+        """Race the fastest, then take the first whose answer is right."""
+        self._release_held()
+        ranked = self.ranked()
+        limit = 1.15 * (self.tried[ranked[0]] if ranked else 0.0)
+        finalists = [c for c in ranked[: self.rules.finalists] if self.tried[c] <= limit]
+        incumbent = self.task.incumbent
+        if incumbent in ranked and incumbent not in finalists:
+            finalists.append(incumbent)
+        # Finalists first: a quick look at another may have been lucky, and was not beside theirs.
+        order = self._raced(finalists) if len(finalists) > 1 else finalists
+        winner = None
+        for config in [*order, *(config for config in ranked if config not in order)]:
+            try:
+                error = self.shop.check(self.number, self.subject, config)
+            except ChildError as wrong:
+                self.fail(config, str(wrong))
+                continue
+            winner = replace(self.trials[config], error=error)
+            self.keep(winner)
+            break
+        self.shop.end(self.number)
+        return self._outcome(winner)
+
+    def _raced(self, finalists: Sequence[Config]) -> list[Config]:
+        try:
+            times = self.shop.race(self.number, self.subject, finalists)
+        except ChildError:
+            return list(finalists)  # as they were screened; the check tells which of them is at fault
+        samples = dict(zip(finalists, times, strict=True))
+        for config, measured in samples.items():
+            timing = timing_of(measured)
+            known = self.trials[config]
+            self.keep(replace(known, us=timing.us, spread=timing.spread, measured_utc=now()))
+        return settled(samples, self.task.incumbent)
+
+    def _outcome(self, winner: Trial | None) -> Tuned:
+        reasons: dict[str, int] = {}
+        for trial in self.trials.values():
+            if trial.failure:
+                kind = trial.failure.partition(":")[0]
+                reasons[kind] = reasons.get(kind, 0) + 1
+        texts = sorted({trial.failure for trial in self.trials.values() if trial.failure})
+        failure = None if winner else f"no config works: {'; '.join(texts[:4]) or 'none was tried'}"
+        seconds = time.monotonic() - self.since
+        return Tuned(self.subject.problem, winner, self.new, seconds, failure, tuple(sorted(reasons.items())))
+
+
+def tune(
+    tasks: Iterable[Task | None],
+    shop: Workshop,
+    rules: Rules,
+    keep: Keep,
+    budget_s: float | None = None,
+    keep_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Tuned]:
+    """Tune each task's subject, yielding what came of it; `keep` gets every trial as it is measured.
+
+    Tasks are taken from the iterable a few ahead; None stands for none at the moment. Stops before another
+    problem is measured once `budget_s` seconds are spent or `keep_on()` is false. A subject that cannot be
+    posed (out of memory, say), for which no config is legal, or whose every config fails is yielded with its
+    failure.
+    """
+    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+    waiting, more = iter(tasks), True
+    active: deque[_Search] = deque()
+    try:
+        while True:
+            stop = not keep_on() or time.monotonic() > deadline
+            while more and not stop and len(active) < LOOKAHEAD:
+                try:
+                    task = next(waiting)
+                except StopIteration:
+                    more = False
+                    break
+                if task is None:
+                    break
+                try:
+                    active.append(_Search(new_number(), task, shop, rules, keep))
+                except UnsupportedError as error:  # no config is legal
+                    yield Tuned(task.subject.problem, None, 0, 0.0, str(error))
+            begun = [search for search in active if search.begun]
+            if not active and more and not stop:
+                time.sleep(_PAUSE_S)
+                continue
+            if not active or (stop and not begun):
+                return
+            search = _next_of(begun if stop else [*active][: shop.benches])
+            try:
+                if not search.ready():
+                    search.begin()
+                    continue
+                done = search.step()
+                outcome = search.finish() if done else None
+            except TuningError as error:  # of its operands, not of one config
+                outcome = Tuned(search.subject.problem, None, search.new, 0.0, str(error))
+                search.give_up()
+                shop.end(search.number)
+            if outcome is not None:
+                active.remove(search)
+                yield outcome
+    finally:
+        for search in active:
+            search.give_up()
+            shop.end(search.number)
+
+
+def _next_of(searches: Sequence[_Search]) -> _Search:
+    """The first that has something to measure, else one to begin, else what is first to have something."""
+    while True:
+        for search in searches:
+            if search.ready():
+                return search
+        for search in searches:
+            if not search.begun:
+                return search
+        wait([future for search in searches for future in search.compiles], return_when=FIRST_COMPLETED)

@@ -1,0 +1,33 @@
+"""Search: which configs of a space to measure next. Pure functions, with no GPU and no store."""
+
+from tritile.tune.search.replay import Replayed, replay
+from tritile.tune.search.spaces import Listed, SearchSpace, Space, Tried
+from tritile.tune.search.strategies import (
+    ENOUGH,
+    STRATEGIES,
+    Strategy,
+    descent,
+    evolution,
+    exhaustive,
+    expected_gain,
+    random,
+    screening,
+)
+
+__all__ = [
+    "ENOUGH",
+    "STRATEGIES",
+    "Listed",
+    "Replayed",
+    "SearchSpace",
+    "Space",
+    "Strategy",
+    "Tried",
+    "descent",
+    "evolution",
+    "exhaustive",
+    "expected_gain",
+    "random",
+    "replay",
+    "screening",
+]

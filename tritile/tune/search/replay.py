@@ -1,0 +1,94 @@
+"""Replay: a strategy run against recorded times, with no GPU, to see how well it searches."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tritile.core.config import Config
+from tritile.errors import InvalidValueError
+from tritile.tune.search.spaces import SearchSpace
+from tritile.tune.search.strategies import Strategy, expected_gain
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a strategy came to.
+
+    `tried` counts configs and `rounds` the batches they came in, each of which waits for compiles. `us`
+    is the time of the `best` config that was found, in microseconds, `regret` by how much that is above
+    the fastest on record (0.01: 1% slower), and `trace` the best so far after each round.
+    """
+
+    best: Config
+    us: float
+    regret: float
+    tried: int
+    rounds: int
+    trace: tuple[float, ...]
+
+
+class Recorded:
+    """A space, less the configs of which no time is on record."""
+
+    def __init__(self, space: SearchSpace, recorded: Mapping[Config, float]) -> None:
+        self.space, self.recorded = space, recorded
+
+    def configs(self) -> Sequence[Config]:
+        """Every recorded config, in the order of the space."""
+        return [config for config in self.space.configs() if config in self.recorded]
+
+    def opening(self, count: int) -> list[Config]:
+        """The first `count` of the space's opening that are recorded."""
+        wanted = count
+        while True:
+            opening = self.space.opening(wanted)
+            found = [config for config in opening if config in self.recorded][:count]
+            if len(found) == count or len(opening) < wanted:
+                return found
+            wanted *= 2
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """The recorded neighbours."""
+        return [step for step in self.space.neighbours(config) if step in self.recorded]
+
+    def __contains__(self, config: object) -> bool:
+        return config in self.recorded
+
+
+def replay(
+    space: SearchSpace,
+    recorded: Mapping[Config, float],
+    strategy: Strategy,
+    batch: int = 16,
+    most: int | None = None,
+    enough: float = 0.0,
+) -> Replayed:
+    """Run a strategy against recorded times, in microseconds, infinity for configs that failed.
+
+    Args:
+        space: the space searched; configs that are not on record are not offered.
+        recorded: the time of each config.
+        strategy: what is asked for configs, until it proposes none.
+        batch: configs of a round at the most.
+        most: configs of the search at the most; None: no limit.
+        enough: expected gain (`expected_gain`) below which the search ends; 0: not for that.
+
+    Raises InvalidValueError where no config of the space works, and where the strategy proposes one that
+    is not on record, or a second time.
+    """
+    offered, tried = Recorded(space, recorded), dict[Config, float]()
+    trace: list[float] = []
+    most = len(recorded) if most is None else most
+    while len(tried) < most:
+        proposed = strategy(offered, tried, min(batch, most - len(tried)))
+        if not proposed or (tried and expected_gain(tried, len(proposed)) < enough):
+            break
+        if not set(proposed) <= recorded.keys() - tried.keys():
+            raise InvalidValueError("the strategy proposed a config again, or one that is not in the space")
+        tried |= {config: recorded[config] for config in proposed}
+        trace.append(min(tried.values()))
+    if not trace or trace[-1] == math.inf:
+        raise InvalidValueError(f"none of {len(tried)} configs that the strategy proposed works")
+    best = min(tried, key=lambda config: (tried[config], config.key))
+    regret = tried[best] / min(recorded.values()) - 1
+    return Replayed(best, tried[best], regret, len(tried), len(trace), tuple(trace))

@@ -1,0 +1,267 @@
+"""Spaces: the configs that a search chooses among, which to try first, and which lie next to each other."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, overload
+
+from tritile.core.config import Config
+from tritile.errors import InvalidValueError
+
+Tried = Mapping[Config, float]  # microseconds of each config measured so far; infinity where it failed
+
+MAX_COMBINATIONS: Final = 1_000_000
+_OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+_SPREAD: Final = 2000  # configs of a list among which varied ones are looked for
+_DRAWS: Final = 50  # points of a space looked at for each one wanted
+
+
+class SearchSpace(Protocol):
+    """What a search needs to know of the configs it chooses among."""
+
+    def configs(self) -> Sequence[Config]:
+        """Every config, the likeliest to be fast first."""
+        ...
+
+    def opening(self, count: int) -> list[Config]:
+        """The `count` configs to try first: likely, and varied."""
+        ...
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """The configs that may run and are one step away, the likeliest first."""
+        ...
+
+    def __contains__(self, config: object) -> bool:
+        """Whether a config may run."""
+        ...
+
+
+def parameters(config: Config) -> dict[str, Any]:
+    """All that a config sets, by name: its kernel's parameters, Triton's options and its family."""
+    return dict(config.kwargs) | {name: getattr(config, name) for name in (*_OPTIONS, "family")}
+
+
+def from_parameters(values: Mapping[str, Any]) -> Config:
+    """The config that sets these; what is left out is as `Config` has it.
+
+    Raises InvalidValueError where a value is not one that a config takes.
+    """
+    options = {name: value for name, value in values.items() if name in (*_OPTIONS, "family")}
+    return Config(tuple(sorted((n, v) for n, v in values.items() if n not in options)), **options)
+
+
+def _ordered(values: Iterable[Any]) -> bool:
+    """Whether values have an order: numbers do; words, flags and None do not."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
+    """Of numbers the next smaller and larger, of values without an order all others."""
+    if not _ordered((*values, value)):
+        return [other for other in values if other != value]
+    return sorted(v for v in values if v < value)[-1:] + sorted(v for v in values if v > value)[:1]
+
+
+class Listed:
+    """A list of configs, in the order of how likely they are to be fast. Equal ones count once.
+
+    Raises InvalidValueError for an empty list.
+    """
+
+    def __init__(self, configs: Iterable[Config]) -> None:
+        self._configs = tuple(dict.fromkeys(configs))
+        if not self._configs:
+            raise InvalidValueError("no configs are listed: wanted one or more")
+
+    def configs(self) -> Sequence[Config]:
+        """Every config, in the order given."""
+        return self._configs
+
+    def opening(self, count: int) -> list[Config]:
+        """By turns the first of the list that is left, and the one least like those taken."""
+        if count >= len(self._configs):
+            return list(self._configs)
+        left = dict.fromkeys(self._configs[:: -(-len(self._configs) // _SPREAD)], math.inf)
+        found: list[Config] = []
+        while left and len(found) < count:
+            taken = max(left, key=left.__getitem__) if len(found) % 2 else next(iter(left))
+            del left[taken]
+            found.append(taken)
+            left = {config: min(far, self._distance(config, taken)) for config, far in left.items()}
+        return found
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """Those that differ in one parameter alone, by how many of the list's values lie between."""
+        mine, found = parameters(config), []
+        for other, theirs in self._parameters.items():
+            if theirs.keys() == mine.keys() and sum(mine[name] != theirs[name] for name in mine) == 1:
+                found.append(other)
+        return sorted(found, key=lambda other: self._distance(config, other))
+
+    def __contains__(self, config: object) -> bool:
+        return config in self._parameters
+
+    @functools.cached_property
+    def _parameters(self) -> dict[Config, dict[str, Any]]:
+        return {config: parameters(config) for config in self._configs}
+
+    @functools.cached_property
+    def _places(self) -> dict[str, dict[Any, int]]:
+        """Of each parameter whose values have an order, the place of each."""
+        values: dict[str, set[Any]] = {}
+        for own in self._parameters.values():
+            for name, value in own.items():
+                values.setdefault(name, set()).add(value)
+        return {
+            name: {value: place for place, value in enumerate(sorted(own))}
+            for name, own in values.items()
+            if _ordered(own)
+        }
+
+    def _distance(self, a: Config, b: Config) -> float:
+        """Steps from one config to another, over all parameters."""
+        mine, theirs = (self._parameters.get(config) or parameters(config) for config in (a, b))
+        steps = 0
+        for name in mine.keys() | theirs.keys():
+            if mine.get(name) != theirs.get(name):
+                places = self._places.get(name, {})
+                here, there = places.get(mine.get(name)), places.get(theirs.get(name))
+                steps += 1 if here is None or there is None else abs(here - there)
+        return steps
+
+
+class Space:
+    """Every combination of the values of a kernel's parameters, for a search to choose among.
+
+        Space({"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8)},
+              where=lambda c: c["BLOCK_M"] * c["BLOCK_N"] <= 8192)
+
+    Args:
+        parameters: the values of each parameter by name: of constexprs of the kernel, and of num_warps,
+            num_stages, num_ctas and maxnreg. What is left out is as `Config` has it.
+        where: whether a combination, as a dictionary of the values by name, may run. Default: all may.
+
+    Raises InvalidValueError where a parameter has no value, has one twice or one that no config takes,
+    where there are more than a million combinations, or where none meets the condition.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Iterable[Any]],
+        where: Callable[[Mapping[str, Any]], bool] | None = None,
+    ) -> None:
+        if not isinstance(parameters, Mapping) or not parameters:
+            raise InvalidValueError(f"a space of {parameters!r}: wanted values of parameters by name")
+        self.parameters = {name: _checked(name, values) for name, values in parameters.items()}
+        self.where = where
+        count = math.prod(map(len, self.parameters.values()))
+        if count > MAX_COMBINATIONS:
+            raise InvalidValueError(f"a space of {count:,} combinations: wanted {MAX_COMBINATIONS:,} at most")
+        if not any(map(self._meets, self._combinations())):
+            raise InvalidValueError(f"none of {count:,} combinations meets the condition `where`")
+
+    def __repr__(self) -> str:
+        return f"Space({self.parameters!r}, where={self.where!r})"
+
+    def configs(self) -> Sequence[Config]:
+        """Every config, by the order of values given, the last parameter's changing first."""
+        return self._members
+
+    def opening(self, count: int) -> list[Config]:
+        """The middle of the space, then points of a Halton sequence: any few are spread over all of it."""
+        found: dict[Config, None] = {}
+        primes = list(zip(self.parameters, itertools.cycle(_PRIMES), strict=False))
+        for number in range(_DRAWS * count):
+            shares = {name: _radical_inverse(number, prime) if number else 0.5 for name, prime in primes}
+            values = {name: own[int(shares[name] * len(own))] for name, own in self.parameters.items()}
+            if self._meets(values):
+                found[from_parameters(values)] = None
+            if len(found) == count:
+                return list(found)
+        found |= dict.fromkeys(itertools.islice(self._members, count))  # few combinations meet the condition
+        return list(found)[:count]
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """Those with one parameter at its next value: of numbers the nearest ones, else any other."""
+        values = parameters(config)
+        steps = [
+            values | {name: value}
+            for name, own in self.parameters.items()
+            if name in values
+            for value in _next_to(own, values[name])
+        ]
+        return [from_parameters(step) for step in steps if self._meets(step)]
+
+    def __contains__(self, config: object) -> bool:
+        if not isinstance(config, Config):
+            return False
+        values = {name: value for name, value in parameters(config).items() if name in self.parameters}
+        whole = len(values) == len(self.parameters) and from_parameters(values) == config
+        return whole and all(v in self.parameters[n] for n, v in values.items()) and self._meets(values)
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        for combination in itertools.product(*self.parameters.values()):
+            yield dict(zip(self.parameters, combination, strict=True))
+
+    def _meets(self, values: Mapping[str, Any]) -> bool:
+        return self.where is None or bool(self.where({name: values[name] for name in self.parameters}))
+
+    @functools.cached_property
+    def _members(self) -> "_Members":
+        places = range(math.prod(map(len, self.parameters.values())))
+        if self.where is None:
+            return _Members(self.parameters, places)
+        kept = [
+            place for place, values in zip(places, self._combinations(), strict=True) if self._meets(values)
+        ]
+        return _Members(self.parameters, kept)
+
+
+class _Members(Sequence[Config]):
+    """The configs of a space by their places among all combinations, each made when it is asked for."""
+
+    def __init__(self, parameters: Mapping[str, tuple[Any, ...]], places: Sequence[int]) -> None:
+        self._parameters, self._places = parameters, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Config: ...
+    @overload
+    def __getitem__(self, index: slice) -> "_Members": ...
+    def __getitem__(self, index: int | slice) -> "Config | _Members":
+        if isinstance(index, slice):
+            return _Members(self._parameters, self._places[index])
+        place, values = self._places[index], {}
+        for name, own in reversed(list(self._parameters.items())):
+            place, digit = divmod(place, len(own))
+            values[name] = own[digit]
+        return from_parameters(values)
+
+
+def _checked(name: Any, values: Any) -> tuple[Any, ...]:
+    """The values of one parameter. Raises InvalidValueError, naming what is wrong with them."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidValueError(f"values of {name!r}: {values!r} is no list of values")
+    own = tuple(values)
+    if not own:
+        raise InvalidValueError(f"parameter {name!r} has no values: wanted one or more")
+    for value in own:
+        if name == "family":
+            raise InvalidValueError("parameter 'family' is a name of tritile's own: wanted another")
+        from_parameters({name: value})  # raises for a name or a value that no config takes
+    if len(set(own)) < len(own):
+        raise InvalidValueError(f"parameter {name!r} has a value twice: {own!r}")
+    return own
+
+
+def _radical_inverse(number: int, base: int) -> float:
+    """The digits of a number mirrored at the point: number 1, 2, 3 of base 2 gives 1/2, 1/4, 3/4."""
+    inverse, weight = 0.0, 1.0 / base
+    while number:
+        number, digit = divmod(number, base)
+        inverse, weight = inverse + digit * weight, weight / base
+    return inverse

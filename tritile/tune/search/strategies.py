@@ -1,0 +1,165 @@
+"""Strategies: which configs to measure next, from the space and from what was measured so far.
+
+Each is a pure function, so that a search can be stopped, goes on where it was, and can be replayed.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import Final
+
+from tritile.core.config import Config
+from tritile.tune.search.spaces import SearchSpace, Tried, from_parameters, parameters
+
+# At most so many configs that were not tried, the likeliest first; none where nothing more is proposed.
+Strategy = Callable[[SearchSpace, Tried, int], list[Config]]
+
+OPENING: Final = 16  # configs tried before any neighbour of a leader
+LEADERS: Final = 2  # the fastest so far, whose neighbours are tried
+NEIGHBOURS: Final = 8  # of each leader, that is tried at the most
+CROSSED: Final = 8  # of the fastest, whose parameters are exchanged
+ENOUGH: Final = 5e-4  # expected gain below which a search by screening may end
+NEAR: Final = 1.3  # times as slow as the fastest, up to which another family's best is a leader too
+_STARTS: Final = 4  # of descents
+_POPULATION: Final = 8
+_FEW: Final = 4  # fastest, whose distance says what a new best may gain
+_CHILDREN: Final = 20  # bred for each one wanted, as most are known or may not run
+
+
+def fastest_first(tried: Tried) -> list[Config]:
+    """The configs that worked, fastest first; ties by their text."""
+    working = [(us, config.key, config) for config, us in tried.items() if us < math.inf]
+    return [config for _, _, config in sorted(working, key=lambda item: item[:2])]
+
+
+def _untried(configs: Iterable[Config], tried: Tried, count: int) -> list[Config]:
+    fresh: dict[Config, None] = {}
+    for config in configs:
+        if len(fresh) == count:
+            break
+        if config not in tried:
+            fresh[config] = None
+    return list(fresh)
+
+
+def exhaustive(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+    """Every config, the likeliest first."""
+    return _untried(space.configs(), tried, count)
+
+
+def random(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+    """Every config, in no order. The yardstick of the others."""
+    configs = space.configs()
+    drawn = Random(len(tried)).sample(range(len(configs)), min(len(configs), count + len(tried)))
+    return _untried((configs[place] for place in drawn), tried, count)
+
+
+def descent(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+    """From the likeliest config to the fastest of its neighbours, on until none is faster.
+
+    Then the same from the next of a few starts. The path is walked anew over what was tried.
+    """
+    for start in space.opening(_STARTS):
+        at = start
+        while True:
+            if at not in tried:
+                return [at]
+            near = space.neighbours(at)
+            fresh = _untried(near, tried, count)
+            if fresh:
+                return fresh
+            best = min(near, key=lambda config: (tried[config], config.key), default=at)
+            if tried[best] >= tried[at]:
+                break
+            at = best
+    return []
+
+
+def evolution(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+    """After an opening, children of the fastest: each parameter from one of two, or one step away.
+
+    It leans least on the order of the space, and so suits one that no formula orders. It goes on until
+    hardly a child is new: give it a number of configs.
+    """
+    fresh = _untried(space.opening(OPENING), tried, count)
+    parents = fastest_first(tried)[:_POPULATION]
+    if fresh or not parents:
+        return fresh or exhaustive(space, tried, count)
+    draw = Random(len(tried))
+
+    def children() -> Iterable[Config]:
+        for _ in range(_CHILDREN * count):
+            mother = draw.choice(parents)
+            alike = [parent for parent in parents if parameters(parent).keys() == parameters(mother).keys()]
+            father = parameters(draw.choice(alike))
+            mixed = {n: draw.choice((v, father[n])) for n, v in parameters(mother).items()}
+            child = from_parameters(mixed)
+            steps = space.neighbours(child) if draw.random() < 0.5 else []
+            yield draw.choice(steps) if steps else child
+
+    return _untried((child for child in children() if child in space), tried, count)
+
+
+def leaders(tried: Tried) -> list[Config]:
+    """The fastest few, and of every other family the fastest that is not far behind them."""
+    ranked = fastest_first(tried)
+    found = ranked[:LEADERS]
+    for config in ranked[LEADERS:]:
+        near = tried[config] < NEAR * tried[ranked[0]]
+        if near and all(config.family != leader.family for leader in found):
+            found.append(config)
+    return found
+
+
+def crosses(ranked: Sequence[Config]) -> Iterator[Config]:
+    """Each of some configs with one parameter as another of them has it, the first configs' first."""
+    for one, other in itertools.permutations(ranked, 2):
+        mine, theirs = parameters(one), parameters(other)
+        if mine.keys() == theirs.keys():
+            for name in (name for name in mine if mine[name] != theirs[name]):
+                yield from_parameters(mine | {name: theirs[name]})
+
+
+def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+    """The default: an opening by the space's own order, then the likeliest neighbours of the leaders.
+
+    A leader has only so many neighbours that are tried, so that leaders which stay end the search. A
+    round that has room is filled up with crosses of the fastest: it waits for a compile anyway, and what
+    is good of one config is often good of another too. Where all of the opening fails, the rest is tried.
+    """
+    fresh, heads = _untried(space.opening(OPENING), tried, count), leaders(tried)
+    if fresh or not heads:
+        return fresh or exhaustive(space, tried, count)
+    near = [space.neighbours(config)[:NEIGHBOURS] for config in heads]
+    steps = [config for turn in itertools.zip_longest(*near) for config in turn if config is not None]
+    if not _untried(steps, tried, 1):
+        return []
+    mixed = (config for config in crosses(fastest_first(tried)[:CROSSED]) if config in space)
+    return _untried(itertools.chain(steps, mixed), tried, count)
+
+
+STRATEGIES: Final[dict[str, Strategy]] = {
+    "screening": screening,
+    "exhaustive": exhaustive,
+    "random": random,
+    "descent": descent,
+    "evolution": evolution,
+}
+
+
+def expected_gain(tried: Tried, more: int) -> float:
+    """The relative gain to be expected of `more` further configs, from the times of those that worked.
+
+    Of n + more times in no order the least is among the last `more` with probability more / (n + more),
+    as each place is as likely (records of independent draws; Renyi, 1962). By how much it is then less
+    is taken to be the mean relative gap between the fastest few. A search is not in no order: its last
+    configs are better chosen than others, though the best of what it learnt is used up. Replays say
+    which gain is too small to go on for (`ENOUGH`). Infinite where fewer than two worked.
+    """
+    times = sorted(us for us in tried.values() if us < math.inf)
+    if len(times) < 2:
+        return math.inf
+    few = times[:_FEW]
+    gap = (few[-1] - few[0]) / (len(few) - 1) / few[0]
+    return more / (len(times) + more) * gap

@@ -1,0 +1,180 @@
+"""Whether an answer is right: float64 products and exact copies to compare with."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from tritile.core.epilogue import finished
+from tritile.core.problem import REAL_DTYPE
+from tritile.core.problem.checks import THREE
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
+from tritile.errors import TuningError
+from tritile.tune.measure.timing import Run
+from tritile.tune.subject.elements import check_elements
+from tritile.tune.subject.groups import grouped_error
+from tritile.tune.subject.operands import matrix, poison, weight_rows
+from tritile.tune.subject.scales import applied
+
+_CHECKED_ROWS = 256
+_SLAB = 8192  # rows of a weight that are unpacked at once
+_ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
+
+
+def _sampled(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
+
+
+def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
+    """A dtype that holds a sum of elements: this one of real numbers."""
+    return real.to_complex() if out.is_complex() else real
+
+
+def matmul_error(call: MatmulCall) -> float:
+    """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
+
+    What is fused is done to a b in float64, and scales within the sum are applied to a and b.
+    """
+    batch, fused = call.problem.batch, call.fused
+    sides = [None if view is None else matrix(view, batch) for view in fused.views]
+    a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if call.scales is not None:
+        a, b = (tensor.unsqueeze(0) for tensor in applied(call, torch.float64))
+    up = None if call.up is None else matrix(call.up, batch)
+    if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
+        return math.inf
+    wide = _wider(out, torch.float64)
+    rows, worst, norm = _sampled(call.a.shape[0], out.device), 0.0, 0.0
+    for i in range(0, batch, max(1, batch // 8)):
+        left, right = a[i][rows].to(wide), b[i].to(wide)
+        if fused.zero_a is not None:
+            left = left - matrix(fused.zero_a, 1)[0][rows, :1].to(wide)
+        if fused.zero_b is not None:
+            right = right - matrix(fused.zero_b, 1)[0][:1].to(wide)
+        sums, second = left @ right, None if up is None else left @ up[i].to(wide)
+        with_rows = [None if side is None else side[i][rows] for side in sides]
+        wanted = finished(sums, with_rows, fused.activation, fused.alpha, fused.beta, second)
+        worst += float((out[i][rows].to(wide) - wanted).abs().square().sum())
+        norm += float(wanted.abs().square().sum())
+    return math.sqrt(worst / norm) if norm else float(worst > 0)
+
+
+def allowed_error(call: MatmulCall | GroupedCall) -> float:
+    """How large the error of a product may be: rounding of the result, and of K terms summed in fp32.
+
+    Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
+    by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
+    bits of each input, rounded. An activation leaves less than half of what it is given, and of
+    its error up to 1.13 times; a gated product has the errors of both factors. A part of a complex number is
+    a sum of 2 K products, or, by three real products, made of sums that together are
+    up to four times as large as it. What is fused rounds three times more, in the type of sums.
+    """
+    real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
+    dtype, out_dtype = real or call.dtype, real or call.out_dtype
+    k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
+    summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
+    inputs = 1e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
+    what = call.fused if isinstance(call, MatmulCall) else UNFUSED
+    spared = 0.4 if what.activation else 1.0
+    gate = summing + inputs if what.gated else 0.0
+    fused = (4e-16 if dtype == "float64" else 2e-7) if what != UNFUSED else 0.0
+    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
+
+
+def start() -> None:
+    """Have torch start what checks call, while there is nothing else to do."""
+    one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
+    (one @ one).sum().item()
+
+
+def _copy_error(call: PermuteCall) -> float:
+    check_permuted(call)
+    return 0.0
+
+
+def _nothing(call: Call) -> float:
+    return 0.0
+
+
+def quantized_error(call: QuantizedCall) -> float:
+    """The same of a product with a quantized weight: by what its numbers stand for in x's type."""
+    m, n = call.out.shape
+    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
+    if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
+        return math.inf
+    rows, worst, norm = _sampled(m, out.device), 0.0, 0.0
+    for start in range(0, n, _SLAB):
+        stop = min(n, start + _SLAB)
+        wanted = x[rows].double() @ weight_rows(call, start, stop).double().mT
+        if call.fused.bias is not None:
+            wanted += matrix(call.fused.bias, 1)[0, 0, start:stop].double()
+        worst += float((out[rows, start:stop].double() - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return math.sqrt(worst / norm) if norm else float(worst > 0)
+
+
+def allowed_quantized_error(call: QuantizedCall) -> float:
+    """How large `quantized_error` may be: as `allowed_error`, of the same product."""
+    return _ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
+
+
+_ERRORS: Final[dict[str, Callable[[Any], float]]] = {
+    "matmul": matmul_error,
+    "grouped": grouped_error,
+    "permute": _copy_error,
+    "linear_quantized": quantized_error,
+}
+_ALLOWED: Final[dict[str, Callable[[Any], float]]] = {
+    "matmul": allowed_error,
+    "grouped": allowed_error,
+    "permute": _nothing,
+    "linear_quantized": allowed_quantized_error,
+}
+
+
+def error_of(call: Call) -> float:
+    """The relative error of a call's answer, however large. Raises TuningError where a copy is not exact."""
+    return _ERRORS[call.op](call)
+
+
+def answer_error(call: Call, every: bool = True) -> float:
+    """The relative error of a call's answer. Raises TuningError for a wrong one.
+
+    `every`: also where one element is wrong, which takes as long as a product by torch in a wider type.
+    """
+    error, allowed = error_of(call), _ALLOWED[call.op](call)
+    if not error <= allowed:
+        raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
+    if every:
+        check_elements(call)
+    return error
+
+
+def check(run: Run, call: Call, every: bool = True) -> float:
+    """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer.
+
+    `every`: as of `answer_error`. Peers of several steps may round between them, element by element.
+    """
+    poison(call)
+    run(call)
+    torch.cuda.synchronize()
+    return answer_error(call, every)
+
+
+def check_permuted(call: PermuteCall) -> None:
+    """Raises TuningError where out is not x, bit for bit."""
+    x, out = permuted(call)
+    if not torch.equal(x, out):
+        raise TuningError("wrong answer: elements differ")
+
+
+def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and out over the same index space, in words; the last dimension counts those of an element."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+    x, out = (
+        tensor.as_strided((*problem.shape, lanes), (*(lanes * step for step in strides), 1))
+        for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+    )
+    return x, out

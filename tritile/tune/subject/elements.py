@@ -1,0 +1,205 @@
+"""Every element of a product beside torch's own product in a wider type.
+
+A sum of K products in arithmetic of step eps is off by at most eps / 2 of each of K partial sums, and none of
+these is above |row| |column|, the Euclidean norms. As a random walk that is 4 sqrt(K) eps |row| |column|,
+which one element in 10^13 leaves (Hoeffding); torch's sums walk too, so 6 is allowed. Tensor cores cut where
+they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from tritile.core.epilogue import finished
+from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
+from tritile.core.problem.checks import THREE
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, QuantizedCall
+from tritile.errors import TuningError
+from tritile.tune.subject.groups import groups_of
+from tritile.tune.subject.operands import matrix, weight_rows
+from tritile.tune.subject.scales import applied
+
+_AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
+_SLAB: Final = 8192  # rows of a weight that are unpacked at once
+
+Sides = Sequence[torch.Tensor | None]
+
+
+@contextlib.contextmanager
+def _full_fp32() -> Iterator[None]:
+    """Have torch multiply fp32 in fp32, whatever its setting says."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _wider(dtype: str) -> torch.dtype:
+    """Return what to multiply in: float32 for floating types of 16 bits and fewer, else float64."""
+    if dtype in REAL_DTYPE:
+        return torch.complex128
+    narrow = dtype in ("float16", "bfloat16", *FP8_DTYPES)
+    return torch.float32 if narrow else torch.float64
+
+
+def _step(dtype: str) -> float:
+    return torch.finfo(torch.float64 if REAL_DTYPE.get(dtype, dtype) == "float64" else torch.float32).eps
+
+
+def growth(dtype: str, precision: str, k: int) -> float:
+    """Return by how much of |row| |column| a sum of K products may be off: see the head of this file.
+
+    Of complex numbers a part is a sum of 2 K products, by three real products one of sums up to four times
+    as large. fp8 sums keep 13 bits within instructions of 32, for 256 of K at the most; in precision
+    "fast" for all of K, of partial sums that random signs keep under 6 / sqrt(K) of the norms.
+    """
+    plain, larger = precision.removesuffix(THREE), 1.0
+    if dtype == "int8":
+        return 0.0
+    if dtype in REAL_DTYPE:
+        k, larger = 2 * k, 8.0 if precision.endswith(THREE) else 2.0
+    inputs = {"tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-20}.get(plain, 0.0)
+    if dtype in FP8_DTYPES:
+        inputs = (6 * math.sqrt(k) if plain == "fast" else min(k, 256)) / 32 * 2.0**-13
+    products = 3 if plain == "tf32x3" else 1
+    return larger * (products * (6 * math.sqrt(k) + k / 8) * _step(dtype) + inputs)
+
+
+def _summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a @ b, and by how much each element may be off."""
+    norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
+        b, dim=-2, keepdim=True
+    )
+    return a @ b, grown * norms
+
+
+def _finished(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    sides: Sides,
+    step: float,
+    activation: str = "",
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what an epilogue makes of sums and their errors: of one product, or of both of a gated one.
+
+    Errors go where the epilogue carries them, up and down. Its own are 16 steps at the most of numbers as
+    large as those that it adds, an activation's of 1 too.
+    """
+
+    def made(*sums: torch.Tensor) -> torch.Tensor:
+        return finished(sums[0], sides, activation, alpha, beta, *sums[1:])
+
+    wanted = made(*(sums for sums, _ in parts))
+    large = [None if side is None else side.abs() for side in sides]
+    added = 0.0 if large[2] is None else abs(beta) * large[2].to(wanted.real.dtype)
+    large[2] = added + torch.full((), float(bool(activation)), dtype=wanted.real.dtype, device=wanted.device)
+    sums, *second = (sums.abs() for sums, _ in parts)
+    bound = 16 * step * finished(sums, large, "", abs(alpha), 1.0, *second)
+    for signs in itertools.product((1, -1), repeat=len(parts)):
+        shifted = (sums + sign * error for sign, (sums, error) in zip(signs, parts, strict=True))
+        bound = bound + (made(*shifted) - wanted).abs()
+    return wanted, bound
+
+
+def _compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
+    """Raise TuningError where an element is not within the bound and rounding; out begins at `place`."""
+    if out.is_floating_point() or out.is_complex():
+        facts = torch.finfo(out.dtype)
+        bound = (
+            bound
+            + (1 if out.is_complex() else 0.51) * facts.eps * wanted.abs()
+            + facts.smallest_normal * facts.eps
+        )
+    off = (out.to(wanted.dtype) - wanted).abs()
+    bad = ~(off <= bound)  # so that NaN is bad too
+    if bool(bad.any()):
+        first = bad.nonzero()[0]
+        at = tuple(int(i) + start for i, start in zip(first[-len(place) :], place, strict=True))
+        got, right = (tensor[tuple(first)].item() for tensor in (out, wanted))
+        raise TuningError(f"wrong answer: {int(bad.sum())} elements, the first at {at}: {got} for {right}")
+
+
+def _pieces(total: int, each: int) -> Iterator[slice]:
+    """Yield parts of `total` items of `each` elements, none larger than what is held at once."""
+    step = max(1, _AT_ONCE // max(1, each))
+    yield from (slice(start, start + step) for start in range(0, total, step))
+
+
+def _check_matmul(call: MatmulCall) -> None:
+    batch, fused, wide = call.problem.batch, call.fused, _wider(call.dtype)
+    sides = [None if view is None else matrix(view, batch) for view in fused.views]
+    a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if call.scales is not None:
+        a, b = (tensor.unsqueeze(0) for tensor in applied(call, wide))
+    rights = [b] if call.up is None else [b, matrix(call.up, batch)]
+    (m, k), n = call.a.shape, call.b.shape[1]
+    grown, step = growth(call.dtype, call.precision, k), _step(call.dtype)
+    for some in _pieces(batch, m * (n + k) + k * n):
+        right = [each[some].to(wide) for each in rights]
+        if fused.zero_b is not None:
+            right = [right[0] - matrix(fused.zero_b, 1)[:, :1].to(wide)]
+        for rows in _pieces(m, n + k):
+            left = a[some, rows].to(wide)
+            if fused.zero_a is not None:
+                left = left - matrix(fused.zero_a, 1)[:, rows, :1].to(wide)
+            parts = [_summed(left, each, grown) for each in right]
+            wanted, bound = parts[0]
+            if fused != UNFUSED:
+                near = [None if side is None else side[some, rows] for side in sides]
+                wanted, bound = _finished(parts, near, step, fused.activation, fused.alpha, fused.beta)
+            _compare(out[some, rows], wanted, bound, (some.start, rows.start, 0))
+
+
+def _check_grouped(call: GroupedCall) -> None:
+    wide = _wider(call.dtype)
+    for group in groups_of(call):
+        (m, k), n = group.a.shape, group.b.shape[1]
+        right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
+        for rows in _pieces(m, n + k):
+            part = _summed(group.a[rows].to(wide), right, grown)
+            if group.scales is not None:
+                by_row, by_column = group.scales
+                part = _finished(
+                    [part], [by_row[rows, None], by_column[None], None, None, None], _step(call.dtype)
+                )
+            _compare(group.out[rows], *part, (rows.start, 0))
+
+
+def _check_quantized(call: QuantizedCall) -> None:
+    (m, n), k = call.out.shape, call.x.shape[1]
+    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
+    bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
+    grown, step = growth(call.dtype, "ieee", k), _step(call.dtype)
+    for start in range(0, n, _SLAB):
+        columns = slice(start, min(n, start + _SLAB))
+        weight = weight_rows(call, start, columns.stop).float().mT
+        for rows in _pieces(m, columns.stop - start + k):
+            part = _summed(x[rows].float(), weight, grown)
+            if bias is not None:
+                part = _finished([part], [None, None, bias[rows, columns], None, None], step)
+            _compare(out[rows, columns], *part, (rows.start, start))
+
+
+_CHECKS: Final[dict[str, Callable[[Any], None]]] = {
+    "matmul": _check_matmul,
+    "grouped": _check_grouped,
+    "linear_quantized": _check_quantized,
+}
+
+
+def check_elements(call: Call) -> None:
+    """Raise TuningError where any element of a product is off by more than rounding explains.
+
+    Takes a product by torch in float32, of 16-bit operands, or float64, block by block of rows.
+    """
+    check = _CHECKS.get(call.op)
+    if check is not None:
+        with _full_fp32():
+            check(call)

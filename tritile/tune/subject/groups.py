@@ -1,0 +1,95 @@
+"""Whether products of groups are right: each group by a float64 product of its own."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from tritile.core.views import GroupedCall, View
+from tritile.tune.subject.operands import matrix
+
+_CHECKED_GROUPS = 8
+_CHECKED_ROWS = 256
+
+
+class Group(NamedTuple):
+    """A group's matrices, out being a times b, by the scales of its rows and columns where it has any."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    scales: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def _ends(call: GroupedCall) -> list[int]:
+    """Where groups end in what they share: none outside of it, none before an earlier one."""
+    total = call.a.shape[0 if call.ragged == "m" else 1]
+    return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tolist()), max))
+
+
+def _matrices(view: View, groups: int) -> list[torch.Tensor]:
+    count = groups if view.batch_strides else 1
+    found = list(matrix(view, count))
+    return found if view.batch_strides else found * groups
+
+
+def _scales(call: GroupedCall) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    if call.scales is None:
+        return [None] * call.groups
+    sizes = call.a.shape[0], call.b.shape[1]
+    rows, columns = (
+        [own.tensor.reshape(-1)[g * own.stride :][:size] for g in range(call.groups)]
+        for own, size in zip(call.scales, sizes, strict=True)
+    )
+    return list(zip(rows, columns, strict=True))
+
+
+def groups_of(call: GroupedCall) -> Iterator[Group]:
+    """Every group of a call. Waits for the GPU: where they end is read."""
+    parts = (_matrices(view, call.groups) for view in (call.a, call.b, call.out))
+    whole = zip(*parts, _scales(call), strict=True)
+    if call.ragged == "none":
+        yield from itertools.starmap(Group, whole)
+        return
+    ends = _ends(call)
+    for (a, b, out, scales), start, end in zip(whole, [0, *ends], ends, strict=False):
+        if call.ragged == "k":
+            yield Group(a[:, start:end], b[start:end], out, scales)
+        else:
+            own = scales and (scales[0][start:end], scales[1])
+            yield Group(a[start:end], b, out[start:end], own)
+
+
+def _left_over(call: GroupedCall) -> bool:
+    """Whether rows of no group hold anything but zeros."""
+    if call.ragged != "m":
+        return False
+    (out,) = matrix(call.out, 1)
+    return bool(out[_ends(call)[-1] :].any())
+
+
+def grouped_error(call: GroupedCall) -> float:
+    """|out - a b| / |a b| over some rows of some groups, by float64 products.
+
+    Infinite where out has a NaN, and where rows of no group are not zero.
+    """
+    if _left_over(call):
+        return math.inf
+    made = [group for group in groups_of(call) if group.out.numel()]
+    worst = norm = 0.0
+    for group in made[:: max(1, len(made) // _CHECKED_GROUPS)]:
+        if not bool(torch.isfinite(group.out.sum(dtype=torch.float32))):
+            return math.inf
+        rows = torch.linspace(
+            0, len(group.out) - 1, min(len(group.out), _CHECKED_ROWS), device=group.out.device
+        )
+        rows = rows.round().long()
+        wanted = group.a[rows].double() @ group.b.double()
+        if group.scales is not None:
+            by_row, by_column = (scale.double() for scale in group.scales)
+            wanted *= by_row[rows, None] * by_column
+        worst += float((group.out[rows].double() - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return math.sqrt(worst / norm) if norm else float(worst > 0)

@@ -1,0 +1,226 @@
+"""Tensors on the GPU that pose a problem: many copies of it, or one whose output is guarded."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from tritile.core.device import Device
+from tritile.core.problem import (
+    ITEMSIZE,
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    ends_of,
+)
+from tritile.core.quantized import meaning
+from tritile.core.views import Call, GroupedCall, QuantizedCall, View, posed
+from tritile.errors import TuningError
+from tritile.tune.measure.timing import Run, copies_wanted
+
+_GUARD = 4096  # elements on either side of a guarded output
+_LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
+
+
+def random_elements(dtype: str, elements: int) -> torch.Tensor:
+    """Fresh random data: normal for floating types, the whole range for whole numbers."""
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point and ITEMSIZE.get(dtype) != 1:
+        return torch.randn(elements, dtype=kind, device="cuda")
+    if kind.is_floating_point:
+        return torch.randn(elements, device="cuda", dtype=torch.bfloat16).to(kind)
+    info = torch.iinfo(kind)
+    low, high = max(info.min, -(2**62)), min(info.max, 2**62)
+    return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
+
+
+def _tamed(call: Call) -> Call:
+    """The call, its scales as small as keep what it makes well within the range of float16."""
+    if isinstance(call, QuantizedCall):
+        call.scales.mul_(2.0**-call.bits)
+    return call
+
+
+def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
+    """Calls that pose `problem` on random operands of their own, together over three times the L2 cache."""
+    count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
+    pools: list[tuple[torch.Tensor, int]] = []
+
+    def take(turn: int) -> Callable[[str, int], torch.Tensor]:
+        place = itertools.count()
+
+        def make(dtype: str, elements: int) -> torch.Tensor:
+            operand = next(place)
+            padded = -(-elements // 256) * 256
+            if turn == 0:
+                pools.append((random_elements(dtype, padded * count), padded))
+            pool, step = pools[operand]
+            return pool[turn * step : turn * step + elements]
+
+        return make
+
+    return [shared(_tamed(posed(problem, take(turn)))) for turn in range(count)]
+
+
+def shared(call: Call, load: str = "skewed") -> Call:
+    """The call, where groups of this load end written into its offsets, if it has any.
+
+    Loads are those of `tritile.core.problem.ends_of`.
+    """
+    if isinstance(call, GroupedCall) and call.offs is not None:
+        total = call.a.shape[0 if call.ragged == "m" else 1]
+        call.offs.copy_(torch.tensor(ends_of(load, call.groups, total), dtype=torch.int32))
+    return call
+
+
+def run_of(launch: Any) -> Run:
+    """What runs a prepared launch on any call that poses the same problem."""
+    return lambda call: launch(*call.tensors)
+
+
+def matrix(view: View, batch: int) -> torch.Tensor:
+    """The view as a (batch, rows, columns) tensor, complex where the call is."""
+    strides = (*(view.batch_strides or (0,)), *view.strides)
+    tensor = view.tensor
+    if view.itemsize > tensor.element_size():  # the parts of complex numbers
+        tensor = torch.view_as_complex(tensor.view(-1, 2))
+    return tensor.as_strided((batch, *view.shape), strides)
+
+
+def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
+    """Rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
+    problem, end = call.problem, -(-stop // 16) * 16
+    words = call.words.view(problem.words)[start // 8 : end // 8]
+    scales = call.scales.view(problem.scales)[:, start:end]
+    zeros = None if call.zeros is None else call.zeros.view(problem.scales)[:, start:end]
+    shape = (stop - start, problem.k)
+    return meaning(words, scales, zeros, shape, call.bits, call.group_size).to(scales.dtype)
+
+
+def _worthless(tensor: torch.Tensor) -> float | int:
+    return float("nan") if tensor.is_floating_point() else -1
+
+
+def poison(call: Call) -> None:
+    """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
+    call.target.fill_(_worthless(call.target))
+
+
+class Guarded:
+    """A call whose output lies between guards: memory that no kernel has to write."""
+
+    def __init__(self, problem: Tiled) -> None:
+        asked: list[object] = []
+
+        def stand_in(dtype: str, elements: int) -> object:
+            asked.append(object())
+            return asked[-1]
+
+        target = asked.index(posed(problem, stand_in).target)
+        place = itertools.count()
+        self._guards: list[torch.Tensor] = []
+
+        def make(dtype: str, elements: int) -> torch.Tensor:
+            if next(place) != target:
+                return random_elements(dtype, elements)
+            memory = torch.empty(elements + 2 * _GUARD, dtype=getattr(torch, dtype), device="cuda")
+            memory.fill_(_worthless(memory))
+            self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
+            return memory[_GUARD : _GUARD + elements]
+
+        self.call = shared(_tamed(posed(problem, make)))
+
+    def check(self) -> None:
+        """Raises TuningError where a guard was written."""
+        for guard, where in zip(self._guards, ("ahead of", "behind"), strict=True):
+            whole = guard.isnan().all() if guard.is_floating_point() else (guard == -1).all()
+            if not bool(whole):
+                raise TuningError(f"wrote {where} its output's memory")
+
+
+def _less(size: int, most: int = _LARGEST) -> int:
+    """A size that ends amid a tile: less by a multiple of 16, which leaves every alignment as it is."""
+    return size - 16 - max(0, size - most) // 16 * 16 if size > 32 else size
+
+
+def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps in the order of those given; 0 stays 0."""
+    packed, reach = list(strides), 1
+    for i in sorted(range(len(shape)), key=lambda i: (strides[i], -i)):
+        if strides[i]:
+            packed[i], reach = reach, reach * shape[i]
+    return tuple(packed)
+
+
+def _more(size: int) -> int:
+    return size + size // 4 // 16 * 16
+
+
+def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
+    x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
+    return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
+
+
+def _ragged_product(problem: MatmulProblem) -> MatmulProblem:
+    batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
+    return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
+
+
+def _larger_product(problem: MatmulProblem) -> MatmulProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
+def _ragged_groups(problem: GroupedProblem) -> GroupedProblem:
+    k = _less(problem.k, _LARGEST if problem.ragged == "k" else problem.k)
+    return replace(problem, groups=min(problem.groups, 5), m=_less(problem.m), n=_less(problem.n), k=k)
+
+
+def _larger_groups(problem: GroupedProblem) -> GroupedProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
+def _ragged_permute(problem: PermuteProblem) -> PermuteProblem:
+    return _resized(problem, [_less(size) for size in problem.shape])
+
+
+def _larger_permute(problem: PermuteProblem) -> PermuteProblem:
+    largest = max(problem.shape, default=0)
+    return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
+
+
+def _ragged_quantized(problem: QuantizedProblem) -> QuantizedProblem:
+    m, n, k = _less(problem.m), _less(problem.n), _less(problem.k, problem.k)
+    return replace(problem, m=m, n=n, k=k)
+
+
+def _larger_quantized(problem: QuantizedProblem) -> QuantizedProblem:
+    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+
+
+Sibling = Callable[[Any], Tiled]
+_RAGGED: Final[dict[str, Sibling]] = {
+    "matmul": _ragged_product,
+    "grouped": _ragged_groups,
+    "permute": _ragged_permute,
+    "linear_quantized": _ragged_quantized,
+}
+_LARGER: Final[dict[str, Sibling]] = {
+    "matmul": _larger_product,
+    "grouped": _larger_groups,
+    "permute": _larger_permute,
+    "linear_quantized": _larger_quantized,
+}
+
+
+def ragged(problem: Tiled) -> Tiled:
+    """A sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
+    return _RAGGED[problem.op](problem)
+
+
+def neighbour(problem: Tiled) -> Tiled:
+    """A problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
+    return _LARGER[problem.op](problem)

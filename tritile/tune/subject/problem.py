@@ -1,0 +1,135 @@
+"""One of tritile's own problems, as the tuner takes it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.core.settings import tune_budget_s
+from tritile.core.views import Call
+from tritile.errors import TuningError
+from tritile.families import registry as families
+from tritile.families.space import illegal
+from tritile.planning import model, plans
+from tritile.planning.store import store_of
+from tritile.runtime import launch
+from tritile.runtime.ahead import compiled_for
+from tritile.runtime.loading import loaded
+from tritile.runtime.offline import check_fits
+from tritile.tune.measure import engine
+from tritile.tune.measure.log import keeper
+from tritile.tune.measure.protocols import Stage, Taken
+from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
+from tritile.tune.measure.workshop import borrowed
+from tritile.tune.search import screening
+from tritile.tune.subject import answers
+from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
+from tritile.tune.subject.space import ProblemSpace
+
+DEFAULT = Rules(screening)
+
+
+@dataclass(frozen=True)
+class ProblemSubject:
+    """A matmul or a permutation, posed on random operands."""
+
+    problem: Tiled
+    device: Device
+
+    def digest(self, config: Config) -> str:
+        """The digest of the source of the config's family."""
+        return families.FAMILIES[self.problem.op][config.family].digest
+
+    def compile(self, config: Config) -> None:
+        """Compile for the device, which need not be here. Raises TuningError where that is refused."""
+        self._compile(self.problem, config)
+
+    def compile_check(self, config: Config) -> None:
+        """Compile for the ragged sibling that a check runs too."""
+        sibling = ragged(self.problem)
+        if illegal(config, sibling, self.device) is None:
+            self._compile(sibling, config)
+
+    def _compile(self, problem: Tiled, config: Config) -> None:
+        check_fits(compiled_for(problem, config, self.device), self.device)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of its operands leave the L2 cache cold."""
+        return copies_wanted(self.problem.bytes, self.device.l2_bytes)
+
+    def stage(self, copies: int) -> Stage:
+        """Random operands on the current GPU."""
+        return _Stage(self.problem, self.device, copies)
+
+
+class _Stage:
+    def __init__(self, problem: Tiled, device: Device, copies: int) -> None:
+        self._problem, self._device = problem, device
+        self.calls: list[Call] = copies_of(problem, device, copies)
+        answers.start()
+
+    def prepared(self, config: Config) -> tuple[Run, Taken]:
+        prepared = launch.prepare(self.calls[0], config)
+        kernel = prepared.kernel
+        found = loaded(kernel, self._device.shared_memory)
+        taken = Taken(found.registers, found.spills, kernel.metadata.shared)
+        return run_of(prepared), taken
+
+    def timed(self, config: Config, run: Run) -> Timed:
+        return graph_of(run, self.calls)
+
+    def check(self, config: Config, run: Run) -> float:
+        """At the problem's own sizes, and between guards at ragged ones."""
+        error = answers.check(run, self.calls[0])
+        sibling = ragged(self._problem)
+        if illegal(config, sibling, self._device) is None:
+            guarded = Guarded(sibling)
+            try:
+                launch.prepare(guarded.call, config)(*guarded.call.tensors)
+                torch.cuda.synchronize()
+                answers.answer_error(guarded.call)
+                guarded.check()
+            except TuningError as wrong:
+                raise TuningError(f"at {sibling.label}: {wrong}") from wrong
+        return error
+
+
+def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
+    """The problem as a task: what was measured of it, unless `force`, and what its neighbours run with."""
+    earlier = [] if force else plans.trials(problem, device)
+    tabled, near = plans.tabled(problem, device), plans.near(problem, device)
+    seeds = [plan.config for plan in (tabled, near) if plan is not None]
+    checked = [t for t in earlier if t.error is not None and t.failure is None]
+    best = min(checked, key=lambda t: (t.us, t.config.key), default=None)
+    space = ProblemSpace(problem, device, seeds)
+    incumbent = best.config if best is not None else tabled.config if tabled is not None else None
+    known = {trial.config: trial for trial in earlier if trial.config in space}
+    return Task(ProblemSubject(problem, device), space, known, incumbent)
+
+
+def is_tuned(problem: Tiled, device: Device) -> bool:
+    """Whether a winner was measured and its answer checked, each family of kernels having had its turn.
+
+    Counted is what was measured with the present kernels and versions.
+    """
+    known = plans.trials(problem, device)
+    if not any(trial.error is not None and trial.failure is None for trial in known):
+        return False
+    return {trial.config.family for trial in known} >= set(model.families(problem, device))
+
+
+def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
+    """The fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
+
+    Trials are remembered. Raises TuningError, with the reasons, where no config works.
+    """
+    rules = replace(DEFAULT, problem_s=tune_budget_s())
+    with borrowed(gpu) as shop:
+        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
+    if tuned.best is None:
+        raise TuningError(f"{problem.label}: {tuned.failure}")
+    return tuned.best.config

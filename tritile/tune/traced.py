@@ -1,0 +1,215 @@
+"""What torch.compile sees of a kernel under `tritile.autotune`: the config that is remembered, and no other.
+
+torch's tracer takes a `triton.runtime.Autotuner` apart. It asks its `early_config_prune` for configs, makes
+a kernel of each, and times them by itself where there are several. So the pruning that it follows leaves
+what tritile remembers. Nothing can be measured or checked while it traces. Whoever else asks the pruning
+gets what the kernel's own gives.
+"""
+
+import ast
+import re
+import textwrap
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+import torch
+import triton
+from torch._guards import TracingContext
+from torch.compiler import is_dynamo_compiling
+from triton.runtime.autotuner import Heuristics
+
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import KernelProblem, doublings
+from tritile.core.settings import current_mode
+from tritile.core.versions import parsed, warn_untested
+from tritile.errors import DeviceError, UntunedWarning, callers_level
+from tritile.tune.remembering import RememberingAutotuner
+from tritile.tune.search import Space
+
+_OF_DESCRIPTORS: Final = re.compile("load|store|gather|scatter|atomic_")
+Pruning = Callable[..., Sequence[triton.Config]]
+Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
+Values = tuple[tuple[str, Any], ...]
+
+
+def unfollowed(fn: Any) -> str:
+    """Return why torch's tracer cannot follow a pruning of this kernel, "" where it can.
+
+    Before torch 2.13 it does not follow one through heuristics. Of what is given as a tensor descriptor it
+    tells nothing.
+    """
+    if isinstance(fn, Heuristics) and parsed(torch.__version__) < (2, 13):
+        return "has heuristics, through which this torch finds"
+    while isinstance(fn, Heuristics):
+        fn = fn.fn
+    methods = (
+        (node.value.id, node.attr)
+        for node in ast.walk(ast.parse(textwrap.dedent(getattr(fn, "src", ""))))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    if any(name in fn.arg_names and _OF_DESCRIPTORS.match(method) for name, method in methods):
+        return "takes tensor descriptors, by which torch finds"
+    return ""
+
+
+def is_known(value: Any) -> bool:
+    """Tell whether the tracer knows a value as it compiles: no tensor, and no number that may change."""
+    if isinstance(value, torch.Tensor):
+        return False
+    if isinstance(value, int | float):
+        return torch.fx.experimental.symbolic_shapes.has_static_value(value)
+    return True
+
+
+def pruning(
+    tuner: "TracedAutotuner", early: Pruning | None, perf_model: Callable[..., float] | None
+) -> Pruning:
+    """Return an `early_config_prune` that, for torch's tracer, leaves what is remembered for a call.
+
+    The tracer follows all of it but `remembered`, which it runs. `early` and `perf_model` are the kernel's
+    own: they choose where nothing is remembered, and `early` for whoever else asks.
+    """
+    names, keys, of = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
+
+    def remembered(tensors: Tensors, values: Values, unknown: tuple[str, ...]) -> tuple[int, ...] | None:
+        """Return the places of configs among the tuner's, none where nothing tells; None: ask nobody."""
+        tuner = of()
+        return None if tuner is None else tuner.traced(tensors, dict(values), unknown)
+
+    remembered._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as assume_constant_result does
+
+    def prune(
+        configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
+    ) -> Sequence[triton.Config]:
+        if not is_dynamo_compiling():
+            return configs if early is None else early(configs, named_args, **kwargs)
+        given = {**named_args, **kwargs}
+        tensors = tuple(
+            (name, given[name].dtype, given[name].device)
+            for name in names
+            if name in given and isinstance(given[name], torch.Tensor)
+        )
+        values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
+        unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
+        places = remembered(tensors, values, unknown)
+        if places:
+            return [configs[place] for place in places]
+        left = configs if early is None else list(early(configs, named_args, **kwargs))
+        if places is None:
+            return left
+        if perf_model is not None:  # the tracer knows no min by key
+            left = sorted(left, key=lambda config: perf_model(**given, **config.all_kwargs()))
+        return left[:1]
+
+    return prune
+
+
+class TracedAutotuner(RememberingAutotuner):
+    """A tuner of which torch's tracer is shown what is remembered."""
+
+    configs_top_k: Any
+    early_config_prune: Any
+
+    def __init__(
+        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
+    ) -> None:
+        self._unfollowed, self._told = unfollowed(fn), False
+        super().__init__(fn, configs, key, **rest)
+        self.mode = mode
+        if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
+            # As many as Triton makes of it: the tracer would take that share of what pruning leaves.
+            self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
+        self._early = self.early_config_prune
+        self._show_to_the_tracer()
+
+    def _show_to_the_tracer(self) -> None:
+        if not self._unfollowed and (self.space is not None or len(self._configs) > 1):
+            self.early_config_prune = pruning(self, self._early, self.perf_model)
+
+    def __copy__(self) -> Self:
+        """Copy, with configs and a mode that may then be others."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._show_to_the_tracer()
+        return copied
+
+    @property
+    def configs(self) -> list[triton.Config]:
+        """Return the configs to choose among; of a space one, and what is remembered.
+
+        What is remembered is added while torch.compile traces. Warns, once, where the tracer takes them all.
+        """
+        if (self.space is not None or self._unfollowed) and TracingContext.try_get() is not None:
+            if self._unfollowed:
+                self._say_left_to_torch()
+            else:
+                self._offer_remembered()
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: list[triton.Config]) -> None:
+        self._configs = configs
+
+    def _say_left_to_torch(self) -> None:
+        if not self._told and len(self._configs) > 1:
+            self._told = True
+            text = (
+                f"{self.base_fn.__qualname__} {self._unfollowed} nothing remembered: "
+                "inside torch.compile, torch times its configs itself"
+            )
+            warnings.warn(text, UntunedWarning, stacklevel=callers_level())
+
+    def _offer_remembered(self) -> None:
+        """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
+        gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
+        for device in gpus or {devices.INTERPRETER}:
+            for problem, _ in self._measured(device):
+                config = self.remembered(problem, device)
+                if config is not None and config not in self._configs:
+                    self._configs.append(config)
+
+    def traced(
+        self, tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
+    ) -> tuple[int, ...] | None:
+        """Return the places among `configs` of what is remembered for a call that torch.compile traces.
+
+        `tensors` tells each one's name, dtype and device, `values` what is known of the key, and `unknown`
+        what of it may change from call to call. Where something may, these are the configs of the nearest
+        problems, whatever that is there. None of a tuple where neither memory nor a neighbour tells; None
+        where the GPU is not here. Nothing is measured. Raises NotTunedError in mode "strict" where nothing
+        is remembered.
+        """
+        warn_untested()
+        indices = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
+        try:
+            device = devices.gpu(indices[0]) if indices else devices.INTERPRETER
+        except DeviceError:
+            return None
+        mode = self.mode or current_mode()
+        if mode == "off":
+            return ()
+        of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
+        problem = self.problem((), {**of_dtypes, **values})
+        found = self._alike(problem, device, unknown)
+        if not found:
+            mode = "cached" if mode == "tune" else mode
+            near = self._likely(problem, mode, device, ", outside of torch.compile")
+            found = [] if near is None else [near]
+        return tuple(place for place, config in enumerate(self._configs) if config in found)
+
+    def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
+        """Return what is remembered for a problem; if some of its key may change, for all that are near."""
+        if not unknown:
+            best = self.remembered(problem, device)
+            return [] if best is None else [best]
+        found: dict[float, list[triton.Config]] = {}
+        for other, config in self._measured(device):
+            known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
+            if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
+                found.setdefault(doublings(known, problem), []).append(config)
+        return found[min(found)] if found else []
