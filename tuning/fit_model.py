@@ -27,9 +27,10 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.families.common.prediction import FITTED, TMA_FITTED, matmul_us, tma_us
+from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.matmul_tile import family as tile
-from tritile.families.permute.prediction import PERMUTE_FITTED, permute_us
+from tritile.families.permute.family import PERMUTE_FITTED
+from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.lab.report import recorded
 from tritile.lab.report.recorded import Times
@@ -38,7 +39,7 @@ Tiled = MatmulProblem | PermuteProblem
 Fits = dict[str, Any]  # "tile" and "tma", both of matmul, and "permute", to their constants
 DEVICE = target_device("nvidia-h200")
 TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
-START: Fits = {"tile": FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
+START: Fits = {"tile": tile.FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
 FORMULAS = {"matmul": ("tma", "tile", "tma"), "permute": ("permute",)}
 PARTS = 3
 WHOLE_WEIGHT = 6.0  # of a problem whose whole space was measured, beside 1 of one that was searched
@@ -81,10 +82,8 @@ def formula(config: Config, problem: Tiled) -> str:
 
 def predicted(config: Config, problem: Tiled, fits: Fits) -> float:
     """Microseconds by the formula of the operation and the config's family."""
-    name = formula(config, problem)
-    if isinstance(problem, PermuteProblem):
-        return permute_us(config, problem, DEVICE, fits[name])
-    return (matmul_us if name == "tile" else tma_us)(config, problem, DEVICE, fits[name])
+    formula_of = FAMILIES[problem.op][config.family].predicted_us
+    return formula_of(config, problem, DEVICE, fits[formula(config, problem)])
 
 
 def regret(case: Case, fits: Fits) -> float:

@@ -72,7 +72,7 @@ def sources() -> dict[str, str]:
     """The digest of each kernel of the tree that this is run in, as this checkout defines digests."""
     from tritile.families.registry import FAMILIES
 
-    spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "source.py")
+    spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "core" / "source.py")
     present = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(present)
     return {

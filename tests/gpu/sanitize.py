@@ -33,7 +33,7 @@ import triton  # noqa: E402
 from tritile.core import device as devices  # noqa: E402
 from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
 from tritile.core.views import posed  # noqa: E402
-from tritile.families.matmul_tile import family as tile  # noqa: E402
+from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.described import Extras, described  # noqa: E402
 from tritile.planning import model  # noqa: E402
@@ -135,7 +135,7 @@ CASES = {
 def config_of(case, call, device):
     """The likeliest config of the case's family. Raises LookupError where there is none."""
     if case.family == "tile" and getattr(call, "in_place", False):
-        return tile.in_place(call.problem)
+        return in_place(call.problem)
     for config in model.ranked(call.problem, device, case.family):
         if case.fits(config):
             return config

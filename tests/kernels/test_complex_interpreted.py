@@ -26,7 +26,7 @@ from tritile.core.problem import PRECISIONS_OF, MatmulProblem
 from tritile.core.problem.complexes import form_of
 from tritile.core.views import posed
 from tritile.errors import TuningError
-from tritile.families.matmul_tile import work as tile
+from tritile.families.common import grids
 from tritile.families.pieces import pieces_of
 from tritile.families.space import illegal
 from tritile.ops.described import described
@@ -290,7 +290,7 @@ def test_every_family_makes_the_core(kind, form, precision, batch):
 
 @pytest.mark.parametrize(("form", "precision"), BY_BOTH)
 def test_paths_of_64_bits(monkeypatch, form, precision):
-    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    monkeypatch.setattr(grids, "WIDE_FROM", 0)
     a, b = operands(form)
     a, b = torch.stack([a, a.conj()]), torch.stack([b, -b])
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)

@@ -9,7 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem
 from tritile.families.grouped.family import shared_bytes, unreachable
-from tritile.families.space import ALL_CONFIGS, illegal
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
 
@@ -98,7 +99,7 @@ def test_the_models_first_choice_compiles_without_spills(name):
 def test_every_config_is_legal_somewhere():
     """None is in the lists that nothing could ever run."""
     device = target_device("nvidia-h200")
-    for configs in ALL_CONFIGS["grouped"].values():
+    for configs in (family.configs for family in FAMILIES["grouped"].values()):
         some = (*PROBLEMS[:3], *FP8)
         legal = [c for c in configs if any(illegal(c, problem, device) is None for problem in some)]
         assert len(legal) > len(configs) // 2

@@ -11,8 +11,8 @@ from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, spoi
 from tests.reference import frame, guard_intact, placed, poison_empty, values
 from tritile.core.config import Config
 from tritile.errors import TuningError
-from tritile.families.grouped.work import tile_work
-from tritile.families.matmul_tile import work as tile
+from tritile.families.common import grids
+from tritile.families.grouped.family import tile_work
 from tritile.ops.groups import Operands, described
 from tritile.runtime import launch
 
@@ -224,7 +224,7 @@ def test_nothing_to_multiply(ragged):
 @pytest.mark.parametrize("ragged", RAGGED)
 def test_offsets_of_64_bits_within_a_tile(ragged, monkeypatch):
     """Where tensors do not need them: the answers must be the same."""
-    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    monkeypatch.setattr(grids, "WIDE_FROM", 0)
     offs = offsets("a rest")
     a, b = posed(ragged, offs)
     assert wide(a, b, offs)

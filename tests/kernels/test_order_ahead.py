@@ -11,7 +11,7 @@ from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.views import PermuteCall
-from tritile.families.matmul_tile import family as tile
+from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
 from tritile.runtime.launch import compiles_of
 from tritile.runtime.offline import compiling_for
@@ -70,7 +70,7 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
     problem = PermuteProblem.turned(1, 100, 100, 16 if words == 2 else 2)
     call = PermuteCall(problem, x, x, in_place=True)
     with compiling_for(H200):
-        (compiled,) = compiles_of(call, tile.in_place(problem), H200, Pointer)
+        (compiled,) = compiles_of(call, in_place(problem), H200, Pointer)
         kernel = compiled()
     assert kernel.name == "transpose_in_place"
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]

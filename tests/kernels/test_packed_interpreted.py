@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.reference import frame, guard_intact, name, poison_empty, random_bits, same_bits
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.families.matmul_tile import work as tile
+from tritile.families.common import grids
 from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
@@ -98,7 +98,7 @@ def test_runs_of_several_dimensions(order, dtype):
 
 
 def test_64_bit_indices(monkeypatch):
-    monkeypatch.setattr(tile, "WIDE_FROM", 0)
+    monkeypatch.setattr(grids, "WIDE_FROM", 0)
     for dtype in (torch.uint8, torch.float16):
         raw, x = random_bits((3, 45, 37), dtype)
         assert check(x, raw, [0, 2, 1], packed(16, 16))

@@ -25,7 +25,7 @@ from tests.reference import (
 )
 from tritile.core.device import TARGETS
 from tritile.errors import TuningError
-from tritile.families.matmul_tile import family as tile
+from tritile.families.permute.family import in_place
 from tritile.families.pieces import pieces_of
 from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
@@ -312,13 +312,13 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     x, before = buffer[:, :2], buffer[:, :2].clone()
     call = permute_op.described(x, x, [1, 0, 2])
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
-    for piece in pieces_of(call, tile.in_place(call.problem)):
-        launch.run_interpreted(piece, tile.in_place(call.problem))
+    for piece in pieces_of(call, in_place(call.problem)):
+        launch.run_interpreted(piece, in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))
     square = torch.zeros(200, 200)
     call = permute_op.described(square, square, [1, 0])
     with pytest.raises(TuningError, match="more programs than a launch counts"):
-        pieces_of(call, tile.in_place(call.problem))
+        pieces_of(call, in_place(call.problem))
 
 
 def test_what_is_done_in_place_is_never_measured(monkeypatch):
@@ -330,7 +330,7 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
             tritile.transpose(x, out=x)
     assert torch.equal(x, before.mT)
     call = permute_op.described(x, x, [1, 0])
-    assert run.fixed(call) == tile.in_place(call.problem)
+    assert run.fixed(call) == in_place(call.problem)
     assert run.fixed(permute_op.described(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
         assert tritile.plan(tritile.transpose, x, out=x, device=device).config == run.fixed(call)

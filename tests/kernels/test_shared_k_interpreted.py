@@ -11,7 +11,7 @@ import torch
 from tests.interleaved import interleaved
 from tests.reference import assert_product, values
 from tritile.core.config import Config
-from tritile.families.matmul_tma import work as tma
+from tritile.families.matmul_tma import family as tma
 from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch

@@ -12,8 +12,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
+from tritile.families.common.operands import turned
 from tritile.families.common.work import Descriptor
-from tritile.families.matmul_tma import family as space
 from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
@@ -72,7 +72,7 @@ LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("offset", "sli
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
 def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch):
-    monkeypatch.setattr(space, "_TURNED_FROM", 1)
+    monkeypatch.setattr("tritile.families.common.operands._TURNED_FROM", 1)
     shapes = ((*batch, 33, 70), (*batch, 70, 35))
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
     buffer, out = frame((*batch, 33, 35), torch.float32, "row")
@@ -92,7 +92,7 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
 )
 def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
     problem = MatmulProblem(1, m, n, 512, "float32", "float32", a_layout="column", precision="tf32")
-    assert space.turned(problem) == found
-    assert space.turned(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
-    assert space.turned(replace(problem, precision="tf32x3")) == (False, False)
-    assert space.turned(replace(problem, a_layout="row", b_layout="column")) == (False, False)
+    assert turned(problem) == found
+    assert turned(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
+    assert turned(replace(problem, precision="tf32x3")) == (False, False)
+    assert turned(replace(problem, a_layout="row", b_layout="column")) == (False, False)

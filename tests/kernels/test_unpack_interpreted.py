@@ -11,8 +11,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.views import View
 from tritile.families.lowering import joined
-from tritile.families.matmul_tma.work import descriptor_work
-from tritile.families.quantized import work_unpacked as unpacked
+from tritile.families.matmul_tma import family as descriptor
+from tritile.families.quantized import unpacked
 from tritile.families.work import work_of
 from tritile.ops.linear import described
 from tritile.runtime import launch
@@ -95,7 +95,7 @@ def test_the_launches_find_what_those_before_them_wrote(zeros, bias, aligned):
     buffer, out = frame((m, n), torch.float16, "offset")
     call = described(x, weight, side, out)
     parts = unpacked.lowered(call, False)
-    work = joined(call, parts, descriptor_work(parts.core, DENSE, 3, False))
+    work = joined(call, parts, descriptor.work(parts.core, DENSE, 3, False))
     assert len(work.steps) == len(work.scratch) + 1 == (2 if aligned else 3)
     scratch = [torch.full((s.elements,), float("nan"), dtype=torch.float16) for s in work.scratch]
     for step in work.steps:

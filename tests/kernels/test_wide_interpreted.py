@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tritile
-from tritile.families.matmul_tile import work as tile
+from tritile.families.common.grids import WIDE_FROM
+from tritile.families.matmul_tile import family as tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 
@@ -32,7 +33,7 @@ def test_transpositions(dtype):
 
 def test_sizes_near_the_end_of_32_bits_are_wide(monkeypatch):
     monkeypatch.undo()
-    limit = tile.WIDE_FROM
+    limit = WIDE_FROM
     assert limit + 2**12 < 2**31
     for m, k, wide in ((limit, 1, True), (limit - 1, 1, False), (1, limit, True)):
         a = torch.empty((), dtype=torch.int8).expand(m, k)

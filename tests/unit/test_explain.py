@@ -14,7 +14,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, TuningError
-from tritile.families.common.prediction import peak_tflops
+from tritile.families.common.rates import peak_tflops
 from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
 from tritile.lab.explain.hardware import Waves, occupancy

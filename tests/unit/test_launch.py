@@ -14,7 +14,7 @@ from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import UntunedWarning
-from tritile.families.matmul_tile import work as tile
+from tritile.families.matmul_tile import family as tile
 from tritile.families.pieces import pieces_of, workspace_bytes
 from tritile.families.work import work_of
 from tritile.ops.described import described

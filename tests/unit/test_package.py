@@ -25,6 +25,7 @@ ROWS = (
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # The one import from beside or above: ops import the tuner where something is to be measured.
 ALSO_ALLOWED = {("ops/run.py", "tritile.tune.subject")}
+FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("in_torch", "tune"), ("nn", "tune")}
 IMPORTS_NOTHING = {
     "errors.py",
     "core/files.py",
@@ -77,10 +78,12 @@ def faults(path: Path, source: str) -> list[str]:
         place = path.relative_to(PACKAGE).as_posix()
         if there not in RANK:
             allowed = here == "cli"  # `import tritile` or a name of its face: from the top only
-        elif place in IMPORTS_NOTHING:
+        elif (place, name) in ALSO_ALLOWED:
+            allowed = True
+        elif place in IMPORTS_NOTHING or (here, there) in FORBIDDEN:
             allowed = False
         else:
-            allowed = here == there or RANK[there] < RANK[here] or (place, name) in ALSO_ALLOWED
+            allowed = here == there or RANK[there] < RANK[here]
         if not allowed:
             found.append(f"{path.relative_to(PACKAGE)} imports {name}")
     return found

@@ -8,8 +8,8 @@ import pytest
 
 from tritile.core.problem import PermuteProblem, problem_from_dict, problem_to_dict
 from tritile.errors import InvalidValueError
-from tritile.families.matmul_tile.family import uneven
-from tritile.families.permute import work
+from tritile.families.permute import family as permute
+from tritile.families.permute.family import uneven
 
 
 def strides_of(shape):
@@ -106,7 +106,7 @@ def test_turned_matrices_have_sizes(sizes):
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_digits_divide_as_whole_numbers_do(size):
-    ((given, magic, shift),) = work._digits((size, 9))
+    ((given, magic, shift),) = permute._digits((size, 9))
     assert given == size
     assert -(2**31) <= magic < 0
     near = [

@@ -13,14 +13,13 @@ from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families import registry as families
-from tritile.families.common.prediction import tma_us
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 from tritile.families.quantized.unpack import unpack
 from tritile.families.quantized.unpacked import dense
-from tritile.families.space import ALL_CONFIGS, contenders, illegal, legal_configs
+from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.planning import model, plans
 from tritile.planning.trial import Trial
@@ -103,8 +102,8 @@ def test_the_dense_problem():
 
 
 def test_configs_are_those_of_the_dense_kernel():
-    own = ALL_CONFIGS["linear_quantized"]["unpacked"]
-    assert tuple(map(dense, own)) == warpgroups.CONFIGS["matmul"]
+    own = families.FAMILIES["linear_quantized"]["unpacked"].configs
+    assert tuple(map(dense, own)) == warpgroups.CONFIGS
     assert {config.family for config in own} == {"unpacked"}
     legal = legal_configs(PREFILL, H200, "unpacked")
     assert [dense(c) for c in legal] == legal_configs(PREFILL.product, H200, "warpgroups")
@@ -162,7 +161,7 @@ def test_a_neighbours_config(m, source, monkeypatch):
 def test_prediction_is_of_both_launches(n, k, bits):
     problem = replace(PREFILL, n=n, k=k, bits=bits)
     us = model.predict_us(CONFIG, problem, H200)
-    copy = us - tma_us(dense(CONFIG), problem.product, H200)
+    copy = us - warpgroups.predicted_us(dense(CONFIG), problem.product, H200)
     moved = problem.weight_bytes + 2 * n * k
     assert problem.unpacked_bytes == 2 * n * k
     assert moved / (H200.memory_gbps * 1e3) < copy < 1.3 * moved / (H200.memory_gbps * 1e3) + 1

@@ -16,7 +16,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
-from tritile.families.common.prediction import peak_tflops
+from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.notebook import Results
 from tritile.lab.report.page import document, figures, gather, rows, searches, sources, tables, tuner
 from tritile.lab.report.results import Measurement, Result, append, host_result, result

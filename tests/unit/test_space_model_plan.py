@@ -117,7 +117,6 @@ def test_shared_memory_is_counted_by_stages_in_flight():
     assert shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
     assert shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2
     assert shared_bytes(tile(stages=1), SQUARE, SMALL) == 128 * 32 * 2
-    assert shared_bytes(turned(), TURN, HOPPER) == 64 * 64 * 2
 
 
 SIZES = [

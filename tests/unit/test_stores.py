@@ -16,7 +16,8 @@ from tritile.core.device import target_device
 from tritile.core.source import package_hash
 from tritile.errors import TuningError
 from tritile.families.common.work import Descriptor
-from tritile.families.space import ALL_CONFIGS, illegal
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops import groups, linear
 from tritile.ops.described import Extras, described
@@ -101,7 +102,7 @@ def quantized(draw, dtype):
 
 def config_of(draw, call, family):
     """A legal config of the family, drawn; None where the family cannot make the call."""
-    own = ALL_CONFIGS[call.op][family]
+    own = FAMILIES[call.op][family].configs
     for config in draw.sample(own, min(40, len(own))):
         if illegal(config, call.problem, H200) is None:
             return config
@@ -141,7 +142,7 @@ def drawn(make, op, count, *kind):
     draw, found = random.Random(f"{package_hash()} {op} {kind}"), 0
     for _ in range(count):
         call = make(draw, *kind)
-        for family in ALL_CONFIGS[op]:
+        for family in FAMILIES[op]:
             config = config_of(draw, call, family)
             if config is not None:
                 with contextlib.suppress(TuningError):  # the family's own word that it cannot

@@ -17,7 +17,7 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.families.registry import digests, kernel_name
+from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
 from tritile.planning import table as table_module
 from tritile.planning.store import Store
@@ -293,7 +293,7 @@ def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
     store = Store(DEVICE, tmp_path)
     slow = Config.of(BLOCK_M=16)
     for problem in PROBLEMS[1:]:
-        digest = TABLE.kernels[kernel_name(problem.op, "tile")]
+        digest = TABLE.kernels[FAMILIES[problem.op]["tile"].label]
         store.add(digest, Trial(problem, slow, 5.0))
         store.add(digest, Trial(problem, CONFIG, 2.0))
         store.add("older", Trial(problem, slow, 1.0))
@@ -350,6 +350,6 @@ def test_the_shipped_table_is_whole_and_legal():
     for entry in found.entries:
         assert illegal(entry.config, entry.problem, h200) is None
         assert entry.us > 0
-    used = {kernel_name(entry.problem.op, entry.config.family) for entry in found.entries}
+    used = {FAMILIES[entry.problem.op][entry.config.family].label for entry in found.entries}
     assert used <= set(found.kernels)
     assert found.kernels.items() <= digests().items()

@@ -54,7 +54,8 @@ def changed(package, path, old, new):
 
 
 PRODUCTS = {"matmul/tile", "matmul/descriptor", "matmul/warpgroups"}
-BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
+# Families whose modules import those of TMA's, and so those.
+BY_TMA = set(families.digests()) - {"matmul/tile", "permute/tile", "permute/packed"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
     [
         ("families/common/operands.py", "whole and not stretched", "whole or stretched", BY_TMA),
         (
-            "families/grouped/work.py",
+            "families/grouped/family.py",
             "import Config",
             "import Config as Config",
             {"grouped/tile", "grouped/descriptor"},
@@ -72,7 +73,7 @@ BY_TMA = {"matmul/descriptor", "matmul/warpgroups", "linear_quantized/unpacked"}
         ("families/permute/kernel.py", "def ", "async def ", {"permute/tile", "permute/packed"}),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
         ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
-        ("families/matmul_tma/work.py", '"""The same of a gated', '"""As of a gated', set()),
+        ("families/matmul_tma/family.py", '"""The same of a gated', '"""As of a gated', set()),
         ("tune/autotuner.py", "def ", "async def ", set()),
     ],
 )

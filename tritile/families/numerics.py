@@ -47,7 +47,7 @@ from tritile.core.problem import (
     Tiled,
 )
 from tritile.core.problem.checks import THREE
-from tritile.families.matmul_tile.family import uses_tensor_cores, warpgroup_mma
+from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.quantized import family as quantized

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
+from tritile.families.common import operands
+from tritile.families.common.grids import unit
 from tritile.families.matmul_tile import family as tile
-from tritile.families.matmul_tile.work import unit
 from tritile.families.matmul_tma import family as descriptor
-from tritile.families.permute import family as packed
+from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
 
 _ROW: Final = 128  # bytes, of which rows of a copied operand are whole multiples
@@ -107,7 +108,7 @@ def copied(problem: MatmulProblem) -> Traffic:
         (problem.m, problem.k, problem.a_layout == "column"),
         (problem.k, problem.n, problem.b_layout == "column"),
     )
-    copies, turns = descriptor.copied(problem), descriptor.turned(problem)
+    copies, turns = operands.copied(problem), operands.turned(problem)
     for (rows, columns, by_columns), copy, turn in zip(sides, copies, turns, strict=True):
         if copy:
             outer, inner = (columns, rows) if by_columns != turn else (rows, columns)
@@ -136,15 +137,15 @@ def _covered(extent: int, block: int, least_step: int) -> tuple[int, int]:
     """How many tiles cover an extent, and how much each covers of it: see `kernels.permute.tile_span`."""
     tiles, step = -(-extent // block), min(least_step, block)
     each = -(-extent // tiles)
-    return tiles, -(-each // step) * step if tile.uneven(extent, block) else block
+    return tiles, -(-each // step) * step if permute.uneven(extent, block) else block
 
 
 def covers(problem: PermuteProblem, config: Config) -> Covers:
     """How the tiles of a config cover a permutation; the ends of rows that fill no whole word left out."""
     size, rows, lanes = problem.itemsize, problem.m, 1
     units = unit(problem.m, min(size, 8)), unit(problem.n, min(size, 8))
-    if config.family == packed.NAME:
-        rows, lanes, units = packed.whole_rows(problem), packed.WORD // size, (1, 1)
+    if config.family == permute.PACKED:
+        rows, lanes, units = permute.whole_rows(problem), permute.WORD // size, (1, 1)
     tiles_m, words = _covered(rows // lanes, config["BLOCK_M"] // lanes, units[0])
     tiles_n, n = _covered(problem.n, config["BLOCK_N"], units[1])
     return Covers(tiles_m, words * lanes, tiles_n, n)
@@ -152,7 +153,7 @@ def covers(problem: PermuteProblem, config: Config) -> Covers:
 
 def _moved(problem: PermuteProblem, config: Config) -> Traffic:
     of, size = covers(problem, config), problem.itemsize
-    ends = problem.m - packed.whole_rows(problem) if config.family == packed.NAME else 0
+    ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
     elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
     found = []
     for run, steps in zip(problem.runs(of.m, of.n), (problem.x_strides, problem.out_strides), strict=True):

@@ -17,7 +17,7 @@ from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
 from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError, callers_level
-from tritile.families.matmul_tile import family as tile
+from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
 from tritile.planning import model, plans
 from tritile.planning.store import end_stand_ins
@@ -77,7 +77,7 @@ def interpret(call: Call) -> None:
 
 def fixed(call: Call) -> Config | None:
     """The config of a call that leaves no choice, and must not be measured as it changes its own input."""
-    return tile.in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
+    return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
 def planned(problem: Tiled, index: int) -> plans.Plan:

@@ -4,48 +4,22 @@ Each operation has its own, in microseconds; only the order of the answers matte
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
-from tritile.families.common.prediction import matmul_us, tma_us
-from tritile.families.grouped.prediction import grouped_us
-from tritile.families.matmul_tma import family as descriptor
-from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.permute.prediction import permute_us
-from tritile.families.quantized import unpacked as quantized_unpacked
-from tritile.families.quantized.prediction import quantized_us
-from tritile.families.quantized.prediction_unpacked import unpacked_us
-from tritile.families.space import ALL_CONFIGS, contenders, illegal, legal_configs
+from tritile.core.problem import MatmulProblem, Tiled
+from tritile.families.registry import FAMILIES
+from tritile.families.space import contenders, illegal, legal_configs
 
 _SHAPES = 4  # of tiles, at the least, among configs to try first
 
 
-def _product_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    problem = problem.core
-    by_tma = config.family in (descriptor.NAME, warpgroups.NAME)
-    return (tma_us if by_tma else matmul_us)(config, problem, device)
-
-
-def _quantized_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
-    unpacked = config.family == quantized_unpacked.NAME
-    return (unpacked_us if unpacked else quantized_us)(config, problem, device)
-
-
-_FORMULAS: Final[dict[str, Callable[[Config, Any, Device], float]]] = {
-    "matmul": _product_us,
-    "grouped": grouped_us,
-    "permute": permute_us,
-    "linear_quantized": _quantized_us,
-}
-
-
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
     """Predicted microseconds of a legal config on a problem."""
-    return _FORMULAS[problem.op](config, problem, device)
+    made = problem.core if isinstance(problem, MatmulProblem) else problem
+    return FAMILIES[problem.op][config.family].predicted_us(config, made, device)
 
 
 def ranked(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
@@ -89,7 +63,7 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
 
 def families(problem: Tiled, device: Device) -> list[str]:
     """The contenders that have a legal config for the problem."""
-    configs = ((name, ALL_CONFIGS[problem.op][name]) for name in contenders(problem))
+    configs = ((name, FAMILIES[problem.op][name].configs) for name in contenders(problem))
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 

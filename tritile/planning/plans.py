@@ -11,14 +11,12 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.markup import table_html
 from tritile.core.pointer import Pointer
-from tritile.core.problem import KernelProblem, PermuteProblem, QuantizedProblem, Tiled, doublings
+from tritile.core.problem import KernelProblem, PermuteProblem, Tiled, doublings
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
 from tritile.core.views import posed
 from tritile.errors import NotTunedError
-from tritile.families.matmul_tile import family as tile
 from tritile.families.pieces import workspace_bytes
-from tritile.families.quantized import family as quantized
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, worthwhile
 from tritile.planning import model, table
@@ -232,15 +230,16 @@ def _unmeasured(problem: Tiled, device: Device) -> Plan:
 def interpreted(problem: Tiled) -> Plan:
     """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
     why = "tensors in host memory are interpreted"
-    if isinstance(problem, QuantizedProblem):
-        return Plan(problem, quantized.interpreted(problem), "interpreter", INTERPRETER, None, why)
+    family = next(iter(FAMILIES[problem.op].values()))
+    if family.interpreted is not None:
+        return Plan(problem, family.interpreted(problem), "interpreter", INTERPRETER, None, why)
 
-    def block(size: int, most: int) -> int:
-        return max(16, min(most, 1 << (size - 1).bit_length()))
+    def block(size: int) -> int:
+        return max(16, min(128, 1 << (size - 1).bit_length()))
 
-    sides = [name for name in tile.PARAMETERS[problem.op] if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
-    blocks = {side: block(getattr(problem, side[-1].lower()), 128) for side in sides}
-    config = Config.of(family=tile.NAME, **blocks, GROUP_M=8)
+    sides = [name for name, _ in family.configs[0].kwargs if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
+    blocks = {side: block(getattr(problem, side[-1].lower())) for side in sides}
+    config = Config.of(family=family.name, **blocks, GROUP_M=8)
     return Plan(problem, config, "interpreter", INTERPRETER, None, why)
 
 

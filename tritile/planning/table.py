@@ -18,7 +18,7 @@ from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.families.registry import kernel_name
+from tritile.families.registry import FAMILIES
 from tritile.planning.store import Store
 from tritile.planning.trial import MAX_US, Trial, number_from, pair_from
 
@@ -72,7 +72,7 @@ class Table:
 
     def counts(self, op: str, family: str, digest: str) -> bool:
         """Whether the times of a family are measurements of the kernel that has this digest."""
-        return self.measured and self.kernels.get(kernel_name(op, family)) == digest
+        return self.measured and self.kernels.get(FAMILIES[op][family].label) == digest
 
     @property
     def triton(self) -> str:
@@ -255,7 +255,7 @@ def completed(table: Table, old: Table) -> Table:
     kept = [
         entry
         for entry in old.entries
-        if entry.problem not in has and kernel_name(entry.problem.op, entry.config.family) in same
+        if entry.problem not in has and FAMILIES[entry.problem.op][entry.config.family].label in same
     ]
     loss = old.loss if kept else table.loss
     return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)), loss=loss)

@@ -1,6 +1,7 @@
 """What configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.core.config import Config
+from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, PermuteProblem, Product
 from tritile.core.problem.parts import promoted_every
 
@@ -18,6 +19,22 @@ def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | Non
         elif value > most:
             return f"{name} = {value} is above {most}"
     return None
+
+
+def launch_fault(config: Config) -> str | None:
+    """What is wrong with a config's warps and stages, of kernels that read and write through pointers."""
+    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
+        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
+    return None
+
+
+def shared_fault(shared: int, device: Device) -> str | None:
+    """Why a kernel may not take so many bytes of shared memory, or None where it may."""
+    return (
+        f"{shared} bytes of shared memory, of {device.shared_memory}"
+        if shared > device.shared_memory
+        else None
+    )
 
 
 def least_blocks(problem: Product) -> dict[str, int]:

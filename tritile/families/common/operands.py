@@ -6,17 +6,65 @@ Rows of a copy start on 16 bytes, and run along K where tensor cores want that.
 import itertools
 from typing import Any, Final, NamedTuple
 
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
 from tritile.families.common.fused import up_index
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section, Step
-from tritile.families.matmul_tma.family import turned
 
+_MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
+_TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
+
+
+def reachable(problem: MatmulProblem) -> str | None:
+    """Why no kernel with tensor descriptors can make this product, or None where one can.
+
+    An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
+    """
+    if problem.out_layout != "row":
+        return f"out is {problem.out_layout}, not row by row"
+    if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
+        return f"sizes above {_MAX_SIZE}"
+    return None
+
+
+def turned(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
+
+    Left as they are, the kernel turns each tile over in registers, at half the speed. Where the other operand
+    is thin, an element is read too few times to be copied for that alone.
+    """
+    if problem.precision != "tf32":
+        return False, False
+    a, b = _unreadable(problem)
+    return (
+        problem.a_layout == "column" and (a or problem.n >= _TURNED_FROM),
+        problem.b_layout != "column" and (b or problem.m >= _TURNED_FROM),
+    )
+
+
+def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b no descriptor can see where they lie."""
+    sides = (problem.a_layout, problem.a_align), (problem.b_layout, problem.b_align)
+    a, b = (align < 16 or layout == "strided" for layout, align in sides)
+    return a, b
+
+
+def copied(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Which of a and b are copied before kernels by descriptor read them."""
+    a, b = (any(pair) for pair in zip(_unreadable(problem), turned(problem), strict=True))
+    return a, b
+
+
+def tiles(config: Config, problem: MatmulProblem) -> int:
+    """Tiles of the result, over all of the batch."""
+    return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
 class Seen(NamedTuple):

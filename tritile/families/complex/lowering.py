@@ -12,10 +12,10 @@ from tritile.core.problem import ITEMSIZE, REAL_DTYPE, merged
 from tritile.core.problem.checks import THREE
 from tritile.core.problem.complexes import form_of
 from tritile.core.views import MatmulCall, Placed, View
+from tritile.families.common import grids
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.work import Buffer, Section, Step
 from tritile.families.complex.kernel import lay_out, put_together
-from tritile.families.matmul_tile import work as tile
 
 _TENSORS: Final = 3  # a, b and out: workspaces are numbered behind them
 _TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
@@ -72,16 +72,16 @@ class _Call:
         batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
         args |= {
             "rows": rows, "columns": columns, "batch": batch,
-            "DENSE": view.strides[1] == 1 or columns == 1, "WIDE": batch >= tile.WIDE_FROM,
-            "ALIGN_COLUMNS": tile.unit(columns, view.itemsize),
-            "ALIGN_ROWS": tile.unit(2 * view.strides[0], self.size),
-            "ALIGN_BATCH": tile.least_unit(args["batch_strides"], self.size),
+            "DENSE": view.strides[1] == 1 or columns == 1, "WIDE": batch >= grids.WIDE_FROM,
+            "ALIGN_COLUMNS": grids.unit(columns, view.itemsize),
+            "ALIGN_ROWS": grids.unit(2 * view.strides[0], self.size),
+            "ALIGN_BATCH": grids.least_unit(args["batch_strides"], self.size),
             "ALIGN_SCRATCH": 16 // self.size,
             "BLOCK_R": _TILE[0], "BLOCK_C": block, "WAIT": self.early,
         }  # fmt: skip
         tiles = -(-rows // _TILE[0]) * -(-columns // block)
         options = {"num_warps": _TILE[2], "launch_pdl": self.early}
-        return Step(kernel, tile.grid(tiles, batch), tuple(args[name] for name in kernel.arg_names), options)
+        return Step(kernel, grids.grid(tiles, batch), tuple(args[name] for name in kernel.arg_names), options)
 
     def laid_out(self, index: int, values: Values, rows: Rows = "within", turn: bool = True) -> View:
         """Operand `index` in a workspace, each element as `values`, as a real operand.

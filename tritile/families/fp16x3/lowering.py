@@ -56,7 +56,7 @@ from tritile.families.common.lowered import copied_batch
 from tritile.families.common.verdict import END, EXTREME, UNFIT, reset
 from tritile.families.common.work import Buffer, Section, Step
 from tritile.families.fp16x3.kernel import find_peaks, split
-from tritile.families.matmul_tile import work as tile
+from tritile.families.matmul_tile import family as tile
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
 _WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K

@@ -1,20 +1,39 @@
-"""The configs of the descriptor kernel of groups: tiles by TMA, on NVIDIA GPUs from Hopper on."""
+"""Products of groups, all in one launch: by tiles through pointers, and by tiles that TMA brings.
+
+Predicted times are those of a batch whose products are all as large: what groups leave unfilled of their last
+tiles is counted as if all left as much.
+"""
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, GroupedProblem
+from tritile.core.views import GroupedCall, View
+from tritile.errors import TuningError
+from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized
-from tritile.families.matmul_tile.family import accumulator_words
-from tritile.families.matmul_tma.family import BARRIER, fault
+from tritile.families.common.descriptors import BARRIER
+from tritile.families.common.products import accumulator_words
+from tritile.families.common.work import Buffer, Descriptor, Step, Work
+from tritile.families.family import Family
+from tritile.families.grouped.kernel import grouped_matmul_tile
+from tritile.families.grouped.kernel_tma import FAR, grouped_matmul_descriptor
+from tritile.families.matmul_tile import family as tile
+from tritile.families.matmul_tma import family as descriptor
+from tritile.families.matmul_tma.family import fault
 
-NAME: Final = "descriptor"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SUBTILES")
 _MAX_SIZE: Final = 2**30  # of a descriptor that is cut at a group's end
 _MAX_WORDS: Final = 128
+_LEAST_LANES: Final = 32
+_STEP: Final = (
+    2**34
+)  # elements: 2**30 steps of it lead once around the address space, whatever an element has
+_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 
 
 def tiles(config: Config, problem: GroupedProblem) -> int:
@@ -56,8 +75,8 @@ def unreachable(problem: GroupedProblem) -> str | None:
     return None
 
 
-def illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
+    """Why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
     if reason is not None:
         return reason
@@ -72,7 +91,14 @@ def illegal(config: Config, problem: GroupedProblem, device: Device) -> str | No
     return None
 
 
-def _configs() -> Iterator[Config]:
+def _tile_configs() -> Iterator[Config]:
+    """Those of products, in bands, as groups have several tiles or the order does not matter."""
+    for config in tile.CONFIGS:
+        if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
+            yield config
+
+
+def _tma_configs() -> Iterator[Config]:
     for m, n, k in itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128)):
         if not 16 * 64 <= m * n <= 128 * 256 or (k == 64 and m * n < 64 * 64):
             continue
@@ -82,17 +108,163 @@ def _configs() -> Iterator[Config]:
                 continue
             for subtiles in (1, 2) if n >= 128 and persistent else (1,):
                 kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
-                yield Config.of(count, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
+                yield Config.of(
+                    count, stages, descriptor.NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles
+                )
 
 
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"grouped": tuple(_configs())}
-
-
-def pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
+    """Whether another config of the descriptor family does the same or strictly less work."""
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
     return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
+
+
+def _tile_predicted_us(config: Config, problem: GroupedProblem, device: Device) -> float:
+    return tile.predicted_us(config, problem.even, device)
+
+
+def _tma_predicted_us(config: Config, problem: GroupedProblem, device: Device) -> float:
+    even = problem.even
+    kwargs = tuple(sorted((*config.kwargs, ("SPLIT_K", 1))))
+    return descriptor.predicted_us(replace(config, kwargs=kwargs), even, device)
+
+
+def _group_stride(view: View) -> int:
+    """Elements from the matrix of one group to the next one's; 0 where all share one."""
+    return view.batch_strides[0] if view.batch_strides else 0
+
+
+def _args(call: GroupedCall) -> dict[str, Any]:
+    """What both kernels take that no config decides, by name."""
+    a, b, out = call.a, call.b, call.out
+    buffers = iter(range(3, len(call.tensors)))
+    offs = None if call.offs is None else Buffer(next(buffers))
+    scales: list[Any] = [Buffer(next(buffers)) for _ in call.scales or ()] or [None, None]
+    steps = [own.stride for own in call.scales or ()] or [0, 0]
+    return {
+        "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2), "offs_ptr": offs,
+        "scale_a_ptr": scales[0], "scale_b_ptr": scales[1],
+        "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
+        "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
+        "stride_bg": _group_stride(b), "stride_bk": b.strides[0], "stride_bn": b.strides[1],
+        "stride_og": _group_stride(out), "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "stride_sa": steps[0], "stride_sb": steps[1],
+        "PRECISION": call.precision, "RAGGED": call.ragged, "SCALED": call.scales is not None,
+        "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()) if offs else _LEAST_LANES,
+    }  # fmt: skip
+
+
+def _units(view: View) -> tuple[int, int, int]:
+    """The largest powers of two that divide a view's group, row and column strides."""
+    rows, columns = (grids.unit(step, view.itemsize) for step in view.strides)
+    return grids.least_unit(view.batch_strides, view.itemsize), rows, columns
+
+
+def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches products of groups with a config of the tile family."""
+    values = _args(call) | dict(config.kwargs)
+    a, b, out = call.a, call.b, call.out
+    m, n, k = (values[f"BLOCK_{side}"] for side in "MNK")
+    sides = ((a, m, k), (b, k, n), (out, m, n))
+    reach = max(rows * view.strides[0] + columns * view.strides[1] for view, rows, columns in sides)
+    values |= {
+        "ALIGN_N": grids.unit(values["N"], a.itemsize), "ALIGN_K": grids.unit(values["K"], a.itemsize),
+        "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
+        "MASK_N": values["N"] % n != 0, "MASK_K": call.ragged == "k" or values["K"] % k != 0,
+        "WIDE": reach >= grids.WIDE_FROM,
+    }  # fmt: skip
+    args = tuple(values[name] for name in grouped_matmul_tile.arg_names)
+    grid = (tiles(config, call.problem), 1, 1)
+    return Work((Step(grouped_matmul_tile, grid, args, grids.options(config)),))
+
+
+def _described(view: View, buffer: int, groups: int, rows: int, columns: int) -> Descriptor:
+    """The descriptor of an operand, its contiguous dimension last, for tiles of so many rows and columns."""
+    shape, strides, block = view.shape, view.strides, (rows, columns)
+    if view.layout == "column":
+        shape, strides, block = shape[::-1], strides[::-1], block[::-1]
+    unit = 16 // view.itemsize
+    sizes = (groups if view.batch_strides else 1, *shape)
+    # A dimension of size 1 is never stepped.
+    steps = [
+        s if size > 1 else unit for size, s in zip(sizes, (_group_stride(view), strides[0]), strict=False)
+    ]
+    misplaced = view.tensor.data_ptr() % 16 or (strides[1] != 1 and shape[1] > 1)
+    if misplaced or any(s % unit or not 0 <= s * view.itemsize < _MAX_STRIDE for s in steps):
+        raise TuningError(f"no descriptor sees strides {strides} of {view.itemsize} bytes")
+    return Descriptor(buffer, sizes, (steps[0], steps[1], 1), (1, *block))
+
+
+def _cut(whole: Descriptor) -> Descriptor:
+    """The same of one matrix, which a kernel can have end at any row: see `grouped_descriptor.load_cut`."""
+    _, columns = whole.shape[1:]
+    step = whole.strides[1]
+    shape = (2**31 - 2**16, 2**31 - 2**16, FAR.value, columns)
+    return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))
+
+
+def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
+    """The descriptor that stores tiles of the result; None where none can: see `operands.storable`."""
+    out = call.out
+    if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
+        return None
+    try:
+        whole = _described(out, 2, call.groups, rows, columns)
+    except TuningError:
+        return None
+    return _cut(whole) if call.ragged == "m" else whole
+
+
+def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches products of groups with a config of the descriptor family.
+
+    `early`: the kernel may start before the one ahead of it is done, and waits in itself.
+    Raises TuningError where no descriptor can see an operand.
+    """
+    reason = unreachable(call.problem)
+    if reason is not None:
+        raise TuningError(reason)
+    m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
+    a = _described(call.a, 0, call.groups, m, k)
+    b = _described(call.b, 1, call.groups, k, n)
+    rows = call.a.layout != "column", call.b.layout != "column"
+    if call.ragged == "k":
+        a, b = _cut(a), _cut(b)
+    a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
+    out = _stored(call, m, n // config["SUBTILES"])
+    values = _args(call) | dict(config.kwargs)
+    values |= {
+        "a_desc": a, "b_desc": b, "out_desc": out, "BY_DESCRIPTOR": out is not None,
+        "A_ROW": rows[0], "B_ROW": rows[1], "WAIT": early,
+    }  # fmt: skip
+    args = tuple(values[name] for name in grouped_matmul_descriptor.arg_names)
+    made = tiles(config, call.problem)
+    grid = (min(made, processors) if config["PERSISTENT"] else made, 1, 1)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
+    return Work((Step(grouped_matmul_descriptor, grid, args, options),))
+
+
+TILE: Final = Family(
+    op=GroupedProblem.op,
+    name=tile.NAME,
+    kernel=grouped_matmul_tile,
+    configs=tuple(_tile_configs()),
+    illegal=tile.illegal,
+    pointless=tile.pointless,
+    predicted_us=_tile_predicted_us,
+    work=tile_work,
+)
+DESCRIPTOR: Final = Family(
+    op=GroupedProblem.op,
+    name=descriptor.NAME,
+    kernel=grouped_matmul_descriptor,
+    configs=tuple(_tma_configs()),
+    illegal=_tma_illegal,
+    pointless=_tma_pointless,
+    predicted_us=_tma_predicted_us,
+    work=descriptor_work,
+)

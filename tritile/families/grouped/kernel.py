@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
-from tritile.families.common.tiles import grouped_tile, multiple
+from tritile.families.common.tiles import grouped_tile, load_tile, multiple, rounded_to_tf32
 from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
-from tritile.families.matmul_tile.kernel import load_tile, rounded_to_tf32
 
 
 @triton.jit

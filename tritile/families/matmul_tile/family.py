@@ -1,47 +1,56 @@
-"""The configs of the tile kernels, of any GPU: one program makes one tile, through pointers."""
+"""Products by tiles through pointers, on any GPU: one program makes one tile."""
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import FP8_DTYPES, PermuteProblem, Product
-from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, Product
+from tritile.core.views import MatmulCall, View
+from tritile.families.common.blocks import (
+    blocks_fault,
+    launch_fault,
+    least_blocks,
+    order_fault,
+    oversized,
+    promotes_late,
+    shared_fault,
+)
+from tritile.families.common.fused import block_scales, extra, up_index, verdict
+from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
+from tritile.families.common.products import (
+    accumulator_words,
+    loads_per_thread,
+    uses_tensor_cores,
+    warpgroup_mma,
+)
+from tritile.families.common.rates import memory_us, rate, turning
+from tritile.families.common.sums import in_parts, input_precision
+from tritile.families.common.work import Buffer, Step, Work
+from tritile.families.family import Family
+from tritile.families.matmul_tile.gated import gated_tile
+from tritile.families.matmul_tile.kernel import matmul_tile
 
 NAME: Final = "tile"
-PARAMETERS: Final = {
-    "matmul": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
-    "grouped": ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M"),
-    "permute": ("BLOCK_M", "BLOCK_N", "GROUP_M"),
-}
-_MAX_BLOCK: Final = {"matmul": 256, "grouped": 256, "permute": 4096}
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M")
+_MAX_BLOCK: Final = 256
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
-MAX_MOVED_WORDS: Final = 64  # the same of a tile that is only moved, each with an address of its own
 _REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
 MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is unrolled whole, and summed in plain fp32
 PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
+_LAUNCH_US = 2.0
 
 
-def uses_tensor_cores(problem: Product) -> bool:
-    """Whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
-    return problem.dtype != "float64" and (problem.dtype != "float32" or problem.precision != "ieee")
-
-
-def accumulator_bytes(problem: Product) -> int:
-    """Bytes of one accumulated element."""
-    return 8 if problem.dtype == "float64" else 4
-
-
-def shared_bytes(config: Config, problem: Product | PermuteProblem, device: Device) -> int:
+def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     """Shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
     that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
     """
-    if isinstance(problem, PermuteProblem):
-        return config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
     held = warpgroup_mma(config, problem, device)
     stages = max(1, config.num_stages if held else config.num_stages - 1)
     k_bytes = config["BLOCK_K"] * problem.itemsize
@@ -51,30 +60,7 @@ def shared_bytes(config: Config, problem: Product | PermuteProblem, device: Devi
     return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
 
 
-def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
-    """Whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
-    whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
-    return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
-
-
-def accumulator_words(config: Config, problem: Product, device: Device) -> int:
-    """32-bit registers of each thread that hold sums."""
-    threads = config.num_warps * device.warp_size
-    # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
-    apart = problem.promoted or (problem.totals and device.nvidia == 90)
-    sums = 2 if problem.block_scales or apart else problem.rights
-    return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
-
-
-def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
-    """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
-    size = problem.itemsize
-    loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
-    return float(loads / (config.num_warps * device.warp_size))
-
-
-def _illegal_product(config: Config, problem: Product, device: Device) -> str | None:
+def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
     if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
         return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
     for name, least in least_blocks(problem).items():
@@ -101,100 +87,205 @@ def _illegal_product(config: Config, problem: Product, device: Device) -> str | 
     return None
 
 
-def uneven(extent: int, block: int) -> bool:
-    """Whether tiles of `block` that overlap to cover `extent` would copy more than an eighth of it twice."""
-    return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
-
-
-def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Bytes that a thread reads, and writes, at once: as many as alignment and runs allow, up to 16."""
-    read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
-    wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
-    return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
-
-
-def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """32-bit registers of each thread that hold its part of a tile: at least one for what is read alone."""
-    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
-    alone = min(vectors(config, problem)) < 4
-    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
-
-
-def launch_fault(config: Config, problem: Product | PermuteProblem, device: Device) -> str | None:
-    """What is wrong with a config's blocks, warps, stages or shared memory."""
-    reason = blocks_fault(config, PARAMETERS[problem.op], _MAX_BLOCK[problem.op])
-    if reason is not None:
-        return reason
-    if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
-        return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
-    shared = shared_bytes(config, problem, device)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
-
-
-def moved_fault(config: Config, problem: PermuteProblem, device: Device, words: float) -> str | None:
-    """Why threads that hold so many 32-bit words each may not move tiles of a permutation."""
-    threads = config.num_warps * device.warp_size
-    if words > MAX_MOVED_WORDS:
-        return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
-    if config["BLOCK_M"] * config["BLOCK_N"] < threads:
-        return f"a tile leaves some of {threads} threads idle"
-    if config["GROUP_M"] * -(-problem.n // config["BLOCK_N"]) >= 2**31:
-        return f"a band of {config['GROUP_M']} rows of tiles has more than 32 bits can count"
-    return None
-
-
-def illegal(config: Config, problem: Product | PermuteProblem, device: Device) -> str | None:
+def illegal(config: Config, problem: Product, device: Device) -> str | None:
     """Why `config` may not run `problem` on `device`, or None where it may."""
-    reason = launch_fault(config, problem, device)
-    if reason is not None:
-        return reason
-    if isinstance(problem, PermuteProblem):
-        return moved_fault(config, problem, device, held_words(config, problem, device))
-    return _illegal_product(config, problem, device)
+    return (
+        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
+        or launch_fault(config)
+        or shared_fault(shared_bytes(config, problem, device), device)
+        or _tile_fault(config, problem, device)
+    )
 
 
-def _matmul_configs() -> Iterator[Config]:
+def _configs() -> Iterator[Config]:
     blocks = itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
     for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
         kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
         yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
 
 
-def _grouped_configs() -> Iterator[Config]:
-    """Those of products, in bands, as groups have several tiles or the order does not matter."""
-    for config in _matmul_configs():
-        if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
-            yield config
+CONFIGS: Final = tuple(_configs())
 
 
-def _permute_configs() -> Iterator[Config]:
-    sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
-        if 512 <= m * n <= 65536:
-            yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
-
-
-def in_place(problem: PermuteProblem) -> Config:
-    """The config with which square matrices are transposed where they lie: one for all, not tuned."""
-    block = 64 if problem.itemsize <= 4 else 32
-    return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
-
-
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
-    "matmul": tuple(_matmul_configs()),
-    "grouped": tuple(_grouped_configs()),
-    "permute": tuple(_permute_configs()),
-}
-
-
-def pointless(config: Config, problem: Product | PermuteProblem, device: Device) -> bool:
+def pointless(config: Config, problem: Product, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
-    if isinstance(problem, PermuteProblem):
-        return config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16)
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
         return True  # copies of under 4 bytes are not asynchronous: more stages hold nothing in flight
     return oversized(config, problem, least_blocks(problem))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+
+    `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
+    """
+
+    latency: float = 1330.0  # from asking for a tile to having it, out of device memory
+    start: float = 1350.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp: float = 0.0385  # the same for each warp, as a share of `start`
+    turn: float = 24.2  # barriers and bookkeeping in one turn of the K loop
+    turn_warp: float = 21.2  # the same for each warp
+    shared_bytes: float = 138.0  # of shared memory
+    l2_bytes: float = 417.0  # of the L2 cache, all processors reading
+    load: float = 7.06  # one warp-wide load instruction with its address and mask
+    narrow: float = 0.544  # how much longer one of under 4 bytes takes
+    load_words: float = 7.99  # registers that a load which is not asynchronous keeps busy
+    copy_words: float = 1.3  # the same of one that is
+    piece: float = 3.0  # how much longer an asynchronous load of 4 or 8 bytes a thread takes than one of 16
+    piece_words: float = 4.0  # registers that it keeps busy
+    spared_words: float = 16.6  # registers that neither accumulator nor loads can have
+    small_mma: float = 3.12  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    bandwidth: float = 0.879  # share of the peak bandwidth of device memory that is reached
+    reach: float = 2.19  # processors whose share of the bandwidth one can draw
+    short: float = 0.181  # slower by this share where rows of a tile are half of 128 bytes
+    overlap: float = 0.0576  # share of the fixed cost of a round that the next one does not hide
+
+
+FITTED = Fit()
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    threads = config.num_warps * device.warp_size
+    registers = min(255, accumulator_words(config, problem, device) + 56)
+    by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
+    by_threads = 2048 // threads
+    return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
+
+
+def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
+    """How much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
+    if alignment < 4:
+        return fit.narrow, fit.load_words
+    return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
+
+
+def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
+    """Clocks that one turn of the K loop takes of a processor, where so many programs run together."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
+    size = problem.itemsize
+    warps, threads = config.num_warps, config.num_warps * device.warp_size
+    warpgroups = warpgroup_mma(config, problem, device)
+    slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
+    if problem.dtype == "float64":
+        # Hopper has instructions of a warp only; a block is asked for when the last of two is done with.
+        slow = 1.0 if config.num_stages > 2 else 1.35
+    elif not uses_tensor_cores(problem):
+        slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
+    slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
+    multiply = 2.0 * m * n * k / rate(problem, device) * slow * turning(problem, device, None)
+    rows_at_once = 64 if warpgroups else 32
+    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
+    feed = (m + n) * k * size / fit.l2_bytes
+    thread_loads = loads_per_thread(config, problem, device)
+    narrow, load_words = _load_costs(min(problem.a_align, problem.b_align), fit)
+    loads = fit.load * narrow * thread_loads * warps
+    held = accumulator_words(config, problem, device) + load_words * thread_loads
+    spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
+    return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
+    """Predicted microseconds of a config of the tile family."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    turns = -(-problem.k // k)
+    tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+    together = min(resident(config, problem, device), -(-tiles // device.processors))
+    turn = _turn_clocks(config, problem, device, together, fit)
+    fetch = fit.latency + (m + n * problem.rights) * k * problem.itemsize / fit.l2_bytes
+    alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
+    fixed = fit.start * (1 + fit.start_warp * config.num_warps)
+    rounds = -(-tiles // (device.processors * together))
+    last = tiles - (rounds - 1) * device.processors * together
+    last_together = min(together, -(-last // device.processors))
+    full_round = turns * max(alone, together * turn) + fit.overlap * fixed
+    clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
+    busy = max(0.05, min(1.0, fit.reach * tiles / device.processors))
+    moved_us = memory_us(config, problem, device, fit.short, fit.bandwidth) / busy
+    compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
+    # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.
+    return max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + _LAUNCH_US
+
+
+def _units(view: View) -> tuple[int, int, int]:
+    """The same of a view's row, column and batch strides."""
+    rows, columns = (unit(step, view.itemsize) for step in view.strides)
+    return rows, columns, least_unit(view.batch_strides, view.itemsize)
+
+
+def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
+    """The batch's shape and each operand's strides: never empty, which kernels could not index."""
+    if not batch_shape:
+        return ((1,), *(((0,),) * len(views)))
+    return (batch_shape, *(view.batch_strides for view in views))
+
+
+def _args(call: MatmulCall) -> dict[str, Any]:
+    """What `matmul_tile` takes that no config decides, by name."""
+    a, b, out = call.a, call.b, call.out
+    (m, k), n = a.shape, b.shape[1]
+    batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
+    spans = [view.span for view in (a, b, out, call.up) if view is not None]
+    exact = call.dtype == "float32" and call.precision == "ieee"
+    return {
+        "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2),
+        "M": m, "N": n, "K": k,
+        "stride_am": a.strides[0], "stride_ak": a.strides[1],
+        "stride_bk": b.strides[0], "stride_bn": b.strides[1],
+        "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "batch": prod(batch_shape), "batch_shape": batch_shape,
+        "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
+        "scales": scales, "SCALE_BLOCKS": shared,
+        "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
+        "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
+        "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
+        "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
+        "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
+        "verdict_ptr": word, "VERDICTS": verdicts,
+    }  # fmt: skip
+
+
+def _up_args(call: MatmulCall) -> dict[str, Any]:
+    """The same that `gated_tile` takes besides."""
+    if call.up is None:
+        return {}
+    up = call.up
+    _, up_batch = _batch(call.batch_shape, up)
+    return {
+        "up_ptr": Buffer(up_index(call)), "stride_uk": up.strides[0], "stride_un": up.strides[1],
+        "up_batch_strides": up_batch, "ALIGN_UP": _units(up),
+    }  # fmt: skip
+
+
+def _masks(values: dict[str, Any]) -> dict[str, bool]:
+    """Which edges the tiles of a product overhang."""
+    return {f"MASK_{d}": values[d] % values[f"BLOCK_{d}"] != 0 for d in "MNK"}
+
+
+def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
+    """What launches a product: one kernel, the tensors as they lie, on any number of processors."""
+    values = _args(call) | _up_args(call) | dict(config.kwargs)
+    kernel = matmul_tile if call.up is None else gated_tile
+    values |= _masks(values)
+    tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
+    args = tuple(values[name] for name in kernel.arg_names)
+    return Work((Step(kernel, grid(tiles, values["batch"]), args, options(config)),))
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=matmul_tile,
+    also=(gated_tile,),
+    configs=CONFIGS,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+)

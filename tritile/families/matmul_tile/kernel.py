@@ -4,54 +4,17 @@ import triton
 import triton.language as tl
 
 from tritile.families.common.epilogue import finished
-from tritile.families.common.tiles import batch_index, batch_offset, grouped_tile, multiple
+from tritile.families.common.tiles import (
+    batch_index,
+    batch_offset,
+    block_scale,
+    compensated_sum,
+    grouped_tile,
+    load_tile,
+    multiple,
+    rounded_to_tf32,
+)
 from tritile.families.common.verdict import wanted
-
-
-@triton.jit
-def load_tile(ptrs, outer_mask, inner_mask, MASK_OUTER: tl.constexpr, MASK_INNER: tl.constexpr):
-    """A tile of an operand, zero past the edges that MASK_* say it overhangs; the others cost no mask."""
-    if MASK_OUTER and MASK_INNER:
-        tile = tl.load(ptrs, mask=outer_mask & inner_mask, other=0.0)
-    elif MASK_OUTER:
-        tile = tl.load(ptrs, mask=outer_mask, other=0.0)
-    elif MASK_INNER:
-        tile = tl.load(ptrs, mask=inner_mask, other=0.0)
-    else:
-        tile = tl.load(ptrs)
-    return tile
-
-
-@triton.jit
-def compensated_sum(total, lost, part):
-    """total + part, and what rounding lost of it: Kahan's summation, which infinities pass unharmed."""
-    wanted = part - lost
-    summed = total + wanted
-    finite = tl.abs(summed) < float("inf")
-    return summed, tl.where(finite, (summed - total) - wanted, 0.0)
-
-
-@triton.jit
-def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
-    """By what the product of block `block` of K is multiplied: see `tritile.problem.BLOCK_SCALES`.
-
-    `scales` holds for a a pointer and the strides of its blocks of rows and of K, then the same for b, of K
-    and of columns. SCALE_BLOCKS: rows of a, and columns of b, that share a scale.
-    """
-    of_rows = scales[0] + rows // SCALE_BLOCKS[0] * scales[1] + block * scales[2]
-    of_columns = scales[3] + block * scales[4] + columns // SCALE_BLOCKS[1] * scales[5]
-    a = tl.load(of_rows, mask=rows < M, other=0.0)
-    b = tl.load(of_columns, mask=columns < N, other=0.0)
-    return a[:, None] * b[None, :]
-
-
-@triton.jit
-def rounded_to_tf32(x):
-    """fp32 rounded to the nearest TF32, ties to even, where tensor cores would cut it."""
-    bits = x.to(tl.int32, bitcast=True)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    nearest = (bits + (0xFFF + ((bits >> 13) & 1))) & -0x2000
-    return tl.where(finite, nearest, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit

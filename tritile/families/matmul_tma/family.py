@@ -1,4 +1,9 @@
-"""The configs of the descriptor kernel: tiles by TMA, on NVIDIA GPUs from Hopper on."""
+"""Products by tiles that TMA brings, on NVIDIA GPUs from Hopper on.
+
+An operand that no descriptor can read, as its rows do not start on 16 bytes, or whose layout tensor cores do
+not take, is copied first into a workspace. The result goes straight to its place, by descriptor or by
+pointers.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -7,58 +12,29 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, Product, epilogue_of
+from tritile.core.views import MatmulCall
+from tritile.errors import TuningError
+from tritile.families.common import tma_time
 from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
-from tritile.families.matmul_tile.family import accumulator_words, uses_tensor_cores
+from tritile.families.common.descriptors import BARRIER, check_sizes, grid_of, output_of, sizes_of
+from tritile.families.common.fused import block_scales, extra, verdict
+from tritile.families.common.operands import inputs, reachable, tiles
+from tritile.families.common.products import accumulator_words, uses_tensor_cores
+from tritile.families.common.repack import repack
+from tritile.families.common.sums import in_parts, input_precision
+from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.work import Buffer, Section, Step, Work
+from tritile.families.family import Family
+from tritile.families.matmul_tma.gated import gated_descriptor
+from tritile.families.matmul_tma.kernel import matmul_descriptor
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = (
     "BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES"
 )  # fmt: skip
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
-BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
-_MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _MAX_WORDS: Final = 128
-_TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
-
-
-def reachable(problem: MatmulProblem) -> str | None:
-    """Why no kernel with tensor descriptors can make this product, or None where one can.
-
-    An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
-    """
-    if problem.out_layout != "row":
-        return f"out is {problem.out_layout}, not row by row"
-    if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
-        return f"sizes above {_MAX_SIZE}"
-    return None
-
-
-def turned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
-
-    Left as they are, the kernel turns each tile over in registers, at half the speed. Where the other operand
-    is thin, an element is read too few times to be copied for that alone.
-    """
-    if problem.precision != "tf32":
-        return False, False
-    a, b = _unreadable(problem)
-    return (
-        problem.a_layout == "column" and (a or problem.n >= _TURNED_FROM),
-        problem.b_layout != "column" and (b or problem.m >= _TURNED_FROM),
-    )
-
-
-def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b no descriptor can see where they lie."""
-    sides = (problem.a_layout, problem.a_align), (problem.b_layout, problem.b_align)
-    a, b = (align < 16 or layout == "strided" for layout, align in sides)
-    return a, b
-
-
-def copied(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b are copied before kernels by descriptor read them."""
-    a, b = (any(pair) for pair in zip(_unreadable(problem), turned(problem), strict=True))
-    return a, b
+_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -72,11 +48,6 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
     stored = part if config["PERSISTENT"] and counted else 0
     return (tile + BARRIER) * config.num_stages + stored
-
-
-def tiles(config: Config, problem: MatmulProblem) -> int:
-    """Tiles of the result, over all of the batch."""
-    return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
@@ -163,7 +134,7 @@ def _configs() -> Iterator[Config]:
                     )
 
 
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
+CONFIGS: Final = tuple(_configs())
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
@@ -182,3 +153,99 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
         return True  # room for two more stages
     least = least_blocks(problem) | {"BLOCK_K": 128}
     return oversized(config, problem, least)
+
+
+def _programs(config: Config, problem: MatmulProblem) -> Programs:
+    count = max(1, config.num_warps // 4)
+    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    # Where rows are too few, columns are shared out.
+    pieces = [(m, n // count) if m < 64 * count else (m // count, n)] * count
+    shared = shared_bytes(config, problem)
+    return Programs(pieces, shared, config.num_warps, config.num_warps // 4, False, config["SPLIT_K"])
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """How many programs one processor holds at once."""
+    return tma_time.resident(_programs(config, problem), device)
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+    """Predicted microseconds of a config."""
+    return tma_us(config, problem, device, _programs(config, problem), fit)
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches `call` with a config of the descriptor family on a GPU of so many processors.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    Raises TuningError where no descriptor can see the operands.
+    """
+    check_sizes(call)
+    if call.up is not None:
+        return _gated_work(call, config, processors, early)
+    read, out = inputs(call, early), output_of(call)
+    m, n, k, batch, inner = sizes_of(call)
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    tiles, split = batch * -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
+    if -(-k // block_k) < split:
+        raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
+    scratch = read.scratch
+    by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
+    parts = counters = None
+    if split > 1:
+        first = len(call.tensors) + len(scratch)
+        parts, counters = Buffer(first), Buffer(first + 1)
+        kind = "int32" if call.dtype == "int8" else "float32"
+        scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
+    grid, flat = grid_of(call, config, split, processors)
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
+    rounded = call.precision == "tf32"
+    args = (
+        read.a.descriptor(block_m, block_k, rounded=rounded),
+        read.b.descriptor(block_k, block_n, rounded=rounded),
+        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
+        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
+        not read.a.transposed, not read.b.transposed, by_descriptor, input_precision(call), early,
+        _POLLS if tiles * split <= processors else 0, flat, batch > 1,
+        in_parts(call), verdicts, shared, call.fused.epilogue.constants,
+        block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
+    )  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
+    step = Step(matmul_descriptor, grid, args, options)
+    return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
+
+
+def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """The same of a gated product, whose tiles no programs share."""
+    read, out = inputs(call, early), output_of(call)
+    m, n, k, batch, inner = sizes_of(call)
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    grid, flat = grid_of(call, config, 1, processors)
+    rounded = call.precision == "tf32"
+    args = (
+        read.a.descriptor(block_m, block_k, rounded=rounded),
+        read.b.descriptor(block_k, block_n, rounded=rounded),
+        read.up.descriptor(block_k, block_n, rounded=rounded),
+        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
+        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
+        not read.a.transposed, not read.b.transposed, not read.up.transposed, out.by_descriptor,
+        call.precision, early, flat, batch > 1, call.fused.epilogue.constants,
+        block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], config["SUBTILES"],
+    )  # fmt: skip
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
+    return Work((*read.steps, Step(gated_descriptor, grid, args, options)), read.scratch)
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=matmul_descriptor,
+    also=(repack, gated_descriptor),
+    configs=CONFIGS,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+)

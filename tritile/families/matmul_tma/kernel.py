@@ -4,10 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritile.families.common.epilogue import finished
-from tritile.families.common.tiles import grouped_tile
+from tritile.families.common.shared_k import share_parts, store_part
+from tritile.families.common.tiles import block_scale, grouped_tile
 from tritile.families.common.verdict import wanted
-from tritile.families.matmul_tile.kernel import block_scale
 
 
 @triton.jit
@@ -69,29 +68,6 @@ def multiply(
 
 
 @triton.jit
-def store_part(
-    out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, part, extra,
-    BY_DESCRIPTOR: tl.constexpr, EPILOGUE: tl.constexpr,
-):  # fmt: skip
-    """Store a tile of the result: by descriptor, or by pointers and masked where no descriptor can see it."""
-    BLOCK_M: tl.constexpr = part.shape[0]
-    BLOCK_N: tl.constexpr = part.shape[1]
-    if EPILOGUE is not None:
-        rows = m + tl.arange(0, BLOCK_M)
-        columns = n + tl.arange(0, BLOCK_N)
-        part = finished(part, rows, columns, M, N, (outer, inner), (1, 1), extra, EPILOGUE)
-    part = part.to(out_ptr.dtype.element_ty)
-    if BY_DESCRIPTOR:
-        out_desc.store([outer, inner, m, n], part.reshape(1, 1, BLOCK_M, BLOCK_N))
-    else:
-        rows = m + tl.arange(0, BLOCK_M)
-        columns = n + tl.arange(0, BLOCK_N)
-        matrix = outer.to(tl.int64) * stride_oo + inner.to(tl.int64) * stride_oi
-        offsets = rows[:, None].to(tl.int64) * stride_om + columns[None, :].to(tl.int64) * stride_on
-        tl.store(out_ptr + matrix + offsets, part, mask=(rows[:, None] < M) & (columns[None, :] < N))
-
-
-@triton.jit
 def store_tile(
     out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc, extra,
     BY_DESCRIPTOR: tl.constexpr, SUBTILES: tl.constexpr, EPILOGUE: tl.constexpr,
@@ -113,71 +89,6 @@ def store_tile(
             out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
             extra, BY_DESCRIPTOR, EPILOGUE,
         )  # fmt: skip
-
-
-@triton.jit
-def share_parts(
-    parts_ptr, counters_ptr, acc, index, part, out_ptr, stride_oo, stride_oi, stride_om, stride_on,
-    outer, inner, m, n, M, N, extra, SPLIT_K: tl.constexpr, POLLS: tl.constexpr, EPILOGUE: tl.constexpr,
-):  # fmt: skip
-    """Leave `acc`, one of SPLIT_K parts of tile `index`; once all are there, sum the tile's rows and store.
-
-    Each program sums some of the rows, in the order of the parts, so that all work at once. None needs
-    another to be running: one that has looked POLLS times whether all parts are there says that it gives up,
-    and goes; then the last to arrive sums all rows. Where POLLS is 0 it always does.
-
-    The tile's counter holds, from bit 16 on, arrivals, which a launch brings to the next multiple of ALL; and
-    below, programs that gave up, which a launch brings back to 0.
-    """
-    BLOCK_M: tl.constexpr = acc.shape[0]
-    BLOCK_N: tl.constexpr = acc.shape[1]
-    SHARES: tl.constexpr = min(SPLIT_K, BLOCK_M) if POLLS else 1
-    ROWS: tl.constexpr = BLOCK_M // SHARES
-    AT_ONCE: tl.constexpr = min(SPLIT_K, 8, 16384 // (ROWS * BLOCK_N))  # parts under way: what registers hold
-    ALL: tl.constexpr = 256 * 65536
-    ARRIVAL: tl.constexpr = ALL // SPLIT_K
-    ARRIVALS: tl.constexpr = ALL - 65536
-    parts = parts_ptr + index.to(tl.int64) * (SPLIT_K * BLOCK_M * BLOCK_N)
-    counter = counters_ptr + index
-    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    tl.store(parts + part * (BLOCK_M * BLOCK_N) + within, acc, cache_modifier=".cg")
-    tl.debug_barrier()  # every thread has written before one of them says so
-    before = tl.atomic_add(counter, ARRIVAL, sem="acq_rel")
-    share = part
-    end = part
-    if (before & ARRIVALS) == ALL - ARRIVAL:  # the last to arrive
-        gone = before & 65535
-        if (gone > 0) | (POLLS == 0):
-            tl.atomic_add(counter, -gone, sem="relaxed")
-            share = 0
-            end = SHARES
-        else:
-            end = min(part + 1, SHARES)
-    elif (part < SHARES) & (POLLS > 0):
-        seen = tl.atomic_add(counter, 0, sem="acquire")
-        polls = 1
-        while ((seen & ARRIVALS) != 0) & (polls < POLLS):
-            seen = tl.atomic_add(counter, 0, sem="acquire")
-            polls += 1
-        if (seen & ARRIVALS) != 0:
-            seen = tl.atomic_add(counter, 1, sem="acq_rel")
-            if (seen & ARRIVALS) == 0:  # the last came before that: it counts on this program
-                tl.atomic_add(counter, -1, sem="relaxed")
-        if (seen & ARRIVALS) == 0:
-            end = part + 1
-    of_share = tl.arange(0, ROWS)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    while share < end:
-        first = share * ROWS
-        total = tl.zeros((ROWS, BLOCK_N), acc.dtype)
-        for start in range(0, SPLIT_K, AT_ONCE):
-            for i in tl.static_range(AT_ONCE):
-                rows = parts + (start + i) * (BLOCK_M * BLOCK_N) + first * BLOCK_N
-                total += tl.load(rows + of_share, cache_modifier=".cg")
-        store_part(
-            None, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m + first, n, M, N,
-            total, extra, False, EPILOGUE,
-        )  # fmt: skip
-        share += 1
 
 
 @triton.jit

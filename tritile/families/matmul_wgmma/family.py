@@ -1,14 +1,26 @@
-"""The configs of the warp-specialised kernel: products of 16 and 8 bits on Hopper."""
+"""Products of 16 and 8 bits by specialised warps, on Hopper."""
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
+
+from triton.experimental.gluon import language as gl
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
+from tritile.core.views import MatmulCall
+from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, promotes_late
-from tritile.families.matmul_tma.family import reachable, tiles
+from tritile.families.common.descriptors import check_sizes, grid_of, output_of, sizes_of
+from tritile.families.common.fused import block_scales, extra, verdict
+from tritile.families.common.operands import inputs, reachable, tiles
+from tritile.families.common.repack import repack
+from tritile.families.common.sums import in_parts, promoted_turns
+from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.work import Buffer, Step, Work
+from tritile.families.family import Family
+from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 
 NAME: Final = "warpgroups"
 PARAMETERS: Final = (
@@ -18,6 +30,7 @@ REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # a thread, of a consumer beside so
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
 _ROWS: Final = (64, 128)  # of a tile, for one consumer
 _COLUMNS: Final = (32, 64, 96, 128, 160, 192, 256)
+_GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
 
 
 def main_columns(config: Config) -> int:
@@ -107,7 +120,7 @@ def _configs() -> Iterator[Config]:
                 yield Config.of(4, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {"matmul": tuple(_configs())}
+CONFIGS: Final = tuple(_configs())
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
@@ -123,3 +136,73 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
         )
     sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 32, problem.n))
     return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
+
+
+def _programs(config: Config, problem: MatmulProblem) -> Programs:
+    main, consumers = main_columns(config), config["CONSUMERS"]
+    rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
+    pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers
+    return Programs(pieces, shared_bytes(config, problem), 4 * consumers + 4, consumers, True, 1)
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """How many programs one processor holds at once."""
+    return tma_time.resident(_programs(config, problem), device)
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+    """Predicted microseconds of a config."""
+    return tma_us(config, problem, device, _programs(config, problem), fit)
+
+
+def _swizzled(dtype: str) -> Any:
+    """The layout in shared memory of a block of this dtype."""
+    kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
+    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches `call` with a config on a GPU of so many processors.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    Raises TuningError where no descriptor can see the operands.
+    """
+    check_sizes(call)
+    read, out = inputs(call, early), output_of(call)
+    m, n, k, batch, inner = sizes_of(call)
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    consumers, main = config["CONSUMERS"], main_columns(config)
+    rows, rest = block_m // consumers, block_n - main
+    grid, flat = grid_of(call, config, 1, processors)
+    inward, outward = _swizzled(call.dtype), _swizzled(call.out_dtype)
+    by = out.by_descriptor
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
+    args = (
+        read.a.descriptor(rows, block_k, inward),
+        read.b.descriptor(block_k, main, inward),
+        read.b.descriptor(block_k, rest, inward) if rest else None,
+        out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
+        out.seen.descriptor(rows, rest, outward) if by and rest else None,
+        Buffer(2), m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
+        not read.a.transposed, not read.b.transposed, by, early,
+        main, REGISTERS[consumers], config.num_stages, flat, batch > 1,
+        shared, call.fused.epilogue.constants, promoted_turns(call, config), in_parts(call), verdicts,
+        block_m, block_n, block_k, config["GROUP_M"], consumers, config["PERSISTENT"], config["SUBTILES"],
+    )  # fmt: skip
+    step = Step(matmul_warpgroups, grid, args, {"num_warps": config.num_warps, "launch_pdl": early})
+    return Work((*read.steps, step), read.scratch)
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=matmul_warpgroups,
+    also=(repack,),
+    configs=CONFIGS,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+)

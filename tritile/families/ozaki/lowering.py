@@ -28,9 +28,9 @@ from tritile.core.problem.epilogue import REMAINDER
 from tritile.core.problem.moduli import MODULI, RANGE, REACH
 from tritile.core.views import Fused, MatmulCall, Placed, View
 from tritile.families.common.fused import extra
+from tritile.families.common.grids import grid
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.work import Buffer, Section, Step
-from tritile.families.matmul_tile.work import grid
 from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1

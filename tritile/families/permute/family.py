@@ -1,16 +1,52 @@
-"""The configs of the packed kernel: permutations of 1- and 2-byte elements by words of 4 bytes."""
+"""Permutations, by tiles: of any elements, and of those of 1 and 2 bytes by words of 4 bytes.
+
+Time is predicted from what device memory, the L2 cache, the processors' instructions and the wait of the few
+programs that fit at once each take; the slowest counts most. What costs L2 is sectors of 32 bytes: a run that
+starts anywhere touches more of them than it fills.
+"""
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import PermuteProblem
-from tritile.families.matmul_tile import family as tile
+from tritile.core.views import PermuteCall
+from tritile.families.common import grids
+from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
+from tritile.families.common.work import Buffer, Step, Work
+from tritile.families.family import Family
+from tritile.families.permute.kernel import permute_tile, transpose_in_place
+from tritile.families.permute.packed import permute_packed
 
-NAME: Final = "packed"
+NAME: Final = "tile"
+PACKED: Final = "packed"
+PARAMETERS: Final = ("BLOCK_M", "BLOCK_N", "GROUP_M")
+_MAX_BLOCK: Final = 4096
+MAX_MOVED_WORDS: Final = 64  # the same of a tile that is only moved, each with an address of its own
 WORD: Final = 4  # bytes
+
+
+def uneven(extent: int, block: int) -> bool:
+    """Whether tiles of `block` that overlap to cover `extent` would copy more than an eighth of it twice."""
+    return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
+
+
+def _vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
+    """Bytes that a thread reads, and writes, at once: as many as alignment and runs allow, up to 16."""
+    read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
+    wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
+    return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
+
+
+def _held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
+    """32-bit registers of each thread that hold its part of a tile: at least one for what is read alone."""
+    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
+    alone = min(_vectors(config, problem)) < 4
+    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
 def whole_rows(problem: PermuteProblem) -> int:
@@ -19,42 +55,287 @@ def whole_rows(problem: PermuteProblem) -> int:
 
 
 def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Bytes that a thread reads, and writes, at once: an element and a word."""
-    return problem.itemsize, WORD
+    """Bytes that a thread reads, and writes, at once: of packed kernels an element and a word."""
+    return (problem.itemsize, WORD) if config.family == PACKED else _vectors(config, problem)
 
 
 def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
     """32-bit registers of each thread that hold its part of a tile."""
+    if config.family != PACKED:
+        return _held_words(config, problem, device)
     tile_bytes = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
-    return tile_bytes / (config.num_warps * device.warp_size * WORD)
+    return float(tile_bytes / (config.num_warps * device.warp_size * WORD))
+
+
+def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+    shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
+    fault = blocks_fault(config, PARAMETERS, _MAX_BLOCK) or launch_fault(config)
+    return fault or shared_fault(shared, device)
+
+
+def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+    """Why threads may not move tiles of a permutation, each its part."""
+    words = held_words(config, problem, device)
+    threads = config.num_warps * device.warp_size
+    if words > MAX_MOVED_WORDS:
+        return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
+    if config["BLOCK_M"] * config["BLOCK_N"] < threads:
+        return f"a tile leaves some of {threads} threads idle"
+    if config["GROUP_M"] * -(-problem.n // config["BLOCK_N"]) >= 2**31:
+        return f"a band of {config['GROUP_M']} rows of tiles has more than 32 bits can count"
+    return None
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+    """Why a config of the tile family may not run `problem` on `device`, or None where it may."""
+    return _launch_fault(config, problem, device) or _moved_fault(config, problem, device)
+
+
+def _packed_illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+    """Why a config of the packed family may not run `problem` on `device`, or None where it may."""
     if problem.itemsize > 2:
         return f"elements of {problem.itemsize} bytes are not packed"
     if (problem.x_layout, problem.out_layout) != ("row", "column"):
         return "x and out are not contiguous along two dimensions"
     if whole_rows(problem) * problem.itemsize < WORD:
         return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
-    reason = tile.launch_fault(config, problem, device)
+    reason = _launch_fault(config, problem, device)
     if reason is not None:
         return reason
     if min(config["BLOCK_M"], config["BLOCK_N"]) * problem.itemsize < WORD:
         return f"a side of the tile is less than a word of {WORD} bytes"
-    return tile.moved_fault(config, problem, device, held_words(config, problem, device))
+    return _moved_fault(config, problem, device)
 
 
 def _configs() -> Iterator[Config]:
-    sides = (4, 16, 32, 64, 128, 256, 512)
+    sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
     for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
-        if 2048 <= m * n <= 65536 and m * n // (32 * warps) >= 16:
+        if 512 <= m * n <= 65536:
             yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
-CONFIGS: Final = {"permute": tuple(_configs())}
+def _packed_configs() -> Iterator[Config]:
+    sides = (4, 16, 32, 64, 128, 256, 512)
+    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
+        if 2048 <= m * n <= 65536 and m * n // (32 * warps) >= 16:
+            yield Config.of(family=PACKED, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+
+
+def in_place(problem: PermuteProblem) -> Config:
+    """The config with which square matrices are transposed where they lie: one for all, not tuned."""
+    block = 64 if problem.itemsize <= 4 else 32
+    return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
-    return tile.pointless(config, problem, device)
+    if order_fault(config, problem):
+        return True
+    return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
+
+
+@dataclass(frozen=True)
+class PermuteFit:
+    """The formula's constants; `tuning/fit_model.py` fits them to measured trials, these from an H200's."""
+
+    bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
+    sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
+    short: float = 0.0664  # slower by this power of how much shorter than 256 bytes a run is
+    access: float = 2.02  # of a load or store, with its address
+    digit: float = 7.51  # of a dimension more in a run
+    mask: float = 1.54  # of an element where tiles are uneven
+    reach: float = 1.31  # processors whose share of the bandwidth one can draw
+    alone_bytes: float = 16.1  # bytes a clock that one program has to its processor alone
+    gap: float = 45.4  # clocks from one load of a thread to the next
+    setup: float = 52.8  # instructions of a warp before its first element
+    edge: float = 1.5  # what the sector that a run in out shares with another one costs more, in whole ones
+    scatter: float = 0.0888  # slower by this share where programs side by side write short runs far apart
+    overlap: float = 0.25  # share of what is not the slowest that shows
+    launch_us: float = 1.19
+
+
+PERMUTE_FITTED = PermuteFit()
+
+
+def _sectors(run: float, align: int, request: float) -> float:
+    """Sectors that runs of so many bytes touch, by those they fill, at `request` bytes a time."""
+    ahead = 0.0 if align >= 16 else 1.0 - align / 32
+    at_once = min(run, request)
+    return max(32.0, at_once + 32 * ahead) / at_once
+
+
+def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
+    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    threads = config.num_warps * device.warp_size
+    # As compiled: a word, and where it goes.
+    registers = 16 + 2 * held_words(config, problem, device)
+    taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
+    by_shared = device.shared_memory // taken if problem.turns else 32
+    return max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
+
+
+class Parts(NamedTuple):
+    """Microseconds that each part of a GPU takes by itself."""
+
+    memory: float
+    l2: float
+    instructions: float
+    wait: float  # for data, of the programs that fit at once
+
+
+def parts_us(
+    config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
+) -> Parts:
+    """Predicted microseconds of each part of the GPU on a permutation."""
+    m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
+    read, written = (run * size for run in problem.runs(m, n))
+    x_vector, out_vector = vectors(config, problem)
+    tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
+    tiles = tiles_m * tiles_n * problem.batch
+    # By how much tiles cover more than each side, and whether they copy only part of that.
+    covered = tiles_m * m / problem.m, tiles_n * n / problem.n
+    parts = [uneven(problem.m, m), uneven(problem.n, n)]
+    moved = problem.bytes / 2 * prod(1.0 if part else side for part, side in zip(parts, covered, strict=True))
+
+    threads = config.num_warps * device.warp_size
+    group, walked = config["GROUP_M"], config["GROUP_M"] * m / problem.m
+    apart = 1 - min(1.0, walked) if problem.turns else 1 - 1 / min(group, tiles_m)
+    apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
+    slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
+
+    reads = _sectors(read, problem.x_align, read)  # what a warp leaves of a sector, the next finds in L1
+    writes = _sectors(written, problem.out_align, 32.0 * out_vector)
+    steps = (step * size for step in problem.out_strides if step != 1)
+    starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on
+    writes += fit.edge * (1 - starts / 32) * 32 / written
+    gbps = device.memory_gbps * fit.bandwidth
+    memory_us = 2 * moved / (gbps * 1e3) * (256 / min(256, read) * 256 / min(256, written)) ** fit.short
+    l2_us = fit.sector * moved * (reads + writes) / (gbps * 1e3)
+
+    digits = max(0, len(problem.plane.m) + len(problem.plane.n) - 2)
+    reading, writing = size / x_vector, size / out_vector  # accesses of an element
+    instructions = fit.access * (reading + writing) + fit.mask * any(parts)
+    instructions += fit.digit * digits * reading
+    turns = max(1.0, tiles / device.processors)
+    issue = turns * (m * n * instructions / 128 + fit.setup * config.num_warps / 4)
+    cycle = m * n * (size / fit.alone_bytes + fit.gap * reading / threads)
+    wait = max(1.0, turns / resident(config, problem, device)) * cycle
+    issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
+    return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
+
+
+def predicted_us(
+    config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
+) -> float:
+    """Predicted microseconds of a config on a permutation."""
+    times = parts_us(config, problem, device, fit)
+    return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
+
+
+def _digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """(size, magic, shift) of each dimension but the last, by which nothing divides; never empty.
+
+    For index from 0 to 2^31 - 1, index // size is the upper half of the 64 bits of index * magic,
+    shifted right by shift. The magic number, of 32 bits, is given as a signed one.
+    """
+    digits = []
+    for size in sizes[:-1]:
+        bits = (size - 1).bit_length()
+        digits.append((size, -(-(1 << (31 + bits)) // size) - 2**32, bits - 1))
+    return tuple(digits) or ((1, 0, 0),)
+
+
+def _args(call: PermuteCall) -> dict[str, Any]:
+    """What `permute_tile` takes that no config decides, by name."""
+    problem, (m, n, batch) = call.problem, call.problem.plane
+    lanes = 2 if problem.itemsize == 16 else 1
+    word = problem.itemsize // lanes
+    sizes = problem.shape
+    x, out = (tuple(lanes * step for step in steps) for steps in (problem.x_strides, problem.out_strides))
+
+    def of(values: tuple[int, ...], dims: tuple[int, ...], none: int) -> tuple[int, ...]:
+        return tuple(values[i] for i in dims) or (none,)
+
+    x_m, x_batch = of(x, m, 0), of(x, batch, 0)
+    x_n_sizes, x_n = problem.n_digits
+    x_n = tuple(lanes * step for step in x_n)
+    out_m, out_n, out_batch = of(out, m, 0), of(out, n, 0), of(out, batch, 0)
+    spans = (lanes * span for span in problem.spans)
+    return {
+        "x_ptr": Buffer(0), "out_ptr": Buffer(1),
+        "M": problem.m, "N": problem.n,
+        "m_digits": _digits(of(sizes, m, 1)), "n_digits": _digits(of(sizes, n, 1)), "x_m_strides": x_m,
+        "x_n_digits": _digits(x_n_sizes), "x_n_strides": x_n,
+        "stride_om": out_m[0], "out_n_strides": out_n,
+        "batch": problem.batch, "batch_shape": of(sizes, batch, 1),
+        "x_batch_strides": x_batch, "out_batch_strides": out_batch,
+        "ALIGN_M": grids.unit(problem.m, word), "ALIGN_N": grids.unit(problem.n, word),
+        "ALIGN_X": tuple(grids.least_unit(steps, word) for steps in (x_m, x_n, x_batch)),
+        "ALIGN_OUT": tuple(grids.least_unit(steps, word) for steps in (out_m[:1], out_n, out_batch)),
+        "WIDE": max(*spans, problem.m, problem.n, problem.batch) >= grids.WIDE_FROM,
+        "TURN": problem.turns, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
+    }  # fmt: skip
+
+
+def _in_place(call: PermuteCall, config: Config) -> Work:
+    """What transposes square matrices where they lie."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+    x, out = problem.x_strides, problem.out_strides
+    first, second = (i for i in range(len(x)) if x[i] != out[i])
+    shape, strides = call.batch_shape or (1,), tuple(lanes * x[i] for i in call.batch_dims) or (0,)
+    size, block = problem.shape[first], config["BLOCK_M"]
+    tiles, batch = -(-size // block), prod(shape)
+    wide = max(lanes * span for span in problem.spans) >= grids.WIDE_FROM
+    args = (
+        Buffer(0), size, lanes * x[first], lanes * x[second], batch, shape, strides, tiles,
+        lanes, wide, *call.flip, block,
+    )  # fmt: skip
+    grid = grids.grid(tiles * tiles, batch)
+    return Work((Step(transpose_in_place, grid, args, {"num_warps": config.num_warps}),))
+
+
+def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches a permutation with a config of its families; in place, of `space.tile.in_place`.
+
+    `early`: it may start before the kernel ahead of it is done, and waits in itself.
+    """
+    if call.in_place:
+        return _in_place(call, config)
+    kernel, rows, lanes = permute_tile, call.problem.m, 1
+    if config.family == PACKED:
+        kernel, rows = permute_packed, whole_rows(call.problem)
+        lanes = WORD // call.problem.itemsize
+    # Rows and columns of the matrix, and of a tile; rows are words where words are what is tiled.
+    m, block_m = rows // lanes, config["BLOCK_M"] // lanes
+    n, block_n = call.problem.n, config["BLOCK_N"]
+    values = _args(call) | dict(config.kwargs)
+    values |= {"UNEVEN_M": uneven(m, block_m), "UNEVEN_N": uneven(n, block_n), "WAIT": early}
+    tiles = -(-m // block_m) * -(-n // block_n)
+    args = tuple(values[name] for name in kernel.arg_names)
+    options = grids.options(config) | {"launch_pdl": early}
+    return Work((Step(kernel, grids.grid(tiles, call.problem.batch), args, options),))
+
+
+TILE: Final = Family(
+    op=PermuteProblem.op,
+    name=NAME,
+    kernel=permute_tile,
+    configs=tuple(_configs()),
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+)
+PACKED_WORDS: Final = Family(
+    op=PermuteProblem.op,
+    name=PACKED,
+    kernel=permute_packed,
+    configs=tuple(_packed_configs()),
+    illegal=_packed_illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+)

@@ -1,16 +1,32 @@
-"""The configs of products with quantized weights: one program makes one tile, or a part of its sum."""
+"""Products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
+
+x comes through pointers, or by tensor descriptor (TMA). Time is predicted as of other products: programs of
+one multiprocessor go through K at the pace of the slowest of tensor cores, the instructions that unpack the
+weight and ask for x, the L2 cache, and the latency that too few stages leave uncovered; device memory bounds
+the whole.
+"""
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import QuantizedProblem, unit_columns
+from tritile.core.views import QuantizedCall
+from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault
+from tritile.families.common.descriptors import BARRIER
+from tritile.families.common.fused import extra
+from tritile.families.common.grids import options, unit
+from tritile.families.common.rates import rate
+from tritile.families.common.work import Buffer, Descriptor, Section, Step, Work
+from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
-from tritile.families.matmul_tma.family import BARRIER, MAX_SHARED
+from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
+from tritile.families.quantized.kernel import linear_quantized
 
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
@@ -18,6 +34,8 @@ _MAX_SIZE: Final = 2**31 - 2**16  # indices are 32 bits
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _FEW_ROWS: Final = 64  # of x, up to which there are fewer sums to scale than weights
 _REGISTERS: Final = 192  # the same with the unpacked weight, and addresses beside them
+_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
+MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
 
 
 def accumulator_words(config: Config, device: Device) -> int:
@@ -104,6 +122,15 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
     return None
 
 
+def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
+    """Why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    if device.nvidia < 90 or device.nvidia >= 120:
+        return f"{device.name} has no tensor memory accelerator"
+    if problem.x_layout != "row" or problem.x_align < 16:
+        return f"rows of x are {problem.x_layout}, {problem.x_align} bytes aligned: not on 16 bytes"
+    return illegal(config, problem, device)
+
+
 def _configs() -> Iterator[Config]:
     for m, n, k in itertools.product((16, 32, 64, 128, 256), (64, 128, 256), (64, 128, 256)):
         for warps, stages in itertools.product((4, 8), (2, 3, 4, 5, 6, 8)):
@@ -114,7 +141,7 @@ def _configs() -> Iterator[Config]:
                 yield Config.of(warps, stages, NAME, **sides)
 
 
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {QuantizedProblem.op: tuple(_configs())}
+CONFIGS: Final = tuple(_configs())
 
 
 def interpreted(problem: QuantizedProblem) -> Config:
@@ -135,3 +162,151 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
     if config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 64):
         return True
     return bool(config["BLOCK_K"] >= 2 * max(problem.k, unit_columns(problem.bits)))
+
+
+@dataclass(frozen=True)
+class QuantizedFit:
+    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+
+    Those that a product of plain operands has too are of its fit to an H200; instructions are counted in
+    what was compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17
+    problems on an H200, of which the first pick takes 1.09 times as long as the best, at worst 1.21.
+    """
+
+    latency: float = 1220.0  # from asking for a block to having it, out of device memory
+    start: float = 2220.0  # to start a program and fill the pipeline
+    turn: float = 330.0  # barriers and bookkeeping in one turn of the K loop
+    unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
+    unscaled: float = 1.4  # the same where sums are scaled in the place of weights
+    instructions: float = 128.0  # that a processor issues in a clock, over all lanes
+    spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
+    copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
+    shown: float = (
+        0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
+    )
+    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
+    reach: float = 2.5  # processors whose share of the bandwidth one can draw
+    least_m: int = 32  # columns of an instruction below which tensor cores wait for the weight's registers
+    epilogue: float = 359.0  # to store a tile, however small
+    store_bytes: float = 100.0  # of the epilogue, which turns tiles over
+    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 1500.0  # for programs that share a tile to meet
+    launch_us: float = 1.0
+
+
+QUANTIZED_FITTED = QuantizedFit()
+
+
+def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
+    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    threads = config.num_warps * device.warp_size
+    twice = scales_sums(config, problem.group_size)
+    held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
+    registers = min(255, held + (64 if config.family == NAME else 32))  # pointers to x take some
+    by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
+    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
+
+
+def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:
+    """Clocks that one turn of the K loop takes of a processor."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
+    in_two = problem.bits == 8 and problem.dtype == "bfloat16"
+    summed = scales_sums(config, problem.group_size)
+    each = fit.unscaled if summed else fit.unpack
+    issue = n * (k * each * (1.5 if in_two else 1.0) + m * summed) / fit.instructions
+    if config.family == NAME:  # x through pointers
+        issue += fit.copy * m * k * problem.itemsize / (16 * 32)
+    used = min(m, problem.m)
+    feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / fit.l2_bytes
+    held = accumulator_words(config, device) * (1 + summed) + weight_words(config, device)
+    spilling = 1.0 + max(0.0, held - fit.spared) / 32
+    return (max(multiply, issue, feed) + fit.shown * min(multiply, issue)) * spilling + fit.turn
+
+
+def predicted_us(
+    config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit = QUANTIZED_FITTED
+) -> float:
+    """Predicted microseconds of a config."""
+    m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
+    programs = tiles(config, problem) * split
+    blocks = -(-problem.k // config["BLOCK_K"])
+    turns = -(-blocks // split)
+    together = min(resident(config, problem, device), -(-programs // device.processors))
+    turn = _turn_clocks(config, problem, device, fit)
+    alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    store = fit.epilogue + m * n * problem.itemsize / fit.store_bytes
+    if split > 1:
+        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
+    rounds = -(-programs // (device.processors * together))
+    last = programs - (rounds - 1) * device.processors * together
+    last_together = min(together, -(-last // device.processors))
+    clocks = (rounds - 1) * (turns * max(alone, together * turn) + (fit.start + store * together) / 2)
+    clocks += fit.start + turns * max(alone, last_together * turn) + store * last_together
+    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks under way hide latency
+    busy = max(0.05, min(1.0, fit.reach * min(1.0, ahead) * programs / device.processors))
+    memory_us = problem.bytes / (device.memory_gbps * fit.bandwidth * 1e3 * busy)
+    compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
+    return float(max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + fit.launch_us)
+
+
+def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches `call` with `config` on a GPU of so many processors.
+
+    `early`: the kernel may start before the one ahead of it is done, and waits in itself.
+    Raises TuningError where the config leaves programs with nothing to do.
+    """
+    (m, n), k = call.out.shape, call.x.shape[1]
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    tiles, split = -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
+    if -(-k // block_k) < split:
+        raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
+    last = len(call.tensors)
+    scratch = (Section("float32", tiles * split * block_m * block_n),) if split > 1 else ()
+    turned = replace(call, fused=call.fused.transposed)  # of out^T, which is what the kernel makes
+    described = Descriptor(0, call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
+    values = {
+        "x_ptr": Buffer(0), "x_desc": described if config.family == DESCRIPTOR else None,
+        "words_ptr": Buffer(1), "scales_ptr": Buffer(2),
+        "zeros_ptr": Buffer(3) if call.zeros is not None else None, "out_ptr": Buffer(last - 1),
+        "parts_ptr": Buffer(last) if split > 1 else None,
+        "counters_ptr": Buffer(last + 1) if split > 1 else None,
+        "M": m, "N": n, "K": k, "stride_xm": call.x.strides[0], "stride_xk": call.x.strides[1],
+        "magic": MAGIC[call.dtype], "extra": extra(turned, 2, 3 + (call.zeros is not None)),
+        "ALIGN_X": unit(call.x.strides[0], call.x.itemsize),
+        "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
+        "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
+        "MASK_M": m % block_m != 0, "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0,
+        "WAIT": early, "POLLS": _POLLS if tiles * split <= processors else 0,
+        "SCALES": scales_at_once(config, call.problem),
+        "SCALE_SUMS": scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
+    }  # fmt: skip
+    values |= dict(config.kwargs)
+    args = tuple(values[name] for name in linear_quantized.arg_names)
+    step = Step(linear_quantized, (tiles, split, 1), args, options(config) | {"launch_pdl": early})
+    return Work((step,), scratch, tiles if split > 1 else 0)
+
+
+TILE: Final = Family(
+    op=QuantizedProblem.op,
+    name=NAME,
+    kernel=linear_quantized,
+    configs=CONFIGS,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    work=work,
+    interpreted=interpreted,
+)
+TMA: Final = Family(
+    op=QuantizedProblem.op,
+    name=DESCRIPTOR,
+    kernel=linear_quantized,
+    configs=tuple(replace(config, family=DESCRIPTOR) for config in CONFIGS),
+    illegal=_tma_illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    work=work,
+)

@@ -10,9 +10,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_warps
 from triton.language.target_info import cuda_capability_geq
 
-from tritile.families.common.tiles import grouped_tile, multiple
-from tritile.families.matmul_tile.kernel import load_tile
-from tritile.families.matmul_tma.kernel import share_parts, store_part
+from tritile.families.common.shared_k import share_parts, store_part
+from tritile.families.common.tiles import grouped_tile, load_tile, multiple
 
 
 @triton.jit

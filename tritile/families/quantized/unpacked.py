@@ -10,17 +10,24 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
+from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
+from tritile.families.common.lowered import Lowered
+from tritile.families.common.repack import repack
+from tritile.families.common.tma_time import TMA_FITTED, TmaFit
+from tritile.families.common.work import Buffer, Section, Step, Work
+from tritile.families.family import Family
+from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.quantized import family as quantized
+from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
+from tritile.families.quantized.family import CONFIGS, MAGIC
+from tritile.families.quantized.unpack import unpack
 
 NAME: Final = "unpacked"
-CONFIGS: Final[dict[str, tuple[Config, ...]]] = {
-    QuantizedProblem.op: tuple(
-        replace(config, family=NAME) for config in warpgroups.CONFIGS[MatmulProblem.op]
-    )
-}
-_TALLEST: Final = max(config["BLOCK_M"] for config in quantized.CONFIGS[QuantizedProblem.op])
+# Rows and columns of an unpacked tile, and its warps. A thread reads 16 bytes of 4-bit numbers, and the 16
+# rows that a weight is padded to are never overhung.
+_TILE: Final = (16, 256, 4)
+_TALLEST: Final = max(config["BLOCK_M"] for config in CONFIGS)
 
 
 def dense(config: Config) -> Config:
@@ -45,3 +52,57 @@ def contends(problem: QuantizedProblem) -> bool:
     2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
     """
     return problem.m > _TALLEST
+
+
+def predicted_us(
+    config: Config, problem: QuantizedProblem, device: Device, fit: TmaFit = TMA_FITTED
+) -> float:
+    """Predicted microseconds: the dense product's, and before it one more launch, a copy."""
+    bytes_moved = problem.weight_bytes + problem.unpacked_bytes
+    copy_us = bytes_moved / (device.memory_gbps * fit.repack_share * 1e3) + fit.repack_us
+    return warpgroups.predicted_us(dense(config), problem.product, device, fit) + copy_us
+
+
+def lowered(call: QuantizedCall, early: bool) -> Lowered:
+    """The dense product, behind the launch that writes the weight (N, K) into a workspace, row by row."""
+    n, k = call.out.shape[1], call.x.shape[1]
+    block_n, block_k, warps = _TILE
+    rows, row = words_shape(n, k, call.bits)[0] * 8, unpacked_row(k)
+    place, zeros = Placed(len(call.tensors), call.dtype), call.zeros is not None
+    values = {
+        "words_ptr": Buffer(1), "scales_ptr": Buffer(2), "zeros_ptr": Buffer(3) if zeros else None,
+        "out_ptr": Buffer(place.buffer), "rows": rows, "row": row, "magic": MAGIC[call.dtype],
+        "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": zeros,
+        "MASK_K": row % block_k != 0, "WAIT": early, "BLOCK_N": block_n, "BLOCK_K": block_k,
+    }  # fmt: skip
+    args = tuple(values[name] for name in unpack.arg_names)
+    programs = rows // block_n * -(-row // block_k)
+    step = Step(unpack, (programs, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
+    weight = View(place, (n, k), (row, 1), (), call.out.itemsize)
+    dtypes = (call.dtype, call.dtype)
+    core = MatmulCall(call.x, weight.transposed, call.out, (), *dtypes, "ieee", call.fused)
+    return Lowered((step,), core, scratch=(Section(call.dtype, rows * row),))
+
+
+def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
+    """What launches `call` with `config` on a GPU of so many processors.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    Raises TuningError where no descriptor can see the operands.
+    """
+    parts = lowered(call, early)
+    return joined(call, parts, warpgroups.work(parts.core, dense(config), processors, early))
+
+
+FAMILY: Final = Family(
+    op=QuantizedProblem.op,
+    name=NAME,
+    kernel=matmul_warpgroups,
+    also=(unpack, repack),
+    configs=tuple(replace(config, family=NAME) for config in warpgroups.CONFIGS),
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    work=work,
+    contends=contends,
+)

@@ -7,10 +7,11 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Known, MatmulProblem, PermuteProblem
-from tritile.families.common.prediction import TMA_FITTED, peak_tflops, rate
-from tritile.families.matmul_tile.family import uses_tensor_cores
+from tritile.families.common.products import uses_tensor_cores
+from tritile.families.common.rates import peak_tflops, rate
+from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.matmul_tma import family as descriptor
-from tritile.families.permute.prediction import parts_us
+from tritile.families.permute.family import parts_us
 from tritile.lab import traffic
 from tritile.lab.explain.hardware import SHARED_BYTES
 from tritile.planning import model
@@ -59,7 +60,7 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
     Of a product, none takes less: device memory moves every operand once, and multiplying is that of the
     busiest multiprocessor, whole tiles, both at their peak; shared memory is written and read once for each
     tile of a and b. An estimate is the L2 cache, which moves what tiles ask for at the rate fitted for an
-    H200, and so is all of a permutation, as its formula has it (`families.permute.prediction`).
+    H200, and so is all of a permutation, as its formula has it (`families.permute`).
     """
     if isinstance(problem, PermuteProblem):
         found = parts_us(config, problem, device)

@@ -10,7 +10,7 @@ from tritile.core.device import Device
 from tritile.core.markup import table_html
 from tritile.core.problem import GroupedProblem, Known, MatmulProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
-from tritile.families.common.prediction import peak_tflops
+from tritile.families.common.rates import peak_tflops
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import bounds
@@ -78,7 +78,7 @@ class Explanation:
 
     @property
     def peak_tflops(self) -> float | None:
-        """`families.common.prediction.peak_tflops`; None of a permutation, and where it is not known."""
+        """`families.common.rates.peak_tflops`; None of a permutation, and where it is not known."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property

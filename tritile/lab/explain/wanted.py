@@ -4,7 +4,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
-from tritile.families.space import FAMILIES
+from tritile.families.registry import FAMILIES
 from tritile.planning import model
 
 _COUNTS = ("num_warps", "num_stages")

@@ -22,31 +22,21 @@ from tritile.families import registry as families
 PACKAGE: Final = Path(__file__).parents[2]
 RECORDS: Final = PACKAGE.parent / "tests" / "gpu"
 STACKS: Final = ("3.6.0", "3.7.1")  # versions of Triton on which every kernel is to be tested
-_LOWER: Final = "families/lowering.py"
-_WORK: Final = {
-    "matmul/tile": ("families/matmul_tile/work.py", _LOWER),
-    "matmul/descriptor": ("families/matmul_tma/work.py", _LOWER),
-    "matmul/warpgroups": ("families/matmul_tma/work.py", _LOWER),
-    "grouped/tile": ("families/grouped/work.py",),
-    "grouped/descriptor": ("families/grouped/work.py",),
-    "permute/tile": ("families/permute/work.py", "families/permute/kernel.py"),
-    "permute/packed": ("families/permute/work.py", "families/permute/kernel.py"),
-    "linear_quantized/tile": ("families/quantized/work.py",),
-    "linear_quantized/descriptor": ("families/quantized/work.py",),
-    "linear_quantized/unpacked": ("families/quantized/work_unpacked.py",),
-}
-_LAUNCHING: Final = (
-    "runtime/launch.py",
-    "runtime/native.py",
-    "runtime/loading.py",
-    "runtime/counters.py",
-    "families/work.py",
-)
+_LAUNCHING: Final = tuple(
+    f"{name}.py"
+    for name in (
+        "runtime/launch", "runtime/native", "runtime/loading", "runtime/counters", "families/pieces",
+        "families/work",
+    )
+)  # fmt: skip
 # Modules that import what belongs to all families.
-_NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/work.py")
-_LOWERS: Final = re.compile("/lowering.py$|/(complex|fp16x3|ozaki|rows|zeros|permute)/kernel.py$")
+_NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/pieces.py", "families/work.py")
 _JITTED: Final = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _file(module: str) -> str:
+    return "/".join(module.split(".")[1:]) + ".py"
 
 
 def _text(path: str) -> str:
@@ -94,27 +84,38 @@ def _named(source: str) -> tuple[str, ...]:
 
 @functools.cache
 def _kernels() -> frozenset[str]:
-    """The files whose functions are Triton's, and count by the digest of a kernel."""
-    found = (path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "families").rglob("*.py"))
-    return frozenset(path for path in found if _JITTED.search(_text(path)))
+    """The files of kernels that are a family's: others, as of lowered products, count as host code does."""
+    found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("families/*/*.py"))
+    return frozenset(
+        path
+        for path in found
+        if _JITTED.search(_text(path)) and (PACKAGE / path).with_name("family.py").is_file()
+    )
 
 
 def _imports(path: str) -> set[str]:
-    """The files of ours that a file imports, less errors, and kernels that count by their digest."""
+    """The files of ours that a file imports, less errors."""
     paths = {path for name in _named(_text(path)) for path in (f"{name}.py", f"{name}/__init__.py")}
-    left_out = {"errors.py"} if _LOWERS.search(path) else {"errors.py", *_kernels()}
-    return {path for path in paths - left_out if (PACKAGE / path).is_file()}
+    return {path for path in paths - {"errors.py"} if (PACKAGE / path).is_file()}
 
 
 def modules_of(kernel: str) -> list[str]:
-    """The files, relative to the package, that decide the arguments of a kernel, as "matmul/tile"."""
+    """The files, relative to the package, that decide the arguments of a kernel, as "matmul/tile".
+
+    Kernels of other families are left out: those that run beside it are in its digest.
+    """
+    family = next(one for one in families.ALL if one.label == kernel)
+    own = _file(family.work.__module__)
+    left_out = {path for path in _kernels() if Path(path).parent != Path(own).parent}
     found: set[str] = set()
-    pending = {*_WORK[kernel], *_LAUNCHING}
+    pending = {own, *_LAUNCHING}
+    if kernel.startswith("matmul/"):
+        pending.add("families/lowering.py")
     while pending:
         path = pending.pop()
         found.add(path)
         if path not in _NOT_FOLLOWED:
-            pending |= _imports(path) - found
+            pending |= _imports(path) - found - left_out
     return sorted(found)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.families.space import ALL_CONFIGS, illegal
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal
 from tritile.planning import model
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # of warp-specialised tiles: no powers of two
@@ -24,7 +25,7 @@ def _with(config: Config, **values: Any) -> Config:
 def _grid(op: str, family: str) -> dict[str, list[Any]]:
     """The values that each parameter has among the configs that a family begins with, smallest first."""
     values: dict[str, set[Any]] = {}
-    for config in ALL_CONFIGS[op][family]:
+    for config in FAMILIES[op][family].configs:
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         for name, value in (dict(config.kwargs) | options).items():
             values.setdefault(name, set()).add(value)

@@ -9,7 +9,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Problem
-from tritile.families.common.prediction import peak_tflops
+from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.results import HOST, PEERS, Result, case_of, latest
 from tritile.lab.report.summary import Summary, dtype_label, sizes_label, summary
 

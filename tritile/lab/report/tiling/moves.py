@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tritile.core.problem import PermuteProblem
-from tritile.families.permute import family as packed
+from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
 from tritile.lab.report.tiling.blocks import Block
 from tritile.lab.report.tiling.order import Tiling
@@ -37,7 +37,7 @@ def _permute(tiling: Tiling) -> PermuteProblem:
 
 def lanes_of(tiling: Tiling) -> int:
     """Rows to a word that the kernel moves: one, but for family packed."""
-    return packed.WORD // _permute(tiling).itemsize if tiling.config.family == packed.NAME else 1
+    return permute.WORD // _permute(tiling).itemsize if tiling.config.family == permute.PACKED else 1
 
 
 def whole_rows(tiling: Tiling) -> int:

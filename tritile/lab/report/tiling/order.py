@@ -13,7 +13,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.work import Buffer, Work
-from tritile.families.permute import family as packed
+from tritile.families.permute import family as permute
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab.report.tiling.together import resident_of
@@ -172,10 +172,10 @@ def tiling_of(
     step = work.steps[work.main]
     values: dict[str, Any] = dict(zip(step.kernel.arg_names, step.args, strict=True))
     lanes, high = 1, problem.m
-    if config.family == packed.NAME:  # tiles of whole words, along m
+    if config.family == permute.PACKED:  # tiles of whole words, along m
         assert isinstance(problem, PermuteProblem)
-        lanes = packed.WORD // problem.itemsize
-        high = packed.whole_rows(problem) // lanes
+        lanes = permute.WORD // problem.itemsize
+        high = permute.whole_rows(problem) // lanes
     rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
     covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)

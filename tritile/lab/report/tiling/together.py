@@ -3,9 +3,7 @@
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.families.common import prediction as matmul
-from tritile.families.matmul_tile import family as tile
-from tritile.families.permute import prediction as permute
+from tritile.families.registry import FAMILIES
 
 
 def resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> int:
@@ -15,7 +13,6 @@ def resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device:
     """
     if dict(config.kwargs).get("PERSISTENT"):
         return 1
-    if isinstance(problem, PermuteProblem):
-        return permute.resident(config, problem, device)
-    of_family = matmul.resident if config.family == tile.NAME else matmul.tma_resident
-    return of_family(config, problem, device)
+    resident = FAMILIES[problem.op][config.family].resident
+    assert resident is not None  # families of products and permutations tell it
+    return resident(config, problem, device)

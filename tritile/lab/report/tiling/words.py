@@ -2,6 +2,7 @@
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
+from tritile.families.common.operands import turned
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.lab.report.tiling.blocks import total_bytes
@@ -125,7 +126,7 @@ def _copied_for(tiling: Tiling, name: str) -> str:
         return "row by row: without tensor cores, columns that are contiguous are read one by one"
     if problem.core != problem:
         return "and made over, for the product that makes this one"
-    if descriptor.turned(problem)["AB".index(name)]:
+    if turned(problem)["AB".index(name)]:
         return "so that K is contiguous: tensor cores take TF32 no other way"
     return "to where rows start on 16 bytes: TMA reads nothing else"
 

@@ -1,0 +1,60 @@
+"""Products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
+
+from typing import Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.views import MatmulCall
+from tritile.errors import TuningError
+from tritile.families.common.operands import Seen, batch_of, described, storable
+
+BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
+_MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
+_MAX_EXTENT: Final = 2**31 - 2**16  # coordinates are 32 bits
+
+
+class Output(NamedTuple):
+    """The result as a descriptor sees it, and its strides over batch, rows and columns where none can."""
+
+    seen: Seen
+    by_descriptor: bool
+    strides: tuple[int, ...]
+
+
+def output_of(call: MatmulCall) -> Output:
+    """The result as it is stored; `strides`, over batch, rows and columns, serve where no descriptor can."""
+    (outer, inner), batch_strides = batch_of(call, call.out)
+    seen = Seen(2, (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides), False)
+    by_descriptor = storable(seen, call.out)
+    return Output(described(seen, call.out.itemsize) if by_descriptor else seen, by_descriptor, seen.strides)
+
+
+def check_sizes(call: MatmulCall) -> None:
+    """Raise TuningError where a size is beyond what descriptors count."""
+    sizes = (call.a.shape[0], call.a.shape[1], call.b.shape[1], *call.batch_shape)
+    if max(sizes) > _MAX_EXTENT:
+        raise TuningError(f"a size of {max(sizes)}: descriptors count in 32 bits")
+
+
+def sizes_of(call: MatmulCall) -> tuple[int, ...]:
+    """Return M, N, K, the matrices of the batch, and those of its last dimension."""
+    (outer, inner), _ = batch_of(call, call.out)
+    return (call.a.shape[0], call.b.shape[1], call.a.shape[1], outer * inner, inner)
+
+
+def grid_of(
+    call: MatmulCall, config: Config, split: int, processors: int
+) -> tuple[tuple[int, int, int], bool]:
+    """The programs to launch, and whether they have an axis each for rows, columns and the rest of tiles.
+
+    The rest is the batch, or the parts of K. Such a grid spares divisions, where its order does as well:
+    all tiles at once, or whole columns of them as bands.
+    """
+    m, n, _, batch, _ = sizes_of(call)
+    rows, columns = -(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"])
+    tiles, rest = rows * columns * batch, max(batch, split)
+    if config["PERSISTENT"]:
+        return (min(tiles, processors), 1, 1), False
+    in_order = tiles <= processors or config["GROUP_M"] >= rows
+    if in_order and min(batch, split) == 1 and max(columns, rest) <= _MAX_AXIS:
+        return (rows, columns, rest), True
+    return (tiles, split, 1), False

@@ -1,0 +1,31 @@
+"""What kernels are told of sizes and strides, and how many programs there are."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tritile.core.config import Config
+
+_MAX_GRID_AXIS: Final = 65535
+WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
+
+
+def unit(extent: int, itemsize: int) -> int:
+    """The largest power of two that divides `extent`, up to 16 bytes of elements."""
+    return min(extent & -extent, max(1, 16 // itemsize)) or 1
+
+
+def least_unit(strides: Iterable[int], itemsize: int) -> int:
+    """The same that divides all of these; one of 0 is never stepped."""
+    return min((unit(step, itemsize) for step in strides if step), default=16 // itemsize)
+
+
+def grid(tiles: int, batch: int) -> tuple[int, int, int]:
+    """Tiles of a matrix, then matrices, over two axes as one is too short."""
+    across = min(batch, _MAX_GRID_AXIS)
+    return tiles, across, -(-batch // across)
+
+
+def options(config: Config) -> dict[str, Any]:
+    """How to compile a kernel for a config."""
+    found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}

@@ -1,0 +1,38 @@
+"""What a tile of a product takes of a processor: instructions, registers, loads."""
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Product
+
+
+def uses_tensor_cores(problem: Product) -> bool:
+    """Whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
+    return problem.dtype != "float64" and (problem.dtype != "float32" or problem.precision != "ieee")
+
+
+def accumulator_bytes(problem: Product) -> int:
+    """Bytes of one accumulated element."""
+    return 8 if problem.dtype == "float64" else 4
+
+
+def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
+    """Whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
+    whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
+    return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
+
+
+def accumulator_words(config: Config, problem: Product, device: Device) -> int:
+    """32-bit registers of each thread that hold sums."""
+    threads = config.num_warps * device.warp_size
+    # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
+    apart = problem.promoted or (problem.totals and device.nvidia == 90)
+    sums = 2 if problem.block_scales or apart else problem.rights
+    return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
+
+
+def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
+    """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
+    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
+    size = problem.itemsize
+    loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
+    return float(loads / (config.num_warps * device.warp_size))

@@ -1,0 +1,76 @@
+"""What a GPU reaches of products: operations a clock, and bytes."""
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem
+from tritile.families.common.products import uses_tensor_cores
+
+# Multiply-adds counted as two, of one multiprocessor in one clock, dense 16-bit on tensor cores:
+# the makers' peak rates divided by processors and boost clock.
+_RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
+_RATE_AMD = 2048
+# IEEE fp32 `tl.dot`, by whether columns of b are contiguous, of which a thread reads element by element. As
+# measured on H200: 38 and 20 TFLOP/s of 8192^3 over 132 processors.
+_RATE_FMA = {False: 180, True: 88}
+_RATE_FP64 = {90: 210}  # tensor cores, as measured on H200: 47 TFLOP/s of 8192^3
+_RATE_FP64_ELSEWHERE = 128
+# The same peak of fp32 without tensor cores, and of fp64 on whatever is fastest, by `Device.arch`.
+_PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
+_PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
+
+
+def rate(problem: MatmulProblem, device: Device) -> float:
+    """Floating-point operations a clock of one processor, as `tl.dot` reaches them on that type."""
+    if problem.dtype == "float64":
+        return _RATE_FP64.get(device.nvidia, _RATE_FP64_ELSEWHERE)
+    if not uses_tensor_cores(problem):
+        return _RATE_FMA[problem.b_layout == "column"]
+    half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
+    if problem.dtype == "float32":
+        return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
+    return half * 2 / problem.itemsize
+
+
+def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
+    """The most that the hardware could do of this product's kind, in TFLOP/s; None where it is not known.
+
+    The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
+    runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
+    tf32x3's multiplications is three on tensor cores. A product made through another counts as that one.
+    """
+    peak: float | None
+    problem = problem.core
+    if problem.dtype == "float64":
+        peak = _PEAK_FP64.get(device.arch)
+    elif not uses_tensor_cores(problem):
+        peak = _PEAK_FP32.get(device.arch)
+    else:
+        known = device.nvidia in _RATE_16BIT or device.arch == "gfx942"
+        peak = rate(problem, device) if known else None
+    return None if peak is None else peak * device.processors * device.clock_ghz / 1e3
+
+
+def memory_us(
+    config: Config, problem: MatmulProblem, device: Device, short: float, bandwidth: float
+) -> float:
+    """Microseconds of moving every operand once, slower by the share `short` where rows of a tile are short.
+
+    `bandwidth`: the share of the device's that is reached.
+    """
+    row = config["BLOCK_N" if problem.b_layout == "row" else "BLOCK_K"]  # b is the larger where it counts
+    slower = 1.0 + short * max(0.0, 128 / (row * problem.itemsize) - 1.0)
+    return problem.bytes * slower / (device.memory_gbps * bandwidth * 1e3)
+
+
+def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:
+    """How much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
+
+    By pointers (`turned` is None) all do, to be rounded; and those whose K is not contiguous, to be turned
+    over, but where `turned` says that a or b is copied first. Measured on an H200, beside tiles that
+    descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
+    """
+    if problem.precision != "tf32" or device.nvidia != 90:
+        return 1.0
+    across = problem.a_layout == "column", problem.b_layout != "column"
+    over = any(own and not copy for own, copy in zip(across, turned or (False, False), strict=True))
+    return (2.7 if turned is None else 1.0) * (1.8 if over else 1.0)

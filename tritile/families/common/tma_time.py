@@ -1,0 +1,119 @@
+"""A formula that predicts the time of products whose tiles travel by tensor descriptor, in microseconds.
+
+As that of the tile family it follows one multiprocessor: the tiles that fall to it, in rounds of as many as
+fit at once; in each round the K loop runs at the pace of its slowest part.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import ITEMSIZE, MatmulProblem
+from tritile.families.common.operands import copied, tiles, turned
+from tritile.families.common.products import warpgroup_mma
+from tritile.families.common.rates import memory_us, rate, turning
+
+
+@dataclass(frozen=True)
+class TmaFit:
+    """The same for kernels whose tiles travel by tensor descriptor."""
+
+    latency: float = 1220.0  # from asking for a tile to having it, out of device memory
+    start: float = 2220.0  # to start a program and fill the pipeline
+    start_specialised: float = 1560.0  # the same, of specialised warps
+    short: float = 0.18  # slower by this share where rows of a tile are half of 128 bytes
+    turn: float = 53.6  # barriers and bookkeeping in one turn of the K loop
+    shared_bytes: float = 139.0  # of shared memory
+    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    epilogue: float = 359.0  # to store a tile, however small
+    store_bytes: float = 450.0  # of the epilogue
+    odd_store: float = 28.7  # how much longer what no descriptor can store takes beside the next tile's loads
+    bandwidth: float = 0.804  # share of the peak bandwidth of device memory that is reached
+    reach: float = 2.97  # processors whose share of the bandwidth one can draw
+    exposed: float = 0.0466  # share of the epilogue that a persistent program does not hide
+    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    rendezvous: float = 3860.0  # for programs that share a tile to meet
+    lone: float = 1.13  # how much slower tensor cores are fed by one warpgroup than by two
+    small_mma: float = 2.67  # how much slower tensor cores are without whole warpgroups
+    repack_us: float = 0.835  # of one more launch
+    repack_share: float = 0.811  # share of the peak bandwidth that copying an operand reaches
+
+
+TMA_FITTED = TmaFit()
+
+
+class Programs(NamedTuple):
+    """What of a config of either family tells its time.
+
+    `pieces`: (rows, columns) of each instruction's tile in one turn: every consumer's, main and rest.
+    `shared`: bytes of a program. `warps`: of a program, those that only load included. `groups`: warpgroups
+    that multiply. `specialised`: other warps load. `split`: programs that share a tile's K.
+    """
+
+    pieces: list[tuple[int, int]]
+    shared: int
+    warps: int
+    groups: int
+    specialised: bool
+    split: int
+
+
+def resident(made: Programs, device: Device) -> int:
+    """How many programs one processor holds at once of a kernel whose tiles travel by tensor descriptor."""
+    return max(1, min(device.shared_memory // (made.shared + 1024), 512 // (32 * made.warps), 4))
+
+
+def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
+    """Microseconds of copying the operands that no descriptor can read."""
+    a, b = copied(problem)
+    moved = 2 * problem.batch * problem.k * (problem.m * a + problem.n * b) * problem.itemsize
+    return fit.repack_us + moved / (device.memory_gbps * fit.repack_share * 1e3) if moved else 0.0
+
+
+def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Programs, fit: TmaFit) -> float:
+    """Predicted microseconds of a product whose tiles travel by tensor descriptor."""
+    m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
+    specialised, split = made.specialised, made.split
+    whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100
+    speed = (
+        rate(problem, device) / (1.0 if whole else fit.small_mma) / turning(problem, device, turned(problem))
+    )
+    clocks = 0.0
+    for rows, columns in made.pieces * problem.rights:
+        read = (-(-rows // 64) * (min(64, rows) + columns)) * k * size / fit.shared_bytes
+        clocks += max(2.0 * rows * columns * k / speed, read)
+    lone = fit.lone if made.groups < 2 else 1.0
+    if not whole:
+        lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
+    feed = (m + n * problem.rights) * k * size / fit.l2_bytes
+    turn = max(clocks, feed) + fit.turn
+    turns = max(1.0, -(-problem.k // k) / split)
+    programs = tiles(config, problem) * split
+    together = min(resident(made, device), -(-programs // device.processors))
+    alone = max(max(clocks * lone, feed) + fit.turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    start = fit.start_specialised if specialised else fit.start
+    store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
+    if problem.out_align < 16 and (specialised or config["PERSISTENT"]):
+        store *= fit.odd_store
+    if split > 1:
+        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
+    rounds = -(-programs // (device.processors * together))
+    loop = turns * max(alone, together * turn)
+    if config["PERSISTENT"]:
+        most = -(-programs // device.processors)  # tiles of the busiest processor
+        total = start + most * (turns * alone + fit.epilogue + fit.exposed * store)
+        total += (1 - fit.exposed) * store
+    else:
+        last = programs - (rounds - 1) * device.processors * together
+        last_together = min(together, -(-last // device.processors))
+        store += fit.epilogue
+        total = (rounds - 1) * (loop + (start / 2 + store * together) / (1 + (together > 1)))
+        total += start + turns * max(alone, last_together * turn) + store * last_together
+    busy = max(0.05, min(1.0, fit.reach * programs / device.processors))
+    moved_us = memory_us(config, problem, device, fit.short, fit.bandwidth) / busy
+    compute_us = total / (device.clock_ghz * 0.82 * 1e3)
+    return (
+        max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + 1.0 + _repack_us(problem, device, fit)
+    )

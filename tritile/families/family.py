@@ -1,0 +1,53 @@
+"""What a family of kernels is to those who choose and launch."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.source import source_hash
+from tritile.families.common.work import Work
+
+
+def _always(problem: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kernel that makes an operation by configs of its own, and what is known of these.
+
+    `also`: kernels that run beside it and count for its digest. `illegal(config, problem, device)`: why a
+    config may not run a problem, None where it may. `pointless(config, problem, device)`: whether another
+    config does the same or strictly less work. `predicted_us(config, problem, device)`: microseconds, of
+    which only the order matters. `work(call, config, processors, early)`: what launches a call on a GPU of so
+    many processors, as `tritile.families.work.work_of`. `resident(config, problem, device)`: how many
+    programs one processor holds at once; None where that is not told. `contends(problem)`: whether one of its
+    configs can be the fastest. `interpreted(problem)`: the config for tensors in host memory; None for that
+    of the operation's first family with large tiles.
+    """
+
+    op: str
+    name: str
+    kernel: Any
+    configs: tuple[Config, ...]
+    illegal: Callable[[Config, Any, Device], str | None]
+    pointless: Callable[[Config, Any, Device], bool]
+    predicted_us: Callable[[Config, Any, Device], float]
+    work: Callable[[Any, Config, int, bool], Work]
+    also: tuple[Any, ...] = ()
+    resident: Callable[[Config, Any, Device], int] | None = None
+    contends: Callable[[Any], bool] = _always
+    interpreted: Callable[[Any], Config] | None = None
+
+    @property
+    def label(self) -> str:
+        """The kernel's name in files: "matmul/tile"."""
+        return f"{self.op}/{self.name}"
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the source for which measurements count."""
+        return source_hash(self.kernel, *self.also)
