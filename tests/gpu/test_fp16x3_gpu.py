@@ -65,14 +65,13 @@ def verdict_of(a, b):
     out = torch.empty(a.shape[0], b.shape[1], device="cuda")
     call = described(a, b, out, "fp16x3")
     parts = lowered(call, False)
-    buffers = [
-        *call.tensors,
-        *(torch.empty(s.elements, dtype=getattr(torch, s.dtype), device="cuda") for s in parts.scratch),
-    ]
+    buffers = call.buffers
+    for name, section in parts.scratch.items():
+        buffers[name] = torch.empty(section.elements, dtype=getattr(torch, section.dtype), device="cuda")
     for step in parts.before:
-        args = [launch._bound(value, buffers) for value in step.args]
+        args = {name: launch._bound(value, buffers) for name, value in step.args.items()}
         options = {name: value for name, value in step.options.items() if name != "launch_pdl"}
-        step.kernel[step.grid](*args, **options)
+        step.kernel[step.grid](**args, **options)
     return int(buffers[parts.core.verdict.word.buffer])
 
 

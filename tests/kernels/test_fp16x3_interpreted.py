@@ -40,10 +40,11 @@ class Divided:
     def __init__(self, a, b):
         call = described(a, b, torch.empty(*a.shape[:-1], b.shape[-1]), "fp16x3")
         parts = lowered(call, False)
-        sections = [torch.empty(s.elements, dtype=getattr(torch, s.dtype)) for s in parts.scratch]
-        buffers = [*call.tensors, *sections]
+        buffers = call.buffers
+        for name, section in parts.scratch.items():
+            buffers[name] = torch.empty(section.elements, dtype=getattr(torch, section.dtype))
         for step in parts.before:
-            interpret(step.kernel, step.grid, tuple(launch._bound(v, buffers) for v in step.args), {})
+            interpret(step.kernel, step.grid, tuple(launch._bound(v, buffers) for v in step.values), {})
         core = parts.core
         self.verdict = int(buffers[core.verdict.word.buffer])
         views = (core.a, core.b, core.fused.scale_a, core.fused.scale_b)

@@ -234,7 +234,7 @@ def test_offsets_of_64_bits_within_a_tile(ragged, monkeypatch):
 def wide(a, b, offs):
     out = torch.empty((), device="meta").expand(shape_of(a, b, offs))
     (step,) = tile_work(described(Operands(a, b, offs, None, None), out, "ieee"), TILE, 1, False).steps
-    return dict(zip(step.kernel.arg_names, step.args, strict=True))["WIDE"]
+    return step.args["WIDE"]
 
 
 def test_strides_that_make_tiles_wide():

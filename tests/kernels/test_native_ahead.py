@@ -11,6 +11,7 @@ from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, tile, tma, tu
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.views import posed
+from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
 from tritile.runtime import native
 from tritile.runtime.launch import _compiled
@@ -68,13 +69,13 @@ def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monk
     with compiling_for(device):
         call = posed(problem, make)
         work = work_of(call, config, device.processors, True)
-        sections = [*work.scratch] + [SimpleNamespace(dtype="int64")] * bool(work.counters)
-        buffers = [*call.tensors, *(make(section.dtype) for section in sections)]
+        buffers = call.buffers | {name: make(section.dtype) for name, section in work.scratch.items()}
+        buffers |= {COUNTERS: make("int64")} if work.counters else {}
         kernels = [_compiled(step, buffers) for step in work.steps]
     monkeypatch.setattr(native, "_context_of", lambda device: None)
     monkeypatch.setattr(native, "loaded", lambda kernel, shared: Loaded(1, 0, 0))
     for step, kernel in zip(work.steps, kernels, strict=True):
         library = Library(sizes=sizes_of(kernel))
         monkeypatch.setattr(native, "_driver", lambda library=library: library)
-        launch = native.NativeLaunch(kernel, step.grid, step.args, [4096] * len(buffers), 0)
+        launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
         assert len(launch._described) == len(library.sizes)

@@ -103,7 +103,7 @@ def test_a_stretched_b_is_copied_once():
     call = described(a.mT.contiguous().mT, b.expand(3, 7, 9), torch.empty(3, 5, 9), "ieee")
     config = model.pick(call.problem, target_device("nvidia-h200"))
     work = work_of(call, config, 132, False)
-    assert [section.elements for section in work.scratch] == [7 * 32]
+    assert [section.elements for section in work.scratch.values()] == [7 * 32]
     launch.run_interpreted(call, config)
     assert_product(call.out.tensor, a, b)
 

@@ -257,7 +257,7 @@ def test_one_tensor_as_both_operands():
         a, a, torch.empty(23, 23), "ieee", Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
     )
     step = work_of(call, WIDE, 1, False).steps[-1]
-    assert step.args[:3] == (Buffer(0), Buffer(1), Buffer(2))  # not one buffer for both
+    assert step.values[:3] == (Buffer("a"), Buffer("b"), Buffer("out"))  # not one buffer for both
 
 
 def test_zero_points_without_a_sum():

@@ -11,6 +11,7 @@ import torch
 from tests.interleaved import interleaved
 from tests.reference import assert_product, values
 from tritile.core.config import Config
+from tritile.families.common.work import COUNTERS
 from tritile.families.matmul_tma import family as tma
 from tritile.families.work import work_of
 from tritile.ops.described import described
@@ -45,10 +46,10 @@ def launched(config, counters, choose):
     call = described(A, B, out, "tf32")  # computed as fp32 here
     work = work_of(call, config, PROGRAMS_AT_ONCE, False)
     (step,) = work.steps
-    scratch = [torch.full((s.elements,), float("nan")) for s in work.scratch]
-    buffers = [*call.tensors, *scratch, counters[: work.counters]]
+    scratch = {name: torch.full((s.elements,), float("nan")) for name, s in work.scratch.items()}
+    buffers = call.buffers | scratch | {COUNTERS: counters[: work.counters]}
     with interleaved(choose):
-        interpret(step.kernel, step.grid, tuple(launch._bound(arg, buffers) for arg in step.args), {})
+        interpret(step.kernel, step.grid, tuple(launch._bound(arg, buffers) for arg in step.values), {})
     assert_product(out, A, B)
 
 

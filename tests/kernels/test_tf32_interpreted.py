@@ -62,7 +62,7 @@ def test_descriptors_of_operands_round(precision, rounded):
     config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
     call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
     step = work_of(call, config, target_device("nvidia-h200").processors, False).steps[-1]
-    descriptors = [value for value in step.args if isinstance(value, Descriptor)]
+    descriptors = [value for value in step.values if isinstance(value, Descriptor)]
     assert [value.rounded for value in descriptors] == [rounded, rounded, False]
 
 
@@ -80,7 +80,7 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
     blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 8}
     config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
     *_, step = work_of(call, config, 132, False).steps
-    read = [value for value in step.args if isinstance(value, Descriptor)][:2]
+    read = [value for value in step.values if isinstance(value, Descriptor)][:2]
     assert [value.shape[-1] for value in read] == [70, 70]
     launch.run_interpreted(call, config)
     assert_product(out, a, b, "tf32")

@@ -31,7 +31,7 @@ def weight_of(n, k, dtype, bits=4, group=128, zeros=False):
 
 
 def run(step, buffers):
-    interpret(step.kernel, step.grid, tuple(launch._bound(value, buffers) for value in step.args), {})
+    interpret(step.kernel, step.grid, tuple(launch._bound(value, buffers) for value in step.values), {})
 
 
 def unpacked_weight(weight):
@@ -41,9 +41,9 @@ def unpacked_weight(weight):
     call = described(x, weight, None, out)
     work = work_of(call, CONFIG, H200.processors, False)
     dtype = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
-    (elements,) = (section.elements for section in work.scratch[:1])
+    elements = work.scratch["weight"].elements
     memory = torch.full((elements + 64,), float("nan"), dtype=dtype)
-    run(work.steps[0], [*call.tensors, memory])
+    run(work.steps[0], call.buffers | {"weight": memory})
     assert bool(memory[elements:].isnan().all())
     row = -(-k // 64) * 64
     assert elements == -(-n // 16) * 16 * row
@@ -95,11 +95,12 @@ def test_the_launches_find_what_those_before_them_wrote(zeros, bias, aligned):
     buffer, out = frame((m, n), torch.float16, "offset")
     call = described(x, weight, side, out)
     parts = unpacked.lowered(call, False)
-    work = joined(call, parts, descriptor.work(parts.core, DENSE, 3, False))
+    work = joined(parts, descriptor.work(parts.core, DENSE, 3, False))
     assert len(work.steps) == len(work.scratch) + 1 == (2 if aligned else 3)
-    scratch = [torch.full((s.elements,), float("nan"), dtype=torch.float16) for s in work.scratch]
+    empty = {name: torch.empty(s.elements, dtype=torch.float16) for name, s in work.scratch.items()}
+    scratch = {name: memory.fill_(float("nan")) for name, memory in empty.items()}
     for step in work.steps:
-        run(step, [*call.tensors, *scratch])
+        run(step, call.buffers | scratch)
     plain = weight.dequantize()
     if bias:
         x = torch.cat([x.double(), torch.ones(m, 1, dtype=torch.float64)], -1)

@@ -37,50 +37,47 @@ def pointer(dtype, elements):
 
 
 def buffers(step):
-    return [value.buffer for value in step.args if isinstance(value, Buffer | Descriptor)]
-
-
-def named(step):
-    return dict(zip(step.kernel.arg_names, step.args, strict=True))
+    return [value.buffer for value in step.values if isinstance(value, Buffer | Descriptor)]
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_work(early):
-    """Tensors are x, words, scales, out, and 4 is the weight unpacked."""
     work = work_of(posed(PREFILL, pointer), CONFIG, H200.processors, early)
     first, last = work.steps
     assert (first.kernel, last.kernel) == (unpack, matmul_warpgroups)
-    assert work.scratch == (Section("bfloat16", 8192 * 8192),)
+    assert work.scratch == {"weight": Section("bfloat16", 8192 * 8192)}
     assert (work.counters, work.main) == (0, -1)
-    assert buffers(first) == [1, 2, 4]
+    assert buffers(first) == ["words", "scales", "weight"]
     assert prod(first.grid) * 16 * 256 == 8192 * 8192
-    assert buffers(last) == [0, 4, 3, 3]
-    assert first.options["launch_pdl"] == last.options["launch_pdl"] == named(first)["WAIT"] == early
-    b = named(last)["b_desc"]
+    assert buffers(last) == ["x", "weight", "out", "out"]
+    assert first.options["launch_pdl"] == last.options["launch_pdl"] == first.args["WAIT"] == early
+    b = last.args["b_desc"]
     assert (b.shape, b.strides) == ((1, 1, 8192, 8192), (8, 8, 8192, 1))
-    assert named(last)["B_ROW"] is False
-    assert not named(first)["MASK_K"]
+    assert last.args["B_ROW"] is False
+    assert not first.args["MASK_K"]
 
 
 def test_work_with_all_there_is():
-    """Tensors are x, words, scales, zeros, bias, out; 6 is the weight, 7 a copy of x: rows of 8 bytes."""
+    """Rows of x are of 8 bytes, so that it is copied."""
     work = work_of(posed(RAGGED, pointer), CONFIG, H200.processors, True)
     assert [step.kernel for step in work.steps] == [unpack, repack, matmul_warpgroups]
     row = 4160  # the next multiple of 64
-    assert work.scratch == (Section("float16", 4112 * row), Section("float16", 1000 * row))
+    assert work.scratch == {
+        "weight": Section("float16", 4112 * row), "copy_a": Section("float16", 1000 * row)
+    }  # fmt: skip
     first, second, last = work.steps
-    assert buffers(first) == [1, 2, 3, 6]
+    assert buffers(first) == ["words", "scales", "zeros", "weight"]
     assert first.grid == (4112 // 16 * 17, 1, 1)
-    assert buffers(second)[:2] == [0, 7]
-    values = named(last)
-    assert values["a_desc"].buffer == 7
-    assert values["b_desc"][:3] == (6, (1, 1, 4097, 4100), (8, 8, row, 1))
+    assert buffers(second)[:2] == ["x", "copy_a"]
+    values = last.args
+    assert values["a_desc"].buffer == "copy_a"
+    assert values["b_desc"][:3] == ("weight", (1, 1, 4097, 4100), (8, 8, row, 1))
     assert values["out_desc"] is None  # rows of 4097 start on 2 bytes
-    assert values["out_ptr"] == Buffer(5)
-    assert Buffer(4) in values["extra"]
-    assert values["extra"].count(Buffer(4)) == 1
+    assert values["out_ptr"] == Buffer("out")
+    assert Buffer("bias") in values["extra"]
+    assert values["extra"].count(Buffer("bias")) == 1
     assert values["EPILOGUE"] is not None
-    assert (named(first)["magic"], named(first)["MASK_K"]) == (0x64006400, True)
+    assert (first.args["magic"], first.args["MASK_K"]) == (0x64006400, True)
 
 
 def test_all_configs_make_work():

@@ -112,15 +112,14 @@ def config_of(draw, call, family):
 def written(call, config):
     """Each descriptor that a call's launches write through, bytes of an element, and whether it is ours."""
     work = work_of(call, config, H200.processors, True)
-    sizes = [tensor.element_size() for tensor in call.tensors]
-    sizes += [getattr(torch, section.dtype).itemsize for section in work.scratch]
+    sizes = {name: tensor.element_size() for name, tensor in call.buffers.items()}
+    sizes |= {name: getattr(torch, section.dtype).itemsize for name, section in work.scratch.items()}
     for step in work.steps:
-        args = dict(zip(step.kernel.arg_names, step.args, strict=True))
-        described = {name: arg for name, arg in args.items() if isinstance(arg, Descriptor)}
+        described = {name: arg for name, arg in step.args.items() if isinstance(arg, Descriptor)}
         assert set(described) <= READ | WRITTEN, "a descriptor that this test does not know"
         for name in WRITTEN & set(described):
             buffer = described[name].buffer
-            yield described[name], sizes[buffer], buffer >= len(call.tensors)
+            yield described[name], sizes[buffer], buffer in work.scratch
 
 
 def stores(call, config):

@@ -1,6 +1,6 @@
 """What a call takes of launches and of memory: as many pieces as can be counted, and its workspaces."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -18,7 +18,7 @@ _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them
 ALIGNMENT: Final = 256  # bytes, of each workspace
 
 
-def laid_out(scratch: Sequence[Section]) -> tuple[list[int], int]:
+def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
     """Return where each workspace begins in one piece of memory, and the bytes of that."""
     offsets, end = [], 0
     for section in scratch:
@@ -31,7 +31,7 @@ def laid_out(scratch: Sequence[Section]) -> tuple[list[int], int]:
 def workspace_bytes(call: Call, config: Config, device: Device) -> int:
     """Return the bytes of workspace that a call takes while it runs with this config."""
     works = (work_of(piece, config, device.processors, early(device)) for piece in pieces_of(call, config))
-    return max(laid_out(work.scratch)[1] for work in works)
+    return max(laid_out(work.scratch.values())[1] for work in works)
 
 
 def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
     for what they read (programmatic dependent launch). Raises TuningError where the family cannot.
     """
     if isinstance(call, MatmulCall) and (parts := lowered(call, early)) is not None:
-        return joined(call, parts, work_of(parts.core, config, processors, early))
+        return joined(parts, work_of(parts.core, config, processors, early))
     family = FAMILIES[call.op].get(config.family)
     if family is None:
         raise TuningError(f"{config} is of no family of {call.op}: {', '.join(FAMILIES[call.op])}")

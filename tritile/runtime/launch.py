@@ -6,7 +6,7 @@ compiled kernels with nothing left to decide: calling it costs a stream look-up 
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.views import Call, PermuteCall
 from tritile.errors import TuningError, UntunedWarning, brief
-from tritile.families.common.work import Buffer, Descriptor, Section, Step, Work
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of, shifted
 from tritile.families.work import early, work_of
 from tritile.planning import model
@@ -45,7 +45,7 @@ class _At:
         return self.address
 
 
-def _bound(value: Any, buffers: Sequence[Any]) -> Any:
+def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
     """An argument as Triton takes it, the buffers being tensors or what stands for them."""
     if isinstance(value, Buffer):
         return buffers[value.buffer]
@@ -76,16 +76,16 @@ def _standing(value: Any) -> Any:
     return value
 
 
-def _workspaces(work: Work, make: Callable[[Section], Any]) -> list[Any]:
-    counters = [Section("int64", work.counters)] if work.counters else []
-    return [make(section) for section in (*work.scratch, *counters)]
+def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
+    counters = {COUNTERS: Section("int64", work.counters)} if work.counters else {}
+    return {name: make(section) for name, section in {**work.scratch, **counters}.items()}
 
 
-def _compiled(step: Step, buffers: Sequence[Any]) -> Any:
-    args = [_bound(value, buffers) for value in step.args]
+def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
+    args = {name: _bound(value, buffers) for name, value in step.args.items()}
     options = {name: value for name, value in step.options.items() if value or name != "launch_pdl"}
     with library_lock:
-        return step.kernel.warmup(*args, grid=step.grid, **OPTIONS, **options)
+        return step.kernel.warmup(**args, grid=step.grid, **OPTIONS, **options)
 
 
 def compiles_of(
@@ -98,7 +98,7 @@ def compiles_of(
     """
     for piece in pieces_of(call, config):
         work = work_of(piece, config, device.processors, early(device))
-        buffers = [*piece.tensors, *_workspaces(work, lambda section: make(section.dtype))]
+        buffers = piece.buffers | _workspaces(work, lambda section: make(section.dtype))
         main = work.steps[work.main]
         others = [step for step in work.steps if step is not main]
         yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
@@ -107,16 +107,17 @@ def compiles_of(
 class _TritonLaunch:
     """A compiled kernel launched by Triton's own launcher: on any GPU, and where a profiler listens."""
 
-    def __init__(self, kernel: Any, step: Step, dtypes: Sequence[torch.dtype]) -> None:
+    def __init__(self, kernel: Any, step: Step, dtypes: Mapping[str, torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
-        seen = [value for value in step.args if isinstance(value, Descriptor)]
+        seen = [value for value in step.values if isinstance(value, Descriptor)]
         for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
             if value.rounded:
                 how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
-        buffers = [_At(pointer, dtype) for pointer, dtype in zip(pointers, self._dtypes, strict=True)]
-        args = [_addressed(_bound(value, buffers)) for value in self._step.args]
+        pairs = zip(self._dtypes.items(), pointers, strict=True)
+        buffers = {name: _At(pointer, dtype) for (name, dtype), pointer in pairs}
+        args = [_addressed(_bound(value, buffers)) for value in self._step.values]
         kernel, grid, hooks = self._kernel, self._step.grid, triton.knobs.runtime
         metadata = kernel.launch_metadata(grid, stream, *args)
         kernel.run(
@@ -144,23 +145,23 @@ class Launch:
     _bare: "Launch | None" = None
 
     def __init__(
-        self, work: Work, kernels: Sequence[Any], tensors: Sequence[Any], device: int,
+        self, work: Work, kernels: Sequence[Any], tensors: Mapping[str, Any], device: int,
         spare: "Callable[[], Launch] | None" = None,
     ) -> None:  # fmt: skip
-        sections = [*work.scratch]
         self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
-        dtypes = [tensor.dtype for tensor in tensors] + [getattr(torch, s.dtype) for s in sections]
-        self._offsets, self._bytes = laid_out(sections)
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        dtypes |= _workspaces(work, lambda section: getattr(torch, section.dtype))
+        self._offsets, self._bytes = laid_out(work.scratch.values())
         self._spare = spare
         self._triton = [
-            _TritonLaunch(kernel, step, [*dtypes, torch.int64][: len(dtypes) + bool(work.counters)])
-            for kernel, step in zip(kernels, work.steps, strict=True)
+            _TritonLaunch(kernel, step, dtypes) for kernel, step in zip(kernels, work.steps, strict=True)
         ]
-        placeholder = tensors[0].data_ptr() // ALIGNMENT * ALIGNMENT  # any address that could be one
-        pointers = [t.data_ptr() for t in tensors] + [placeholder] * (len(sections) + bool(work.counters))
+        addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        placeholder = addresses[0] // ALIGNMENT * ALIGNMENT  # any address that could be one
+        pointers = dict(zip(dtypes, addresses + [placeholder] * (len(dtypes) - len(addresses)), strict=True))
         try:
             self._steps: list[Any] = [
-                NativeLaunch(kernel, step.grid, step.args, pointers, device)
+                NativeLaunch(kernel, step.grid, step.values, pointers, device)
                 for kernel, step in zip(kernels, work.steps, strict=True)
             ]
         except ValueError:
@@ -289,12 +290,12 @@ def _prepared(call: Call, config: Config, index: int) -> Launch:
             work = work_of(call, config, device.processors, early(device))
             if work.counters:
                 counters_of(index).make_ready()
-            buffers = [*call.tensors, *_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))]
+            buffers = call.buffers | _workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
             spare = functools.partial(_spared, _standing(call), index) if work.scratch else None
-            return Launch(work, kernels, call.tensors, index, spare)
+            return Launch(work, kernels, call.buffers, index, spare)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
 
@@ -302,11 +303,9 @@ def _prepared(call: Call, config: Config, index: int) -> Launch:
 def run_interpreted(call: Call, config: Config) -> None:
     """Run on tensors in host memory, in Triton's interpreter."""
     work = work_of(call, config, 3, False)  # few processors, so that one makes several tiles
-    buffers = [
-        *call.tensors,
-        *_workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype))),
-    ]
+    scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
+    buffers = call.buffers | scratch
     in_order = not isinstance(call, PermuteCall) and call.invariant
     for step in work.steps:
-        args = tuple(_bound(value, buffers) for value in step.args)
-        interpret(step.kernel, step.grid, args, {}, in_order)
+        args = {name: _bound(value, buffers) for name, value in step.args.items()}
+        interpret(step.kernel, step.grid, (), args, in_order)

@@ -134,7 +134,7 @@ class NativeLaunch:
         kernel: Any,
         grid: tuple[int, int, int],
         args: Sequence[Any],
-        pointers: Sequence[int],
+        pointers: Mapping[str, int],
         device: int,
     ) -> None:
         library, metadata = _driver(), kernel.metadata
@@ -149,7 +149,8 @@ class NativeLaunch:
         function = loaded(kernel, metadata.shared).function
         self._function = function
         self._described: list[tuple[int, int, int]] = []  # each parameter, as `words` has them
-        self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers)
+        self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers.values())
+        places = {name: index for index, name in enumerate(pointers)}
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
         addresses: list[int] = []
@@ -165,18 +166,18 @@ class NativeLaunch:
         for kind, value in _flat(kernel.src.signature.values(), args):
             if isinstance(value, Descriptor):
                 tensor_map = _TensorMap(value, next(metas), pointers[value.buffer])
-                self._maps.append((tensor_map, value.buffer))
+                self._maps.append((tensor_map, places[value.buffer]))
                 addresses.append(tensor_map.address)
                 sizes.append(128)
-                self._described.append((_MAP, value.buffer, tensor_map.address))
+                self._described.append((_MAP, places[value.buffer], tensor_map.address))
                 for size in value.shape:
                     put(ctypes.c_int32(size))
                 for stride in value.strides:
                     put(ctypes.c_int64(stride))
             elif isinstance(value, Buffer):
-                addresses.append(ctypes.addressof(self._buffers) + 8 * value.buffer)
+                addresses.append(ctypes.addressof(self._buffers) + 8 * places[value.buffer])
                 sizes.append(8)
-                self._described.append((_BUFFER, value.buffer, 0))
+                self._described.append((_BUFFER, places[value.buffer], 0))
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
             elif kind in _NUMBERS:

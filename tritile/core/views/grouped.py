@@ -55,12 +55,19 @@ class GroupedCall:
         return self.out.tensor
 
     @property
+    def buffers(self) -> dict[str, Any]:
+        """What the kernel's pointers point to, by name."""
+        found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
+        if self.offs is not None:
+            found["offs"] = self.offs
+        if self.scales is not None:
+            found |= {"scale_a": self.scales[0].tensor, "scale_b": self.scales[1].tensor}
+        return found
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, and as there are offs and the scales."""
-        offs = () if self.offs is None else (self.offs,)
-        return (
-            self.a.tensor, self.b.tensor, self.out.tensor, *offs, *(own.tensor for own in self.scales or ())
-        )  # fmt: skip
+        """The tensors of `buffers`: a, b, out, and as there are offs and the scales."""
+        return tuple(self.buffers.values())
 
 
 def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:

@@ -41,8 +41,13 @@ class PermuteCall:
         return self.out
 
     @property
+    def buffers(self) -> dict[str, Any]:
+        """What the kernel's pointers point to, by name."""
+        return {"x": self.x, "out": self.out}
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to."""
+        """The tensors of `buffers`."""
         return (self.x, self.out)
 
 

@@ -71,14 +71,15 @@ class View:
 
 
 class Placed(NamedTuple):
-    """Stands for a tensor in a workspace, by the number of its buffer; workspaces start on 16 bytes."""
+    """Stands for a tensor in a buffer that has a name, as a workspace, which starts on 16 bytes."""
 
-    buffer: int
+    buffer: str
     dtype: str
+    address: int = 0
 
     def data_ptr(self) -> int:
-        """An address as aligned as the workspace's."""
-        return 0
+        """An address as aligned as the buffer's."""
+        return self.address
 
 
 def spread(view: View | None) -> str:
@@ -115,6 +116,11 @@ class Fused:
     def views(self) -> tuple[View | None, ...]:
         """The operands, None where there is none."""
         return tuple(getattr(self, name) for name in _VIEWS)
+
+    @property
+    def named(self) -> tuple[tuple[str, View | None], ...]:
+        """The same with their names."""
+        return tuple(zip(_VIEWS, self.views, strict=True))
 
     @property
     def epilogue(self) -> Epilogue:
@@ -235,13 +241,22 @@ class MatmulCall:
         return self.out.tensor
 
     @property
+    def buffers(self) -> dict[str, Any]:
+        """What the kernels' pointers point to, by name."""
+        found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
+        found |= {name: view.tensor for name, view in self.fused.named if view is not None}
+        if self.up is not None:
+            found["up"] = self.up.tensor
+        if self.scales is not None:
+            found |= {"block_scale_a": self.scales.a, "block_scale_b": self.scales.b}
+        if self.verdict is not None:
+            found["verdict"] = self.verdict.word
+        return found
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: a, b, out, what is fused, up, scales, the verdict."""
-        fused = (view.tensor for view in self.fused.views if view is not None)
-        scales = (self.scales.a, self.scales.b) if self.scales else ()
-        verdict = () if self.verdict is None else (self.verdict.word,)
-        up = () if self.up is None else (self.up.tensor,)
-        return (self.a.tensor, self.b.tensor, self.out.tensor, *fused, *up, *scales, *verdict)
+        """The tensors of `buffers`: a, b, out, what is fused, up, scales, the verdict."""
+        return tuple(self.buffers.values())
 
     @property
     def roles(self) -> tuple[str, ...]:

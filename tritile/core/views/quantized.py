@@ -51,11 +51,17 @@ class QuantizedCall:
         return self.out.tensor
 
     @property
-    def tensors(self) -> tuple[Any, ...]:
-        """What the kernel's pointers point to: x, words, scales, zeros and bias if there are, and out."""
+    def buffers(self) -> dict[str, Any]:
+        """What the kernel's pointers point to, by name."""
         bias = self.fused.bias and self.fused.bias.tensor
-        sides = (side for side in (self.zeros, bias) if side is not None)
-        return (self.x.tensor, self.words, self.scales, *sides, self.out.tensor)
+        found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
+        found |= {"bias": bias, "out": self.out.tensor}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The tensors of `buffers`: x, words, scales, zeros and bias if there are, and out."""
+        return tuple(self.buffers.values())
 
 
 def posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:

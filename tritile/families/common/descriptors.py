@@ -6,6 +6,7 @@ from tritile.core.config import Config
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common.operands import Seen, batch_of, described, storable
+from tritile.families.common.work import buffer_of
 
 BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
 _MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
@@ -23,7 +24,8 @@ class Output(NamedTuple):
 def output_of(call: MatmulCall) -> Output:
     """The result as it is stored; `strides`, over batch, rows and columns, serve where no descriptor can."""
     (outer, inner), batch_strides = batch_of(call, call.out)
-    seen = Seen(2, (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides), False)
+    shape, strides = (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides)
+    seen = Seen(buffer_of(call.out.tensor, "out").buffer, shape, strides, False)
     by_descriptor = storable(seen, call.out)
     return Output(described(seen, call.out.itemsize) if by_descriptor else seen, by_descriptor, seen.strides)
 

@@ -1,6 +1,8 @@
 """What a lowered product is."""
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tritile.core.views import MatmulCall, View
@@ -10,14 +12,14 @@ from tritile.families.common.work import Section, Step
 class Lowered(NamedTuple):
     """What a product becomes: launches before the core, the core, launches after it.
 
-    Steps name buffers by number: those of the call's tensors, in their order, and then those of `scratch`.
-    Views of the core have as their tensor what the call's have, or a `Placed` that names a buffer.
+    Steps name the buffers of the call and of `scratch`. A view of the core has as its tensor what the call
+    has under the same name, or a `Placed` that names one.
     """
 
     before: tuple[Step, ...]
     core: MatmulCall
     after: tuple[Step, ...] = ()
-    scratch: tuple[Section, ...] = ()
+    scratch: Mapping[str, Section] = MappingProxyType({})
 
 
 def copied_batch(

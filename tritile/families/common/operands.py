@@ -10,9 +10,8 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
-from tritile.families.common.fused import up_index
 from tritile.families.common.repack import repack
-from tritile.families.common.work import Buffer, Descriptor, Section, Step
+from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
 
 _MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
@@ -73,7 +72,7 @@ class Seen(NamedTuple):
     `transposed`: rows are the operand's columns.
     """
 
-    buffer: int
+    buffer: str
     shape: tuple[int, int, int, int]
     strides: tuple[int, int, int, int]
     transposed: bool
@@ -95,7 +94,7 @@ def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, 
     return (sizes[0], sizes[1]), (strides[0], strides[1])
 
 
-def seen_of(call: MatmulCall, view: View, index: int, turned: bool = False) -> Seen:
+def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Seen:
     """The operand with its contiguous dimension last, or if `turned` the other.
 
     No descriptor need be able to read it.
@@ -105,7 +104,8 @@ def seen_of(call: MatmulCall, view: View, index: int, turned: bool = False) -> S
     transposed = (view.layout == "column") != turned
     if transposed:
         rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
-    return Seen(index, (outer, inner, rows, columns), (stride_o, stride_i, stride_r, stride_c), transposed)
+    buffer, strides = buffer_of(view.tensor, role).buffer, (stride_o, stride_i, stride_r, stride_c)
+    return Seen(buffer, (outer, inner, rows, columns), strides, transposed)
 
 
 def readable(seen: Seen, view: View) -> bool:
@@ -135,33 +135,52 @@ def described(seen: Seen, itemsize: int) -> Seen:
 
 
 class _Copy(NamedTuple):
-    args: tuple[Any, ...]
+    """How one operand is copied, and what comes of it."""
+
+    source: str
+    matrices: int
+    inner: int
+    rows: int
+    columns: int
+    strides: tuple[int, int, int, int]
+    padded: int
     seen: Seen
     section: Section
 
     @property
     def gaps(self) -> bool:
         """Whether elements of a row are not side by side."""
-        return bool(self.args[9] != 1)
+        return self.strides[3] != 1
 
     def tiles(self, tile: tuple[int, int, int]) -> int:
         """How many tiles are copied."""
-        matrices, _, rows, columns = self.args[2:6]
-        return int(matrices * -(-rows // tile[0]) * -(-columns // tile[1]))
+        return self.matrices * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
+
+    def args(self, side: str) -> dict[str, Any]:
+        """The arguments of `repack` for this operand as its first ("a") or second ("b")."""
+        names = (f"stride_{side}o", f"stride_{side}i", f"stride_{side}r", f"stride_{side}c")
+        return {
+            f"{side}_ptr": Buffer(self.source), f"{side}_copy": Buffer(self.seen.buffer),
+            f"{side}_batch": self.matrices, f"{side}_inner": self.inner,
+            f"{side}_rows": self.rows, f"{side}_columns": self.columns,
+            **dict(zip(names, self.strides, strict=True)), f"stride_{side}cr": self.padded,
+        }  # fmt: skip
 
 
-def _copy(seen: Seen, view: View, dtype: str, index: int) -> _Copy:
-    """How to copy an operand into buffer `index`: a stretched batch once, its rows padded to whole units."""
+def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
+    """How to copy an operand into a buffer: a stretched batch once, its rows padded to whole units."""
     outer, inner = (
         1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
     )
     rows, columns = seen.shape[2:]
     unit = _ROW_BYTES // view.itemsize
     padded = -(-columns // unit) * unit
-    args = (Buffer(seen.buffer), Buffer(index), outer * inner, inner, rows, columns, *seen.strides, padded)
     own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
     section = Section(dtype, outer * inner * rows * padded)
-    return _Copy(args, Seen(index, seen.shape, own, seen.transposed), section)
+    copied = Seen(name, seen.shape, own, seen.transposed)
+    return _Copy(
+        seen.buffer, outer * inner, inner, rows, columns, seen.strides, padded, copied, section
+    )  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -174,37 +193,42 @@ class Inputs(NamedTuple):
     b: Seen
     up: Seen
     steps: tuple[Step, ...]
-    scratch: tuple[Section, ...]
+    scratch: dict[str, Section]
 
 
 def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
     """The launch that copies one operand, or two."""
-    nothing = (*first.args[:2], 0, 1, 1, 1, 0, 0, 0, 1, _ROW_BYTES)
+    nothing = first._replace(
+        matrices=0, inner=1, rows=1, columns=1, strides=(0, 0, 0, 1), padded=_ROW_BYTES
+    )  # fmt: skip
     gaps = [copy is not None and copy.gaps for copy in (first, second)]
     tile = _TILE[any(gaps)]
-    constants = (16 // itemsize, *gaps, *tile[:2], early)
+    args = first.args("a") | (second or nothing).args("b")
+    args |= {
+        "ALIGN_C": 16 // itemsize, "A_GAPS": gaps[0], "B_GAPS": gaps[1],
+        "BLOCK_R": tile[0], "BLOCK_C": tile[1], "WAIT": early,
+    }  # fmt: skip
     tiles = first.tiles(tile) + (second.tiles(tile) if second else 0)
     options = {"num_warps": tile[2], "launch_pdl": early}
-    return Step(
-        repack, (tiles, 1, 1), (*first.args, *(second.args if second else nothing), *constants), options
-    )
+    return Step(repack, (tiles, 1, 1), args, options)
 
 
 def inputs(call: MatmulCall, early: bool) -> Inputs:
     """Operands as descriptors can read them, and the launches that copy those which they could not."""
     b_dtype = call.b_dtype or call.dtype
     turn_a, turn_b = turned(call.problem)
-    views = [(call.a, call.dtype, 0, turn_a), (call.b, b_dtype, 1, turn_b)]
+    views = [(call.a, call.dtype, "a", turn_a), (call.b, b_dtype, "b", turn_b)]
     if call.up is not None:
-        views.append((call.up, b_dtype, up_index(call), turn_b))
+        views.append((call.up, b_dtype, "up", turn_b))
     found: list[Seen] = []
     copies: list[_Copy] = []
-    for view, dtype, index, turn in views:
-        seen = seen_of(call, view, index, turn)
+    for view, dtype, role, turn in views:
+        seen = seen_of(call, view, role, turn)
         if not readable(seen, view):
-            copies.append(_copy(seen, view, dtype, len(call.tensors) + len(copies)))
+            copies.append(_copy(seen, view, dtype, f"copy_{role}"))
             seen = copies[-1].seen
         found.append(described(seen, view.itemsize))
     pairs = itertools.zip_longest(copies[::2], copies[1::2])
     steps = tuple(_copying(one, other, call.a.itemsize, early) for one, other in pairs)
-    return Inputs(found[0], found[1], found[-1], steps, tuple(copy.section for copy in copies))
+    scratch = {copy.seen.buffer: copy.section for copy in copies}
+    return Inputs(found[0], found[1], found[-1], steps, scratch)

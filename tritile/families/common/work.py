@@ -1,12 +1,23 @@
-"""Work: what one call launches, with its tensors and workspaces named by number and not by address."""
+"""Work: what one call launches, with its tensors and workspaces named and not by address."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from tritile.core.views import Placed
+
+COUNTERS: Final = "counters"  # the buffer of a work's counters
 
 
 class Buffer(NamedTuple):
-    """A kernel's pointer argument: the address of a buffer of the work."""
+    """A kernel's pointer argument: the address of a buffer of the work, by its name."""
 
-    buffer: int
+    buffer: str
+
+
+def buffer_of(tensor: Any, role: str) -> Buffer:
+    """Return the buffer of a call's tensor, which has the name of its role if it is the caller's."""
+    return Buffer(tensor.buffer if isinstance(tensor, Placed) else role)
 
 
 class Descriptor(NamedTuple):
@@ -16,7 +27,7 @@ class Descriptor(NamedTuple):
     fp32 is rounded to TF32 on its way to shared memory, where tensor cores would cut it.
     """
 
-    buffer: int
+    buffer: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
@@ -32,23 +43,35 @@ class Section(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One launch: a kernel, its grid, its arguments in order, and how to compile it."""
+    """One launch: a kernel, its grid, its arguments by name, and how to compile it."""
 
     kernel: Any
     grid: tuple[int, int, int]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+    args: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The arguments in the order of the kernel's parameters."""
+        return tuple(self.args[name] for name in self.kernel.arg_names)
+
+
+def step_of(
+    kernel: Any, grid: tuple[int, int, int], values: Mapping[str, Any], options: Mapping[str, Any]
+) -> Step:
+    """Return the launch of a kernel with those of some values that it takes."""
+    return Step(kernel, grid, {name: values[name] for name in kernel.arg_names}, options)
 
 
 class Work(NamedTuple):
     """The launches of one call, one after the other.
 
-    Their buffers are, in order: the call's tensors, the workspaces, and, where `counters` is above 0, that
-    many int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
+    Their buffers are the call's tensors, the workspaces by name, and, where `counters` is above 0, that many
+    int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
     `main` is the step that makes the product, or moves the elements.
     """
 
     steps: tuple[Step, ...]
-    scratch: tuple[Section, ...] = ()
+    scratch: Mapping[str, Section] = MappingProxyType({})
     counters: int = 0
     main: int = -1

@@ -14,10 +14,9 @@ from tritile.core.problem.complexes import form_of
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common import grids
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_of
 from tritile.families.complex.kernel import lay_out, put_together
 
-_TENSORS: Final = 3  # a, b and out: workspaces are numbered behind them
 _TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
 _RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
 
@@ -41,12 +40,12 @@ class _Call:
         self.call, self.early, self.real = call, early, REAL_DTYPE[call.dtype]
         self.size = ITEMSIZE[self.real]
         self.steps: list[Step] = []
-        self.scratch: list[Section] = []
+        self.scratch: dict[str, Section] = {}
 
-    def place(self, elements: int) -> Placed:
+    def place(self, name: str, elements: int) -> Placed:
         """A new workspace."""
-        self.scratch.append(Section(self.real, elements))
-        return Placed(_TENSORS + len(self.scratch) - 1, self.real)
+        self.scratch[name] = Section(self.real, elements)
+        return Placed(name, self.real)
 
     def row(self, columns: int) -> int:
         """The length of a row of a workspace: whole units of 16 bytes, of 128 where that adds little."""
@@ -81,15 +80,17 @@ class _Call:
         }  # fmt: skip
         tiles = -(-rows // _TILE[0]) * -(-columns // block)
         options = {"num_warps": _TILE[2], "launch_pdl": self.early}
-        return Step(kernel, grids.grid(tiles, batch), tuple(args[name] for name in kernel.arg_names), options)
+        return step_of(kernel, grids.grid(tiles, batch), args, options)
 
-    def laid_out(self, index: int, values: Values, rows: Rows = "within", turn: bool = True) -> View:
-        """Operand `index` in a workspace, each element as `values`, as a real operand.
+    def laid_out(
+        self, role: Literal["a", "b"], values: Values, rows: Rows = "within", turn: bool = True
+    ) -> View:
+        """An operand in a workspace, each element as `values`, as a real operand.
 
         It lies in columns if the complex one does, unless `turn` is false, else in rows. "batched": planes
         are one more dimension of the batch, the last.
         """
-        view = (self.call.a, self.call.b)[index]
+        view: View = getattr(self.call, role)
         turned = turn and view.layout == "column"
         if turned:
             view = view.transposed
@@ -98,9 +99,9 @@ class _Call:
         row = self.row(across * n)
         plane, whole = m * row, slots * m * row
         sizes, steps, strides = self.batched(view, whole)
-        place = self.place(prod(sizes) * whole)
+        place = self.place(f"real_{role}", prod(sizes) * whole)
         args = {
-            "source": Buffer(index), "copy": Buffer(place.buffer),
+            "source": buffer_of(view.tensor, role), "copy": Buffer(place.buffer),
             "stride_sr": 2 * view.strides[0], "stride_sc": 2 * view.strides[1],
             "batch_shape": sizes, "batch_strides": steps,
             "stride_slot": row if rows == "within" else plane,
@@ -123,9 +124,9 @@ class _Call:
         (m, n), row = view.shape, self.row(across * view.shape[1])
         plane, whole = m * row, planes * m * row
         sizes, steps, strides = self.batched(view, whole)
-        place = self.place(prod(sizes) * whole)
+        place = self.place("planes", prod(sizes) * whole)
         args = {
-            "source": Buffer(place.buffer), "out": Buffer(2),
+            "source": Buffer(place.buffer), "out": buffer_of(view.tensor, "out"),
             "stride_or": 2 * view.strides[0], "stride_oc": 2 * view.strides[1],
             "batch_shape": sizes, "batch_strides": steps,
             "stride_plane": plane, "stride_row": row, "stride_matrix": whole,
@@ -144,6 +145,11 @@ def _as_it_lies(view: View) -> View:
     return View(view.tensor, (m, 2 * n), (2 * view.strides[0], 1), batch_strides, view.itemsize // 2)
 
 
+def wanted(call: MatmulCall) -> bool:
+    """Whether a product is of complex numbers."""
+    return call.dtype in REAL_DTYPE
+
+
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     """The real product that makes a product of complex matrices, between what lays out and puts together.
 
@@ -153,19 +159,19 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     sa, sb = (-1 if view.conj else 1 for view in (call.a, call.b))
     result = _Planes(1, 2, (1, 0), (0, 1))  # as it lies
     if form == "embedded":
-        a = _as_it_lies(call.a) if call.a.layout == "row" else made.laid_out(0, ((_RE, _IM),))
-        b = made.laid_out(1, ((_RE, (0, sb)), ((0, -sa * sb), (sa, 0))))
+        a = _as_it_lies(call.a) if call.a.layout == "row" else made.laid_out("a", ((_RE, _IM),))
+        b = made.laid_out("b", ((_RE, (0, sb)), ((0, -sa * sb), (sa, 0))))
     elif form == "planes":
-        a = made.laid_out(0, ((_RE, (0, -sa * sb)), ((0, sa), (sb, 0))), "stacked", turn=False)
+        a = made.laid_out("a", ((_RE, (0, -sa * sb)), ((0, sa), (sb, 0))), "stacked", turn=False)
         b = _as_it_lies(call.b)
         result = _Planes(2, 1, (1, 0), (0, 1))
     elif form == "pairs":
-        a = made.laid_out(0, ((_RE,), ((0, sa),)), "stacked", turn=False)
-        b = _as_it_lies(call.b) if call.b.layout == "row" else made.laid_out(1, ((_RE, _IM),))
+        a = made.laid_out("a", ((_RE,), ((0, sa),)), "stacked", turn=False)
+        b = _as_it_lies(call.b) if call.b.layout == "row" else made.laid_out("b", ((_RE, _IM),))
         result = _Planes(2, 2, (1, 0, 0, -sb), (0, sb, 1, 0))
     else:
-        a = made.laid_out(0, ((_RE,), ((0, sa),), ((1, sa),)), "batched")
-        b = made.laid_out(1, ((_RE,), ((0, sb),), ((1, sb),)), "batched")
+        a = made.laid_out("a", ((_RE,), ((0, sa),), ((1, sa),)), "batched")
+        b = made.laid_out("b", ((_RE,), ((0, sb),), ((1, sb),)), "batched")
         result = _Planes(3, 1, (1, -1, 0), (-1, -1, 1))
     after: tuple[Step, ...] = ()
     if form == "embedded" and call.out.layout == "row":
@@ -177,4 +183,4 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     sizes, strides = merged(sizes, *(view.batch_strides for view in (a, b, out)))
     a, b, out = (replace(view, batch_strides=own) for view, own in zip((a, b, out), strides, strict=True))
     core = MatmulCall(a, b, out, sizes, made.real, made.real, call.precision.removesuffix(THREE))
-    return Lowered(tuple(made.steps), core, after, tuple(made.scratch))
+    return Lowered(tuple(made.steps), core, after, made.scratch)

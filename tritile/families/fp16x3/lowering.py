@@ -52,9 +52,9 @@ from tritile.core.config import Config
 from tritile.core.problem.parts import PART_UNIT, part_length
 from tritile.core.views import MatmulCall, Placed, Verdict, View
 from tritile.errors import TuningError
-from tritile.families.common.lowered import copied_batch
+from tritile.families.common.lowered import Lowered, copied_batch
 from tritile.families.common.verdict import END, EXTREME, UNFIT, reset
-from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_of
 from tritile.families.fp16x3.kernel import find_peaks, split
 from tritile.families.matmul_tile import family as tile
 
@@ -87,19 +87,24 @@ class _Blocks(NamedTuple):
     columns: int
     once: bool
 
+    def constants(self, side: str) -> dict[str, Any]:
+        """The constants by their names for an operand."""
+        names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
+        return dict(zip(names, self, strict=True))
+
 
 class _Parts(NamedTuple):
     """How one operand is split: arguments of the kernels, their programs, and what comes of it."""
 
-    operand: tuple[Any, ...]
-    made: tuple[Any, ...]
+    operand: dict[str, Any]
+    made: dict[str, Any]
     blocks: _Blocks
     peaks: int
     programs: int
     words: int
     view: View
     scales: View
-    sections: tuple[Section, Section]
+    scratch: dict[str, Section]
 
 
 def _warps(k: int) -> int:
@@ -120,9 +125,9 @@ def _blocks(view: View) -> _Blocks:
 
 
 def _parts(
-    view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], source: int, buffer: int, word: int
+    view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], side: str, word: int
 ) -> _Parts:
-    """How to split rows of `view`, buffer `source`, into buffers `buffer` and the next. Rows run along K.
+    """How to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
 
     The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
     `word`: the first of the words that are this operand's.
@@ -137,18 +142,29 @@ def _parts(
     bands = count * -(-rows // blocks.rows)
     most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // blocks.columns))
     chunks = 0 if blocks.once else max(1, most)
-    places = Placed(buffer, "float16"), Placed(buffer + 1, "float32")
+    places = Placed(f"parts_of_{side}", "float16"), Placed(f"scales_of_{side}", "float32")
     return _Parts(
-        (Buffer(source), count, shape, stepped, rows, *view.strides, word, chunks),
-        (Buffer(buffer), Buffer(buffer + 1), matrix, *strides),
+        {
+            f"{side}_ptr": buffer_of(view.tensor, side), f"{side}_matrices": count,
+            f"{side}_batch_shape": shape, f"{side}_batch_strides": stepped, f"{side}_rows": rows,
+            f"stride_{side}r": view.strides[0], f"stride_{side}c": view.strides[1],
+            f"{side}_words": word, f"{side}_chunks": chunks, **blocks.constants(side.upper()),
+        },
+        {
+            f"{side}_parts": Buffer(places[0].buffer), f"{side}_scales": Buffer(places[1].buffer),
+            f"stride_{side}pm": matrix, f"stride_{side}pr": strides[0], f"stride_{side}pc": strides[1],
+        },
         blocks,
         bands * chunks,
         bands * -(-part // blocks.columns),
         0 if blocks.once else bands * blocks.rows * (chunks + 2),
         View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps), 2),
         View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps), 4),
-        (Section("float16", count * matrix), Section("float32", count * rows)),
-    )
+        {
+            places[0].buffer: Section("float16", count * matrix),
+            places[1].buffer: Section("float32", count * rows),
+        },
+    )  # fmt: skip
 
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
@@ -157,15 +173,13 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
     simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
     most = _REGISTERS if simple else _MORE_REGISTERS
     options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
+    args = {"verdict_ptr": verdict, "words_ptr": words, "columns": k, "WAIT": early}
+    args |= {**a.operand, **b.operand}
     if a.peaks + b.peaks:
-        args = (*a.operand, *b.operand, verdict, words, k, *a.blocks, *b.blocks, early)
         begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
     else:
-        begin = Step(reset, (1, 1, 1), (verdict, early), {"num_warps": 1, "launch_pdl": early})
-    args = (
-        *a.operand, *a.made, *b.operand, *b.made, verdict, words, k, part_length(k),
-        *a.blocks, *b.blocks, early,
-    )  # fmt: skip
+        begin = step_of(reset, (1, 1, 1), args, {"num_warps": 1, "launch_pdl": early})
+    args = {**args, **a.made, **b.made, "part": part_length(k)}
     return begin, Step(split, (a.programs + b.programs, 1, 1), args, options)
 
 
@@ -175,24 +189,25 @@ def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdic
     return step
 
 
-def steps_of(
-    call: MatmulCall, early: bool
-) -> tuple[tuple[Step, ...], MatmulCall, tuple[Step, ...], tuple[Section, ...]]:
-    """The launches before the core, the core, those after it, and their workspaces.
+def wanted(call: MatmulCall) -> bool:
+    """Whether a product is to be made of parts in fp16."""
+    return call.problem.in_parts
+
+
+def lowered(call: MatmulCall, early: bool) -> Lowered:
+    """The launches that split the operands, the product of the parts, and what makes it where it may not.
 
     Raises TuningError where the caller has scales of its own: the parts' take their place.
     """
     if call.fused.scale_a is not None or call.fused.scale_b is not None:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
-    first = len(call.tensors)
     out_shape = (call.a.shape[0], call.b.shape[1])
-    a = _parts(call.a, call.batch_shape, out_shape, 0, first + 1, 0)
-    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], 1, first + 3, a.words)
+    a = _parts(call.a, call.batch_shape, out_shape, "a", 0)
+    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], "b", a.words)
     # The words of peaks and counts, where there are any, are the last workspace.
-    counts = (Section("int32", a.words + b.words),) if a.words + b.words else ()
-    words = Buffer(first + 5 if counts else first)
-    before = _split(a, b, Buffer(first), words, call.a.shape[1], early)
-    word = Placed(first, "int32")
+    counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
+    word = Placed("verdict", "int32")
+    before = _split(a, b, Buffer(word.buffer), Buffer(*counts or [word.buffer]), call.a.shape[1], early)
     core = replace(
         call,
         a=a.view,
@@ -205,4 +220,5 @@ def steps_of(
         _otherwise(call, "tf32x3", _TF32X3, Verdict(word, UNFIT.value, EXTREME.value)),
         _otherwise(call, "ieee", _PLAIN, Verdict(word, EXTREME.value, END.value)),
     )
-    return before, core, after, (Section("int32", 1), *a.sections, *b.sections, *counts)
+    scratch = {word.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
+    return Lowered(before, core, after, scratch)

@@ -18,7 +18,7 @@ from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.products import accumulator_words
-from tritile.families.common.work import Buffer, Descriptor, Step, Work
+from tritile.families.common.work import Buffer, Descriptor, Work, step_of
 from tritile.families.family import Family
 from tritile.families.grouped.kernel import grouped_matmul_tile
 from tritile.families.grouped.kernel_tma import FAR, grouped_matmul_descriptor
@@ -141,12 +141,11 @@ def _group_stride(view: View) -> int:
 def _args(call: GroupedCall) -> dict[str, Any]:
     """What both kernels take that no config decides, by name."""
     a, b, out = call.a, call.b, call.out
-    buffers = iter(range(3, len(call.tensors)))
-    offs = None if call.offs is None else Buffer(next(buffers))
-    scales: list[Any] = [Buffer(next(buffers)) for _ in call.scales or ()] or [None, None]
+    offs = None if call.offs is None else Buffer("offs")
+    scales = (None, None) if call.scales is None else (Buffer("scale_a"), Buffer("scale_b"))
     steps = [own.stride for own in call.scales or ()] or [0, 0]
     return {
-        "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2), "offs_ptr": offs,
+        "a_ptr": Buffer("a"), "b_ptr": Buffer("b"), "out_ptr": Buffer("out"), "offs_ptr": offs,
         "scale_a_ptr": scales[0], "scale_b_ptr": scales[1],
         "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
         "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
@@ -177,12 +176,11 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
         "MASK_N": values["N"] % n != 0, "MASK_K": call.ragged == "k" or values["K"] % k != 0,
         "WIDE": reach >= grids.WIDE_FROM,
     }  # fmt: skip
-    args = tuple(values[name] for name in grouped_matmul_tile.arg_names)
     grid = (tiles(config, call.problem), 1, 1)
-    return Work((Step(grouped_matmul_tile, grid, args, grids.options(config)),))
+    return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
 
 
-def _described(view: View, buffer: int, groups: int, rows: int, columns: int) -> Descriptor:
+def _described(view: View, buffer: str, groups: int, rows: int, columns: int) -> Descriptor:
     """The descriptor of an operand, its contiguous dimension last, for tiles of so many rows and columns."""
     shape, strides, block = view.shape, view.strides, (rows, columns)
     if view.layout == "column":
@@ -213,7 +211,7 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
     if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
     try:
-        whole = _described(out, 2, call.groups, rows, columns)
+        whole = _described(out, "out", call.groups, rows, columns)
     except TuningError:
         return None
     return _cut(whole) if call.ragged == "m" else whole
@@ -229,8 +227,8 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     if reason is not None:
         raise TuningError(reason)
     m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
-    a = _described(call.a, 0, call.groups, m, k)
-    b = _described(call.b, 1, call.groups, k, n)
+    a = _described(call.a, "a", call.groups, m, k)
+    b = _described(call.b, "b", call.groups, k, n)
     rows = call.a.layout != "column", call.b.layout != "column"
     if call.ragged == "k":
         a, b = _cut(a), _cut(b)
@@ -241,11 +239,10 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
         "a_desc": a, "b_desc": b, "out_desc": out, "BY_DESCRIPTOR": out is not None,
         "A_ROW": rows[0], "B_ROW": rows[1], "WAIT": early,
     }  # fmt: skip
-    args = tuple(values[name] for name in grouped_matmul_descriptor.arg_names)
     made = tiles(config, call.problem)
     grid = (min(made, processors) if config["PERSISTENT"] else made, 1, 1)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
-    return Work((Step(grouped_matmul_descriptor, grid, args, options),))
+    return Work((step_of(grouped_matmul_descriptor, grid, values, options),))
 
 
 TILE: Final = Family(

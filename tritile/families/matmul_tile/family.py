@@ -19,7 +19,7 @@ from tritile.families.common.blocks import (
     promotes_late,
     shared_fault,
 )
-from tritile.families.common.fused import block_scales, extra, up_index, verdict
+from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
 from tritile.families.common.products import (
     accumulator_words,
@@ -29,7 +29,7 @@ from tritile.families.common.products import (
 )
 from tritile.families.common.rates import memory_us, rate, turning
 from tritile.families.common.sums import in_parts, input_precision
-from tritile.families.common.work import Buffer, Step, Work
+from tritile.families.common.work import Work, buffer_of, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile.gated import gated_tile
 from tritile.families.matmul_tile.kernel import matmul_tile
@@ -233,7 +233,8 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     spans = [view.span for view in (a, b, out, call.up) if view is not None]
     exact = call.dtype == "float32" and call.precision == "ieee"
     return {
-        "a_ptr": Buffer(0), "b_ptr": Buffer(1), "out_ptr": Buffer(2),
+        "a_ptr": buffer_of(a.tensor, "a"), "b_ptr": buffer_of(b.tensor, "b"),
+        "out_ptr": buffer_of(out.tensor, "out"),
         "M": m, "N": n, "K": k,
         "stride_am": a.strides[0], "stride_ak": a.strides[1],
         "stride_bk": b.strides[0], "stride_bn": b.strides[1],
@@ -257,7 +258,7 @@ def _up_args(call: MatmulCall) -> dict[str, Any]:
     up = call.up
     _, up_batch = _batch(call.batch_shape, up)
     return {
-        "up_ptr": Buffer(up_index(call)), "stride_uk": up.strides[0], "stride_un": up.strides[1],
+        "up_ptr": buffer_of(up.tensor, "up"), "stride_uk": up.strides[0], "stride_un": up.strides[1],
         "up_batch_strides": up_batch, "ALIGN_UP": _units(up),
     }  # fmt: skip
 
@@ -273,8 +274,7 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
     kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)
     tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
-    args = tuple(values[name] for name in kernel.arg_names)
-    return Work((Step(kernel, grid(tiles, values["batch"]), args, options(config)),))
+    return Work((step_of(kernel, grid(tiles, values["batch"]), values, options(config)),))
 
 
 FAMILY: Final = Family(

@@ -7,7 +7,7 @@ pointers.
 
 import itertools
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -16,14 +16,15 @@ from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
-from tritile.families.common.descriptors import BARRIER, check_sizes, grid_of, output_of, sizes_of
+from tritile.families.common.descriptors import BARRIER, Output, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.fused import block_scales, extra, verdict
-from tritile.families.common.operands import inputs, reachable, tiles
+from tritile.families.common.grids import options
+from tritile.families.common.operands import Inputs, inputs, reachable, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
 from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, input_precision
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
-from tritile.families.common.work import Buffer, Section, Step, Work
+from tritile.families.common.work import COUNTERS, Buffer, Section, Work, buffer_of, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tma.gated import gated_descriptor
 from tritile.families.matmul_tma.kernel import matmul_descriptor
@@ -184,7 +185,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     if call.up is not None:
         return _gated_work(call, config, processors, early)
     read, out = inputs(call, early), output_of(call)
-    m, n, k, batch, inner = sizes_of(call)
+    m, n, k, batch, _ = sizes_of(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = batch * -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
     if -(-k // block_k) < split:
@@ -193,48 +194,55 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
     parts = counters = None
     if split > 1:
-        first = len(call.tensors) + len(scratch)
-        parts, counters = Buffer(first), Buffer(first + 1)
+        parts, counters = Buffer("parts"), Buffer(COUNTERS)
         kind = "int32" if call.dtype == "int8" else "float32"
-        scratch = (*scratch, Section(kind, tiles * split * block_m * block_n))
+        scratch = {**scratch, "parts": Section(kind, tiles * split * block_m * block_n)}
     grid, flat = grid_of(call, config, split, processors)
     scales, shared = block_scales(call)
     word, verdicts = verdict(call)
-    rounded = call.precision == "tf32"
-    args = (
-        read.a.descriptor(block_m, block_k, rounded=rounded),
-        read.b.descriptor(block_k, block_n, rounded=rounded),
-        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
-        Buffer(2), parts, counters, m, n, k, batch, inner, *out.strides, scales, extra(call, 2), word,
-        not read.a.transposed, not read.b.transposed, by_descriptor, input_precision(call), early,
-        _POLLS if tiles * split <= processors else 0, flat, batch > 1,
-        in_parts(call), verdicts, shared, call.fused.epilogue.constants,
-        block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], split, config["SUBTILES"],
-    )  # fmt: skip
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
-    step = Step(matmul_descriptor, grid, args, options)
+    values = _common(call, read, out, config, early) | {
+        "out_desc": out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
+        "parts_ptr": parts, "counters_ptr": counters, "scales": scales, "SCALE_BLOCKS": shared,
+        "verdict_ptr": word, "VERDICTS": verdicts, "BY_DESCRIPTOR": by_descriptor,
+        "PRECISION": input_precision(call), "POLLS": _POLLS if tiles * split <= processors else 0,
+        "FLAT": flat, "PROMOTE": in_parts(call),
+    }  # fmt: skip
+    step = step_of(matmul_descriptor, grid, values, options(config) | {"launch_pdl": early})
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
+
+
+def _common(call: MatmulCall, read: Inputs, out: Output, config: Config, early: bool) -> dict[str, Any]:
+    """What both kernels take, by name."""
+    m, n, k, batch, inner = sizes_of(call)
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    rounded = call.precision == "tf32"
+    names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
+    return {
+        "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
+        "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
+        "out_ptr": buffer_of(call.out.tensor, "out"),
+        "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
+        **dict(zip(names, out.strides, strict=True)),
+        "extra": extra(call, 2), "EPILOGUE": call.fused.epilogue.constants,
+        "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "WAIT": early, "BATCHED": batch > 1,
+        **dict(config.kwargs),
+    }  # fmt: skip
 
 
 def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """The same of a gated product, whose tiles no programs share."""
     read, out = inputs(call, early), output_of(call)
-    m, n, k, batch, inner = sizes_of(call)
-    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    block_n, block_k = config["BLOCK_N"], config["BLOCK_K"]
     grid, flat = grid_of(call, config, 1, processors)
-    rounded = call.precision == "tf32"
-    args = (
-        read.a.descriptor(block_m, block_k, rounded=rounded),
-        read.b.descriptor(block_k, block_n, rounded=rounded),
-        read.up.descriptor(block_k, block_n, rounded=rounded),
-        out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if out.by_descriptor else None,
-        Buffer(2), m, n, k, batch, inner, *out.strides, extra(call, 2),
-        not read.a.transposed, not read.b.transposed, not read.up.transposed, out.by_descriptor,
-        call.precision, early, flat, batch > 1, call.fused.epilogue.constants,
-        block_m, block_n, block_k, config["GROUP_M"], config["PERSISTENT"], config["SUBTILES"],
-    )  # fmt: skip
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
-    return Work((*read.steps, Step(gated_descriptor, grid, args, options)), read.scratch)
+    stored = (config["BLOCK_M"], block_n // config["SUBTILES"])
+    values = _common(call, read, out, config, early) | {
+        "up_desc": read.up.descriptor(block_k, block_n, rounded=call.precision == "tf32"),
+        "out_desc": out.seen.descriptor(*stored) if out.by_descriptor else None,
+        "UP_ROW": not read.up.transposed, "BY_DESCRIPTOR": out.by_descriptor, "PRECISION": call.precision,
+        "FLAT": flat,
+    }  # fmt: skip
+    step = step_of(gated_descriptor, grid, values, options(config) | {"launch_pdl": early})
+    return Work((*read.steps, step), read.scratch)
 
 
 FAMILY: Final = Family(

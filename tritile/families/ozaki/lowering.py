@@ -30,7 +30,7 @@ from tritile.core.views import Fused, MatmulCall, Placed, View
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import grid
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.common.work import Buffer, Section, Step, buffer_of
 from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
@@ -65,17 +65,26 @@ WHOLE: Final = (float(RANGE), *_apart(RANGE))
 class _Vectors(NamedTuple):
     """The rows of a, or the columns of b: matrices of `size` vectors of `depth` elements.
 
-    Buffers: where they lie, where their exponents go, where their remainders go.
+    `source`: where they lie; `side` names the buffers of their exponents and remainders.
     """
 
-    source: int
-    exponents: int
-    residues: int
+    source: Buffer
+    side: str
     size: int
     depth: int
     strides: tuple[int, int]
     batch_shape: tuple[int, ...]
     batch_strides: tuple[int, ...]
+
+    @property
+    def exponents(self) -> str:
+        """The buffer of their exponents."""
+        return f"exponents_of_{self.side}"
+
+    @property
+    def residues(self) -> str:
+        """The buffer of their remainders."""
+        return f"residues_of_{self.side}"
 
     @property
     def matrices(self) -> int:
@@ -93,10 +102,10 @@ class _Vectors(NamedTuple):
         return self.matrices * self.size * self.padded
 
     @property
-    def sections(self) -> tuple[Section, Section]:
+    def scratch(self) -> dict[str, Section]:
         """What exponents take, and remainders."""
         exponents = Section("int32", self.matrices * self.size)
-        return exponents, Section("int8", len(MODULI) * self.plane)
+        return {self.exponents: exponents, self.residues: Section("int8", len(MODULI) * self.plane)}
 
     def view(self, rank: int) -> View:
         """The remainders as an operand, its batch the moduli and, where `rank` is 2, the call's matrices."""
@@ -105,11 +114,11 @@ class _Vectors(NamedTuple):
         return View(placed, (self.size, self.padded), (self.padded, 1), steps[:rank], 1)
 
 
-def _vectors(call: MatmulCall, view: View, buffers: tuple[int, int, int]) -> _Vectors:
+def _vectors(call: MatmulCall, view: View, side: str) -> _Vectors:
     """The vectors that are rows of a view."""
     shared = not any(view.batch_strides)
     batch = ((1,), (0,)) if shared else (call.batch_shape, view.batch_strides)
-    return _Vectors(*buffers, *view.shape, view.strides, *batch)
+    return _Vectors(buffer_of(view.tensor, side), side, *view.shape, view.strides, *batch)
 
 
 def _fitting(most: int, extent: int) -> int:
@@ -117,38 +126,43 @@ def _fitting(most: int, extent: int) -> int:
     return min(most, max(16, 1 << (extent - 1).bit_length()))
 
 
-def _made_over(vectors: _Vectors, moduli: int | None) -> tuple[Step, Step]:
+def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
     """The launches that find the scales of vectors, and that make remainders of the scaled ones.
 
     `moduli`: the buffer to which the moduli are to be written, or None.
     """
-    x, exponents, residues = map(Buffer, vectors[:3])
-    of = (*vectors.strides, vectors.matrices, vectors.batch_shape, vectors.batch_strides)
+    of = {
+        "x_ptr": vectors.source, "exponents_ptr": Buffer(vectors.exponents),
+        "R": vectors.size, "K": vectors.depth,
+        "stride_r": vectors.strides[0], "stride_k": vectors.strides[1], "matrices": vectors.matrices,
+        "batch_shape": vectors.batch_shape, "batch_strides": vectors.batch_strides,
+    }  # fmt: skip
     contiguous = vectors.strides[1] == 1
     rows, most, warps = _MEASURED[contiguous]
     measure = Step(
         measure_vectors,
         grid(-(-vectors.size // rows), vectors.matrices),
-        (
-            x, exponents, vectors.size, vectors.depth, *of,
-            float(REACH), _PEAK, rows, _fitting(most, vectors.depth),
-        ),
+        of | {
+            "REACH": float(REACH), "PEAK": _PEAK, "BLOCK_R": rows, "BLOCK_K": _fitting(most, vectors.depth),
+        },
         {"num_warps": warps},
     )  # fmt: skip
     rows, columns, warps = _SPLIT[contiguous]
     tiles = -(-vectors.size // rows) * -(-vectors.padded // columns)
-    sizes = (vectors.size, vectors.depth, vectors.padded, vectors.plane)
-    table = None if moduli is None else Buffer(moduli)
     split = Step(
         split_residues,
         grid(tiles, vectors.matrices),
-        (x, exponents, residues, table, *sizes, *of, DIGITS, rows, columns),
+        of | {
+            "out_ptr": Buffer(vectors.residues), "moduli_ptr": None if moduli is None else Buffer(moduli),
+            "K_PADDED": vectors.padded, "stride_part": vectors.plane,
+            "DIGITS": DIGITS, "BLOCK_R": rows, "BLOCK_K": columns,
+        },
         {"num_warps": warps},
-    )
+    )  # fmt: skip
     return measure, split
 
 
-def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: int, moduli: int) -> MatmulCall:
+def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: str, moduli: str) -> MatmulCall:
     """The int8 product of all remainders, reduced to remainders, in buffer `parts`, in aligned rows."""
     matrices = prod(call.batch_shape)
     batch = (len(MODULI), matrices) if matrices > 1 else (len(MODULI),)
@@ -161,19 +175,26 @@ def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: int, moduli: int
     return MatmulCall(a.view(rank), turned, out, batch, "int8", "int8", "ieee", reduced)
 
 
-def lowered(call: MatmulCall) -> Lowered:
+def wanted(call: MatmulCall) -> bool:
+    """Whether a product is to be made of remainders."""
+    return call.precision == "ozaki"
+
+
+def lowered(call: MatmulCall, early: bool) -> Lowered:
     """The launches and the int8 product that an fp64 product, of K up to MAX_DEPTH, becomes."""
-    # Workspaces: exponents and remainders of a, the same of b, remainders of the product, moduli.
-    first = len(call.tensors)
-    a = _vectors(call, call.a, (0, first, first + 1))
-    b = _vectors(call, call.b.transposed, (1, first + 2, first + 3))
-    parts, moduli = first + 4, first + 5
+    a, b = _vectors(call, call.a, "a"), _vectors(call, call.b.transposed, "b")
+    parts, moduli = "residues", "moduli"
     core = _product(call, a, b, parts, moduli)
     batch_shape, matrices = call.batch_shape or (1,), prod(call.batch_shape)
     steps_a, steps_b, steps_out = (v.batch_strides or (0,) for v in (call.a, call.b, call.out))
-    exponents = (Buffer(a.exponents), Buffer(b.exponents))
-    counted = (matrices, a.matrices, b.matrices, batch_shape)
-    fused = (extra(call, len(batch_shape)), call.fused.epilogue.constants)
+    common = {
+        "a_exponents_ptr": Buffer(a.exponents), "b_exponents_ptr": Buffer(b.exponents),
+        "out_ptr": buffer_of(call.out.tensor, "out"), "M": a.size, "N": b.size,
+        "stride_om": call.out.strides[0], "stride_on": call.out.strides[1],
+        "matrices": matrices, "a_matrices": a.matrices, "b_matrices": b.matrices,
+        "batch_shape": batch_shape, "out_batch_strides": steps_out,
+        "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
+    }  # fmt: skip
 
     def tiles(rows: int, columns: int) -> tuple[int, int, int]:
         return grid(-(-a.size // rows) * -(-b.size // columns), matrices)
@@ -182,24 +203,26 @@ def lowered(call: MatmulCall) -> Lowered:
     join = Step(
         join_residues,
         tiles(rows, columns),
-        (
-            Buffer(parts), *exponents, Buffer(2), a.size, b.size,
-            core.out.batch_strides[0], core.out.strides[0], *call.out.strides,
-            *counted, steps_out, *fused, WEIGHTS, WHOLE, rows, columns,
-        ),
+        common | {
+            "parts_ptr": Buffer(parts),
+            "stride_part": core.out.batch_strides[0], "stride_pm": core.out.strides[0],
+            "WEIGHTS": WEIGHTS, "RANGE": WHOLE, "BLOCK_M": rows, "BLOCK_N": columns,
+        },
         {"num_warps": warps},
     )  # fmt: skip
     rows, columns, block_k, warps = _PLAIN
     plain = Step(
         multiply_unfit,
         tiles(rows, columns),
-        (
-            Buffer(0), Buffer(1), *exponents, Buffer(2), a.size, b.size, a.depth,
-            *call.a.strides, *call.b.strides, *call.out.strides, *counted, steps_a, steps_b, steps_out,
-            *fused, rows, columns, block_k,
-        ),
+        common | {
+            "a_ptr": a.source, "b_ptr": b.source, "K": a.depth,
+            "stride_am": call.a.strides[0], "stride_ak": call.a.strides[1],
+            "stride_bk": call.b.strides[0], "stride_bn": call.b.strides[1],
+            "a_batch_strides": steps_a, "b_batch_strides": steps_b,
+            "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": block_k,
+        },
         {"num_warps": warps, "num_stages": 3},
     )  # fmt: skip
     reduced = Section("int8", len(MODULI) * core.out.batch_strides[0])
-    scratch = (*a.sections, *b.sections, reduced, Section("float32", len(MODULI)))
+    scratch = {**a.scratch, **b.scratch, parts: reduced, moduli: Section("float32", len(MODULI))}
     return Lowered((*_made_over(a, moduli), *_made_over(b, None)), core, (join, plain), scratch)

@@ -17,7 +17,7 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
-from tritile.families.common.work import Buffer, Step, Work
+from tritile.families.common.work import Buffer, Step, Work, step_of
 from tritile.families.family import Family
 from tritile.families.permute.kernel import permute_tile, transpose_in_place
 from tritile.families.permute.packed import permute_packed
@@ -262,7 +262,7 @@ def _args(call: PermuteCall) -> dict[str, Any]:
     out_m, out_n, out_batch = of(out, m, 0), of(out, n, 0), of(out, batch, 0)
     spans = (lanes * span for span in problem.spans)
     return {
-        "x_ptr": Buffer(0), "out_ptr": Buffer(1),
+        "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
         "M": problem.m, "N": problem.n,
         "m_digits": _digits(of(sizes, m, 1)), "n_digits": _digits(of(sizes, n, 1)), "x_m_strides": x_m,
         "x_n_digits": _digits(x_n_sizes), "x_n_strides": x_n,
@@ -287,10 +287,11 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
     size, block = problem.shape[first], config["BLOCK_M"]
     tiles, batch = -(-size // block), prod(shape)
     wide = max(lanes * span for span in problem.spans) >= grids.WIDE_FROM
-    args = (
-        Buffer(0), size, lanes * x[first], lanes * x[second], batch, shape, strides, tiles,
-        lanes, wide, *call.flip, block,
-    )  # fmt: skip
+    args = {
+        "x_ptr": Buffer("x"), "N": size, "stride_m": lanes * x[first], "stride_n": lanes * x[second],
+        "batch": batch, "batch_shape": shape, "batch_strides": strides, "tiles": tiles,
+        "LANES": lanes, "WIDE": wide, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1], "BLOCK": block,
+    }  # fmt: skip
     grid = grids.grid(tiles * tiles, batch)
     return Work((Step(transpose_in_place, grid, args, {"num_warps": config.num_warps}),))
 
@@ -312,9 +313,8 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
     values = _args(call) | dict(config.kwargs)
     values |= {"UNEVEN_M": uneven(m, block_m), "UNEVEN_N": uneven(n, block_n), "WAIT": early}
     tiles = -(-m // block_m) * -(-n // block_n)
-    args = tuple(values[name] for name in kernel.arg_names)
     options = grids.options(config) | {"launch_pdl": early}
-    return Work((Step(kernel, grids.grid(tiles, call.problem.batch), args, options),))
+    return Work((step_of(kernel, grids.grid(tiles, call.problem.batch), values, options),))
 
 
 TILE: Final = Family(

@@ -21,7 +21,7 @@ from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import options, unit
 from tritile.families.common.rates import rate
-from tritile.families.common.work import Buffer, Descriptor, Section, Step, Work
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma.family import MAX_SHARED
@@ -263,18 +263,17 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     tiles, split = -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
     if -(-k // block_k) < split:
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
-    last = len(call.tensors)
-    scratch = (Section("float32", tiles * split * block_m * block_n),) if split > 1 else ()
+    scratch = {"parts": Section("float32", tiles * split * block_m * block_n)} if split > 1 else {}
     turned = replace(call, fused=call.fused.transposed)  # of out^T, which is what the kernel makes
-    described = Descriptor(0, call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
+    described = Descriptor("x", call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
-        "x_ptr": Buffer(0), "x_desc": described if config.family == DESCRIPTOR else None,
-        "words_ptr": Buffer(1), "scales_ptr": Buffer(2),
-        "zeros_ptr": Buffer(3) if call.zeros is not None else None, "out_ptr": Buffer(last - 1),
-        "parts_ptr": Buffer(last) if split > 1 else None,
-        "counters_ptr": Buffer(last + 1) if split > 1 else None,
+        "x_ptr": Buffer("x"), "x_desc": described if config.family == DESCRIPTOR else None,
+        "words_ptr": Buffer("words"), "scales_ptr": Buffer("scales"),
+        "zeros_ptr": Buffer("zeros") if call.zeros is not None else None, "out_ptr": Buffer("out"),
+        "parts_ptr": Buffer("parts") if split > 1 else None,
+        "counters_ptr": Buffer(COUNTERS) if split > 1 else None,
         "M": m, "N": n, "K": k, "stride_xm": call.x.strides[0], "stride_xk": call.x.strides[1],
-        "magic": MAGIC[call.dtype], "extra": extra(turned, 2, 3 + (call.zeros is not None)),
+        "magic": MAGIC[call.dtype], "extra": extra(turned, 2),
         "ALIGN_X": unit(call.x.strides[0], call.x.itemsize),
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
@@ -284,8 +283,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "SCALE_SUMS": scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
     }  # fmt: skip
     values |= dict(config.kwargs)
-    args = tuple(values[name] for name in linear_quantized.arg_names)
-    step = Step(linear_quantized, (tiles, split, 1), args, options(config) | {"launch_pdl": early})
+    step = step_of(linear_quantized, (tiles, split, 1), values, options(config) | {"launch_pdl": early})
     return Work((step,), scratch, tiles if split > 1 else 0)
 
 

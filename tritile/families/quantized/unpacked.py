@@ -15,7 +15,7 @@ from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit
-from tritile.families.common.work import Buffer, Section, Step, Work
+from tritile.families.common.work import Buffer, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
@@ -68,20 +68,21 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
     n, k = call.out.shape[1], call.x.shape[1]
     block_n, block_k, warps = _TILE
     rows, row = words_shape(n, k, call.bits)[0] * 8, unpacked_row(k)
-    place, zeros = Placed(len(call.tensors), call.dtype), call.zeros is not None
+    place, zeros = Placed("weight", call.dtype), call.zeros is not None
     values = {
-        "words_ptr": Buffer(1), "scales_ptr": Buffer(2), "zeros_ptr": Buffer(3) if zeros else None,
+        "words_ptr": Buffer("words"), "scales_ptr": Buffer("scales"),
+        "zeros_ptr": Buffer("zeros") if zeros else None,
         "out_ptr": Buffer(place.buffer), "rows": rows, "row": row, "magic": MAGIC[call.dtype],
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": zeros,
         "MASK_K": row % block_k != 0, "WAIT": early, "BLOCK_N": block_n, "BLOCK_K": block_k,
     }  # fmt: skip
-    args = tuple(values[name] for name in unpack.arg_names)
     programs = rows // block_n * -(-row // block_k)
-    step = Step(unpack, (programs, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
+    step = step_of(unpack, (programs, 1, 1), values, {"num_warps": warps, "launch_pdl": early})
     weight = View(place, (n, k), (row, 1), (), call.out.itemsize)
     dtypes = (call.dtype, call.dtype)
-    core = MatmulCall(call.x, weight.transposed, call.out, (), *dtypes, "ieee", call.fused)
-    return Lowered((step,), core, scratch=(Section(call.dtype, rows * row),))
+    x = replace(call.x, tensor=Placed("x", call.dtype, call.x.tensor.data_ptr()))
+    core = MatmulCall(x, weight.transposed, call.out, (), *dtypes, "ieee", call.fused)
+    return Lowered((step,), core, scratch={place.buffer: Section(call.dtype, rows * row)})
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
@@ -91,7 +92,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     Raises TuningError where no descriptor can see the operands.
     """
     parts = lowered(call, early)
-    return joined(call, parts, warpgroups.work(parts.core, dense(config), processors, early))
+    return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 
 
 FAMILY: Final = Family(

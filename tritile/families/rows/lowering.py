@@ -10,11 +10,16 @@ from typing import Final
 
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.common.work import Buffer, Section, Step, buffer_of
 from tritile.families.rows.kernel import lay_rows
 
 _ROW: Final = 32  # elements, of which rows of the copy are whole numbers: 128 bytes
 _TILE: Final = (64, 64, 4)  # rows and columns, and warps
+
+
+def wanted(call: MatmulCall) -> bool:
+    """Whether a product takes a b that is copied row by row."""
+    return call.problem.by_rows
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
@@ -22,16 +27,18 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """
-    b, buffer = call.b, len(call.tensors)
+    b, place = call.b, Placed("rows_of_b", call.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE
     padded = -(-columns // _ROW) * _ROW
     count, shape, strides, steps = copied_batch(b, call.batch_shape)
-    args = (
-        Buffer(1), Buffer(buffer), shape, strides, rows, columns, *b.strides, padded,
-        _ROW, block_r, block_c, early,
-    )  # fmt: skip
+    args = {
+        "source": buffer_of(b.tensor, "b"), "copy": Buffer(place.buffer),
+        "batch_shape": shape, "batch_strides": strides, "rows": rows, "columns": columns,
+        "stride_sr": b.strides[0], "stride_sc": b.strides[1], "stride_cr": padded,
+        "ALIGN_C": _ROW, "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
+    }  # fmt: skip
     tiles = count * -(-rows // block_r) * -(-columns // block_c)
     step = Step(lay_rows, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
-    matrix, place = rows * padded, Placed(buffer, call.dtype)
+    matrix = rows * padded
     copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps), b.itemsize)
-    return Lowered((step,), replace(call, b=copy), (), (Section(call.dtype, count * matrix),))
+    return Lowered((step,), replace(call, b=copy), (), {place.buffer: Section(call.dtype, count * matrix)})

@@ -8,7 +8,7 @@ from typing import Final
 
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step
+from tritile.families.common.work import Buffer, Section, Step, buffer_of
 from tritile.families.zeros.kernel import add_up
 
 _WARPS: Final = 4
@@ -33,20 +33,23 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """
     (m, k), n, fused = call.a.shape, call.b.shape[1], call.fused
-    shape, first = (m, n), len(call.tensors)
+    shape = (m, n)
     rows = m if fused.zero_b is not None else 0
     columns = n if fused.zero_a is not None else 0
-    scratch = tuple(Section("int32", count) for count in (rows, columns) if count)
-    of_a, of_b = first, first + (rows > 0)
+    of_a, of_b = "sums_of_a", "sums_of_b"
+    scratch = {name: Section("int32", count) for name, count in ((of_a, rows), (of_b, columns)) if count}
     zero: tuple[Buffer | None, int] = (None, 0)
     if fused.zero_b is not None and columns:
-        zero = Buffer(3 + [v is not None for v in fused.views[:6]].count(True)), fused.zero_b.strides[1]
+        zero = buffer_of(fused.zero_b.tensor, "zero_b"), fused.zero_b.strides[1]
     blocks = _block(call.a.strides[1]), _block(call.b.strides[0])
-    args = (
-        Buffer(0), Buffer(of_a if rows else of_b), rows, *call.a.strides,
-        Buffer(1), Buffer(of_b if columns else of_a), columns, call.b.strides[1], call.b.strides[0], *zero,
-        k, *blocks, early,
-    )  # fmt: skip
+    args = {
+        "a_ptr": buffer_of(call.a.tensor, "a"), "a_sums_ptr": Buffer(of_a if rows else of_b), "a_count": rows,
+        "stride_am": call.a.strides[0], "stride_ak": call.a.strides[1],
+        "b_ptr": buffer_of(call.b.tensor, "b"), "b_sums_ptr": Buffer(of_b if columns else of_a),
+        "b_count": columns, "stride_bn": call.b.strides[1], "stride_bk": call.b.strides[0],
+        "zero_ptr": zero[0], "stride_zero": zero[1],
+        "K": k, "A_BLOCK": blocks[0], "B_BLOCK": blocks[1], "WAIT": early,
+    }  # fmt: skip
     programs = -(-rows // blocks[0][0]) + -(-columns // blocks[1][0])
     step = Step(add_up, (programs, 1, 1), args, {"num_warps": _WARPS, "launch_pdl": early})
     sums = replace(

@@ -1,5 +1,6 @@
 """Which tile each program takes and when, as a frozen value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -141,12 +142,12 @@ def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: D
 
 
 def _copied(work: Work) -> tuple[str, ...]:
-    """The operands that a launch before the last one reads: buffers 0 and 1."""
-    read = {arg.buffer for step in work.steps[:-1] for arg in step.args if isinstance(arg, Buffer)}
-    return tuple(name for i, name in enumerate("AB") if i in read)
+    """The operands that a launch before the last one reads."""
+    read = {arg.buffer for step in work.steps[:-1] for arg in step.args.values() if isinstance(arg, Buffer)}
+    return tuple(name.upper() for name in "ab" if name in read)
 
 
-def _covers(extent: int, tiles: int, side: str, lanes: int, values: dict[str, Any]) -> int:
+def _covers(extent: int, tiles: int, side: str, lanes: int, values: Mapping[str, Any]) -> int:
     """How much of an extent each of so many tiles covers, as `tile_span` of the permute kernels has it."""
     block: int = values[f"BLOCK_{side}"] // lanes
     if not values.get(f"UNEVEN_{side}"):
@@ -170,7 +171,7 @@ def tiling_of(
         raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each processor")
     work = _launched(problem, config, device)
     step = work.steps[work.main]
-    values: dict[str, Any] = dict(zip(step.kernel.arg_names, step.args, strict=True))
+    values = step.args
     lanes, high = 1, problem.m
     if config.family == permute.PACKED:  # tiles of whole words, along m
         assert isinstance(problem, PermuteProblem)
