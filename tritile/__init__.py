@@ -42,6 +42,7 @@ from tritile.planning.sync import sync
 if TYPE_CHECKING:
     from tritile.lab.explain import Explanation
     from tritile.lab.explain.asked import explain
+    from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
     from tritile.tune.search import Space
 
@@ -78,6 +79,7 @@ __all__ = [
     "forget",
     "gated_linear",
     "grouped_matmul",
+    "kernels",
     "linear",
     "matmul",
     "mm",
@@ -96,10 +98,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "kernels":
+        return import_module("tritile.tune.kernels")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, getattr(import_module(_LATER[name]), name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, "kernels"})

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+import triton
 from triton.runtime.errors import OutOfResources
 
 import tritile
 from authors import SUBJECTS
+from tritile.families.matmul_tile.family import FAMILY
+from tritile.ops.described import described
+from tritile.runtime.launch import _bound
+from tritile.tune import kernels
 
 pytestmark = pytest.mark.gpu
 ROW_SHAPES = [(37, 1), (37, 1000), (5, 1009), (64, 4096), (3, 8191), (2, 70001)]
@@ -129,3 +134,26 @@ def test_torch_compile_runs_what_is_remembered_and_times_nothing(monkeypatch):
     assert timed == []
     for got in (untuned, tuned):
         torch.testing.assert_close(got, x.softmax(-1), rtol=2e-3, atol=1e-5)
+
+
+def test_tritiles_own_product_is_searched_and_remembered():
+    m, n, k = 1000, 520, 600
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+    out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+    call = described(a, b, out, "ieee")
+    (step,) = FAMILY.work(call, FAMILY.configs[0]).steps
+    decided = {*dict(FAMILY.configs[0].kwargs), "MASK_M", "MASK_N", "MASK_K"}
+    given = {name: _bound(v, call.buffers) for name, v in step.args.items() if name not in decided}
+
+    def grid(meta):
+        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), 1, 1)
+
+    kernel = kernels.tuned()
+    with tritile.mode("tune"):
+        kernel[grid](**given)
+    assert torch.allclose(out, a @ b, rtol=1e-2, atol=1e-2)
+    again = kernels.tuned()  # as in another process
+    out.fill_(float("nan"))
+    again[grid](**given)
+    assert torch.allclose(out, a @ b, rtol=1e-2, atol=1e-2)
+    assert str(again.best_config) == str(kernel.best_config)

@@ -1,0 +1,82 @@
+"""tritile's own kernel, launched as any kernel of Triton: it tunes, remembers and runs."""
+
+import pytest
+import torch
+import triton
+
+import tritile
+from tests.reference import values
+from tritile.families.matmul_tile.family import FAMILY
+from tritile.ops.described import described
+from tritile.runtime.launch import _bound
+from tritile.tune import kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+
+
+class Bench:
+    """A timer by which the config that is timed last is the fastest, and which counts what it was asked."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, call, quantiles):
+        self.count += 1
+        call()
+        return [1.0 + 1.0 / self.count] * 3
+
+
+def arguments(a, b, out):
+    """The arguments of a product's launch that no config decides, by name."""
+    call = described(a, b, out, "ieee")
+    (step,) = FAMILY.work(call, FAMILY.configs[0], 1, False).steps
+    decided = {*dict(FAMILY.configs[0].kwargs), "MASK_M", "MASK_N", "MASK_K"}
+    return {name: _bound(v, call.buffers) for name, v in step.args.items() if name not in decided}
+
+
+def tiles(m, n):
+    return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), 1, 1)
+
+
+def test_a_product_is_searched_remembered_and_made():
+    a, b = values((70, 50), torch.float32), values((50, 90), torch.float32, 1)
+    bench, out = Bench(), torch.full((70, 90), float("nan"))
+    kernel = kernels.tuned(do_bench=bench)
+    with tritile.mode("tune"):
+        kernel[tiles(70, 90)](**arguments(a, b, out))
+    assert torch.allclose(out, a @ b, atol=1e-4)
+    best, asked = kernel.best_config, bench.count
+    assert asked == 48
+    assert {"BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"} <= set(best.kwargs)
+    shapes = {tuple(config.kwargs[f"BLOCK_{side}"] for side in "MNK") for config in kernel.configs}
+    assert len(shapes) == 125
+    # Another tuner, as in another process: what was measured counts, and nothing is timed.
+    again, out = kernels.tuned(do_bench=bench), torch.full((70, 90), float("nan"))
+    again[tiles(70, 90)](**arguments(a, b, out))
+    assert torch.allclose(out, a @ b, atol=1e-4)
+    assert (bench.count, str(again.best_config)) == (asked, str(best))
+
+
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_configs_are_those_of_the_product_that_is_asked_for(layout):
+    a, b = torch.empty(2, 64, 48), torch.empty(2, 48, 32)
+    a = a if layout == "row" else a.mT.contiguous().mT
+    out = torch.empty(2, 64, 32)
+    assert kernels.problem_of(arguments(a, b, out)) == described(a, b, out, "ieee").problem
+
+
+def test_only_legal_configs_are_measured():
+    a, b, out = (torch.empty(shape, dtype=torch.float64) for shape in ((70, 50), (50, 90), (70, 90)))
+    configs = {str(config.to_triton()): config for config in FAMILY.configs}
+    left = kernels.likeliest([config.to_triton() for config in FAMILY.configs], {}, **arguments(a, b, out))
+    device, problem = tritile.target_device("nvidia-h200"), described(a, b, out, "ieee").problem
+    assert 0 < len(left) <= 48
+    assert not any(FAMILY.illegal(configs[str(config)], problem, device) for config in left)
+
+
+def test_the_wrapper_is_made_once_and_when_it_is_asked_for():
+    assert tritile.kernels is kernels
+    assert kernels.matmul_tile is kernels.matmul_tile
+    assert dir(kernels) == ["matmul_tile"]
+    with pytest.raises(AttributeError, match="matmul_untiled"):
+        kernels.matmul_untiled  # noqa: B018

@@ -1,0 +1,79 @@
+"""tritile's product kernel under `tritile.autotune`, to be launched as any kernel of Triton.
+
+    tritile.kernels.matmul_tile[lambda meta: (...)](a_ptr=a, ..., PRECISION="ieee")
+
+In mode "tune" a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space, remembers what it
+measures, and runs. Of thousands of configs those are measured that are legal and predicted to be fastest.
+`tritile.matmul` does not launch through it: its calls are planned.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import torch
+import triton
+
+from tritile.core import device as devices
+from tritile.core.problem import MatmulProblem
+from tritile.core.views import MatmulCall, View
+from tritile.families.matmul_tile.family import FAMILY
+from tritile.planning import model
+from tritile.tune.autotuner import Autotuner, autotune
+
+_KEY: Final = (
+    "M", "N", "K", "batch", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_om", "PRECISION"
+)  # fmt: skip
+_MEASURED: Final = 48  # configs of a call, the likeliest
+_STAND_IN: Final = "nvidia-h200"  # by which configs for tensors in host memory are told
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
+    """Return the product that arguments of `matmul_tile` ask for, what is fused left out."""
+    batch = tuple(given["batch_shape"]) if prod(given["batch_shape"]) > 1 else ()
+
+    def view(name: str, rows: str, columns: str) -> View:
+        tensor, side = given[f"{name}_ptr"], name[0]
+        strides = given[f"stride_{side}{rows.lower()}"], given[f"stride_{side}{columns.lower()}"]
+        steps = tuple(given[f"{name}_batch_strides"]) if batch else ()
+        return View(tensor, (given[rows], given[columns]), strides, steps, tensor.element_size())
+
+    a, b, out = view("a", "M", "K"), view("b", "K", "N"), view("out", "M", "N")
+    return MatmulCall(a, b, out, batch, _dtype(a.tensor), _dtype(out.tensor), given["PRECISION"]).problem
+
+
+def likeliest(
+    configs: Sequence[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
+) -> list[triton.Config]:
+    """Return those of some configs that are legal for a call and predicted to be fastest."""
+    given = {**named_args, **kwargs}
+    a = given["a_ptr"]
+    device = devices.gpu(a.get_device()) if a.is_cuda else devices.target_device(_STAND_IN)
+    known = {str(config): config for config in configs}
+    ranked = model.ranked(problem_of(given), device, FAMILY.name)
+    return [known[text] for config in ranked if (text := str(config.to_triton())) in known][:_MEASURED]
+
+
+def _overhang(side: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda args: args[side] % args[f"BLOCK_{side}"] != 0
+
+
+def tuned(**options: Any) -> Autotuner:
+    """Return `matmul_tile` under `tritile.autotune` with these options of it, MASK_M, N and K left to it."""
+    kernel = triton.heuristics({f"MASK_{side}": _overhang(side) for side in "MNK"})(FAMILY.kernel)
+    configs = [config.to_triton() for config in FAMILY.configs]
+    return autotune(configs, list(_KEY), {"early_config_prune": likeliest}, **options)(kernel)
+
+
+def __getattr__(name: str) -> Autotuner:
+    if name != "matmul_tile":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, tuned())
+
+
+def __dir__() -> list[str]:
+    return ["matmul_tile"]
