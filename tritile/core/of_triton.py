@@ -1,7 +1,6 @@
-"""The names of Triton that it does not document, all that tritile stands on: nobody else names any.
+"""Name all that tritile uses of Triton and Triton does not document; no other module names any of it.
 
-Those are what lies in `triton.runtime`, `triton.compiler` and `triton.backends`, and what begins with an
-underscore.
+Undocumented are `triton.runtime`, `triton.compiler`, `triton.backends`, and names that begin with "_".
 """
 
 import contextlib
@@ -22,61 +21,61 @@ from triton.runtime import jit as _jit
 from triton.runtime.driver import driver as _driver
 
 CHECKED_ON: Final = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
-"""The versions of Triton that were seen to have these names."""
+"""List the versions of Triton on which these names were checked."""
 
-# Kernels, as decorators make them and as they are compiled.
+# Kernels under a decorator, and compiled kernels.
 
 JITCallable = _jit.JITCallable
-"""What triton.jit makes of any function: of `triton.runtime.jit`."""
+"""Represent any function under triton.jit: `triton.runtime.jit.JITCallable`."""
 
 JITFunction = _jit.JITFunction
-"""What it makes of a kernel that is compiled: of `triton.runtime.jit`."""
+"""Represent a kernel under triton.jit: `triton.runtime.jit.JITFunction`."""
 
 naming_of: Final = attrgetter("_repr")
-"""Return what names the compiled forms of a JITFunction, None by default: its `_repr`."""
+"""Return the function that names what a kernel compiles to, None by default: `JITFunction._repr`."""
 
 Heuristics = _autotuner.Heuristics
-"""What triton.heuristics makes of a kernel: of `triton.runtime.autotuner`."""
+"""Represent a kernel under triton.heuristics: `triton.runtime.autotuner.Heuristics`."""
 
 Autotuner = _autotuner.Autotuner
-"""What triton.autotune makes of one: of `triton.runtime.autotuner`."""
+"""Represent a kernel under triton.autotune: `triton.runtime.autotuner.Autotuner`."""
 
 time_config: Final = _autotuner.Autotuner._bench
-"""Time a config of an Autotuner's kernel: `Autotuner._bench`."""
+"""Time one config of an Autotuner: `Autotuner._bench`."""
 
 CompiledKernel = _compiler.CompiledKernel
-"""A compiled kernel: of `triton.compiler`."""
+"""Hold a compiled kernel: `triton.compiler.CompiledKernel`."""
 
 OutOfResources = _errors.OutOfResources
-"""Raised for a kernel that asks for more than a GPU has: of `triton.runtime.errors`."""
+"""Refuse a kernel that asks for more than the GPU has: `triton.runtime.errors.OutOfResources`."""
 
 
 def handles_of(kernel: Any) -> tuple[int, int, int]:
-    """Load a CompiledKernel; its function, registers, spilled words: `_init_handles` and what that sets."""
+    """Load a kernel; return its function, registers and spilled words: `CompiledKernel._init_handles`."""
     kernel._init_handles()
     return kernel.function, kernel.n_regs, kernel.n_spills
 
 
 def forget_compiled(function: Any, device: Any) -> None:
-    """Drop what a JITFunction compiled for a device in this process: from its `device_caches`."""
+    """Drop the kernels that a function compiled for a device: `JITFunction.device_caches`."""
     function.device_caches.pop(device, None)
 
 
-# The driver, and what is compiled for.
+# Targets and drivers.
 
 GPUTarget = _targets.GPUTarget
-"""What a kernel is compiled for: of `triton.backends.compiler`."""
+"""Name what a kernel is compiled for: `triton.backends.compiler.GPUTarget`."""
 
 backends: Final = _backends
-"""The backends that are installed, by name: of `triton.backends`."""
+"""Hold the installed backends by name: `triton.backends.backends`."""
 
 driver: Any = _driver
-"""What makes the driver of this process at its first use: of `triton.runtime.driver`."""
+"""Hold the active driver of this process: `triton.runtime.driver.driver`."""
 
 
 @contextlib.contextmanager
 def driven_by(stand_in: Any) -> Iterator[None]:
-    """Have Triton take `stand_in` for the active driver inside the `with`: on `driver._active`."""
+    """Make `stand_in` the active driver for a `with`: `driver._active`."""
     before = driver._active
     driver.set_active(stand_in)
     try:
@@ -86,52 +85,52 @@ def driven_by(stand_in: Any) -> Iterator[None]:
 
 
 def assembler(arch: int) -> Any:
-    """Return what assembles for compute capability `arch`: `get_ptxas` of Triton's NVIDIA backend."""
+    """Return the assembler for compute capability `arch`: `triton.backends.nvidia.compiler.get_ptxas`."""
     from triton.backends.nvidia.compiler import get_ptxas  # a build for AMD alone may lack it
 
     return get_ptxas(arch)
 
 
 def nvidia_driver() -> ModuleType:
-    """Return the module of NVIDIA's driver, which builds in C: `triton.backends.nvidia.driver`."""
+    """Return the module that builds the driver's C code for NVIDIA: `triton.backends.nvidia.driver`."""
     from triton.backends.nvidia import driver as module  # a build for AMD alone may lack it
 
     return module
 
 
-# The cache of what is compiled and built.
+# The cache on disk.
 
 build: Final[ModuleType] = _build
-"""The module that builds modules in C, or finds them in the cache: `triton.runtime.build`."""
+"""Build C modules, or find them in the cache: the module `triton.runtime.build`."""
 
 MODULE_LOADER: Final = (_build, "_load_module_from_path")
-"""Where the function is that loads a module which was built: an owner and a name."""
+"""Tell where the loader of C modules is, an owner and a name: `triton.runtime.build`."""
 
 CacheManager = _cache.CacheManager
-"""What finds and keeps the files of a key: `FileCacheManager`'s base, of `triton.runtime.cache`."""
+"""Find and keep the files of a key: the base class `triton.runtime.cache.CacheManager`."""
 
 folder_of: Final = _cache._base32
-"""Return the name of the folder of a key: `triton.runtime.cache._base32`."""
+"""Return the folder name of a key: `triton.runtime.cache._base32`."""
 
 read_own_files: Final = _cache.triton_key
-"""Read Triton's own files for a digest of them, kept in this process: `triton.runtime.cache.triton_key`."""
+"""Read Triton's own files into a digest that the process keeps: `triton.runtime.cache.triton_key`."""
 
 # The interpreter.
 
 InterpretedFunction = _interpreter.InterpretedFunction
-"""What triton.jit makes of a function with TRITON_INTERPRET set: of `triton.runtime.interpreter`."""
+"""Represent a function that is interpreted: `triton.runtime.interpreter.InterpretedFunction`."""
 
 InterpreterBuilder = _interpreter.InterpreterBuilder
-"""What carries out each operation of a kernel: of `triton.runtime.interpreter`."""
+"""Carry out each operation of a kernel: `triton.runtime.interpreter.InterpreterBuilder`."""
 
 InterpreterError = _errors.InterpreterError
-"""Raised for whatever goes wrong amid a kernel: of `triton.runtime.errors`."""
+"""Report an error inside a kernel: `triton.runtime.errors.InterpreterError`."""
 
 TensorHandle = _interpreter.TensorHandle
-"""A block of values: of `triton.runtime.interpreter`."""
+"""Hold a block of values: `triton.runtime.interpreter.TensorHandle`."""
 
 LANGUAGE_PATCHER: Final = (_interpreter, "_patch_lang")
-"""Where the function is that patches triton.language for a kernel: an owner and a name."""
+"""Tell where the function is that patches triton.language: `triton.runtime.interpreter`."""
 
 REDUCTIONS: Final = ("_sum_combine", "_elementwise_max", "_elementwise_min")
-"""The functions of `tl.standard` by which the interpreter tells which reductions numpy has."""
+"""Name the functions of `tl.standard` that the interpreter replaces by reductions of numpy."""
