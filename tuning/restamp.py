@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,13 +69,20 @@ def name_of(entry) -> str:
     return f"{entry.problem.op}/{entry.config.family}"
 
 
+def _present(name: str) -> ModuleType:
+    """Load a module of this checkout's core by its file."""
+    spec = importlib.util.spec_from_file_location(f"present_{name}", ROOT / "tritile" / "core" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def sources() -> dict[str, str]:
     """The digest of each kernel of the tree that this is run in, as this checkout defines digests."""
     from tritile.families.registry import FAMILIES
 
-    spec = importlib.util.spec_from_file_location("present_source", ROOT / "tritile" / "core" / "source.py")
-    present = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(present)
+    sys.modules.setdefault("tritile.core.of_triton", _present("of_triton"))  # which another tree may lack
+    present = _present("source")
     return {
         f"{op}/{name}": present.source_hash(family.kernel, *family.also)
         for op, families in FAMILIES.items()

@@ -33,8 +33,8 @@ def on_gpu(dtype=torch.float16, address=4096):
 @pytest.fixture(autouse=True)
 def _a_gpu(monkeypatch):
     monkeypatch.setattr(direct, "_TENSORS", (torch.Tensor, OnGpu))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(direct, "current_gpu", lambda: 0)
+    monkeypatch.setattr(direct, "current_raw_stream", lambda index: 7)
 
 
 CALL = {"grid": (3,), "warmup": False}
@@ -69,7 +69,7 @@ def test_what_triton_may_specialize_on_tells_calls_apart(other):
 
 def test_the_current_gpu_tells_calls_apart(monkeypatch):
     first = key(on_gpu(), 5)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    monkeypatch.setattr(direct, "current_gpu", lambda: 1)
     assert key(on_gpu(), 5) != first
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 import tritile
 from tests.unit import helpers_for_kernels as helpers
 from tritile.core import threads
+from tritile.core.of_triton import LANGUAGE_PATCHER
 from tritile.core.source import source_hash
 from tritile.runtime import interpreter as interpreter_module
 from tritile.runtime.interpreter import interpret, library_lock
@@ -75,7 +76,7 @@ OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder)
 
 def standing():
     """All that is patched while a kernel is interpreted."""
-    return [interpreter_module.interpreter._patch_lang, *(dict(vars(owner)) for owner in OWNERS)]
+    return [getattr(*LANGUAGE_PATCHER), *(dict(vars(owner)) for owner in OWNERS)]
 
 
 @contextlib.contextmanager

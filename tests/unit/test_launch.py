@@ -125,8 +125,8 @@ class _NoMemory:
     def __init__(self, monkeypatch) -> None:
         self.asked: list[int] = []
         monkeypatch.setattr(torch, "empty", self)
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+        monkeypatch.setattr(launch, "current_gpu", lambda: 0)
+        monkeypatch.setattr(launch, "current_raw_stream", lambda device: 0)
 
     def __call__(self, size, **rest):
         self.asked.append(size)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tritile.core import of_torch
 from tritile.core.config import Config
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
@@ -202,7 +203,7 @@ def test_torch_does_what_is_fused(dtype, epilogue, batch):
 
 
 def test_torch_scales_whole_numbers(monkeypatch):
-    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
     case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
     assert answers.check(peers.torch_side(case), calls_of(case)[0], every=False) < 4e-3
 
@@ -243,7 +244,7 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
         asked.append((scale_a, scale_b))
         return torch.zeros(150, 160, dtype=out_dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
     monkeypatch.setattr(block_peers, "_ways", {})
     case = block_scaled(dtype="float8_e4m3fn")
     call = calls_of(case)[0]
@@ -300,7 +301,7 @@ def test_answers_take_zero_points_away(zeros, monkeypatch):
     wide_b = wide_b if of.zero_b is None else wide_b - of.zero_b.tensor.view(1, -1)
     out.copy_((wide_a @ wide_b) * of.scale_a.tensor.view(-1, 1) * of.scale_b.tensor)
     wanted = out.clone()
-    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.int() @ b.int())
+    monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
     assert answers.check(peers.torch_side(case), call) < 4e-3
     torch.testing.assert_close(out, wanted, rtol=1e-2, atol=0)
     (of.zero_b or of.zero_a).tensor.add_(3)

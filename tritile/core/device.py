@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 
+from tritile.core.of_triton import GPUTarget, assembler
 from tritile.errors import DeviceError, InvalidValueError
 
 
@@ -86,13 +86,6 @@ TARGETS: Final = {
 
 # Host tensors run in Triton's interpreter: no GPU, and nothing a time of it would be good for.
 INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
-
-
-def assembler(arch: int) -> Any:
-    """Return Triton's tool that assembles for compute capability `arch`: versions differ in which one."""
-    from triton.backends.nvidia.compiler import get_ptxas  # a build for AMD alone may lack it
-
-    return get_ptxas(arch)
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import triton.language as tl
-from triton.runtime.autotuner import Heuristics
-from triton.runtime.jit import JITCallable
+
+from tritile.core.of_triton import Heuristics, JITCallable
 
 _PLAIN = (bool, int, float, str, tl.constexpr, tl.dtype)
 

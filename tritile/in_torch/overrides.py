@@ -18,6 +18,7 @@ import torch
 from torch.library import Library, get_kernel
 
 from tritile.core.forgetting import also_forgets
+from tritile.core.of_torch import destroy, forget_dispatches
 from tritile.core.settings import environment_is_silent
 from tritile.core.threads import at_fork
 from tritile.in_torch import building, routes
@@ -83,7 +84,7 @@ class _Stood(NamedTuple):
 
     def remove(self) -> None:
         self.uncross()
-        self.library._destroy()
+        destroy(self.library)
 
 
 def _registered(key: str) -> _Stood:
@@ -116,7 +117,7 @@ def _forget_dispatches() -> None:
     for name in ("clone", *PRODUCTS):
         packet = getattr(torch.ops.aten, name)
         for overload in (packet.default, *([packet.out] if name in PRODUCTS else [])):
-            getattr(overload, "_dispatch_cache", {}).clear()
+            forget_dispatches(overload)
 
 
 def install(keys: Iterable[str]) -> None:

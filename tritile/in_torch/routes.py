@@ -8,6 +8,7 @@ import triton
 
 from tritile.core import device as devices
 from tritile.core.forgetting import new_memo
+from tritile.core.of_torch import DispatchKey, keys_of
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.settings import rules
 from tritile.core.views import Call, MatmulCall
@@ -249,7 +250,7 @@ def _unfit(
 
 def _dispatches(tensor: torch.Tensor) -> bool:
     """Whether its class has a `__torch_dispatch__`, by which an operation is what that says."""
-    return type(tensor) not in PLAIN and torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+    return type(tensor) not in PLAIN and keys_of(tensor).has(DispatchKey.Python)
 
 
 def _broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:

@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
-from torch._C import _get_obj_in_tls, _is_key_in_tls, _stash_obj_in_tls
-
+from tritile.core.of_torch import is_kept_in_thread, keep_in_thread, kept_in_thread, remove_from_thread
 from tritile.core.settings import environment_is_silent
 from tritile.errors import InvalidValueError
 from tritile.in_torch.report import Report
 from tritile.in_torch.tally import ASKED, NOBODY, PYTHON, ask_python, new_tally
 
-_remove: Final = getattr(torch._C, "_remove_obj_from_tls", None)  # torch 2.11 has none
 POLICIES: Final = ("expected", "always", "never")
 _KEY: Final = "tritile.in_torch"
 _TALLY_KEY: Final = "tritile.in_torch.tally"  # of what crossing.cpp asks
@@ -63,13 +60,13 @@ _everywhere: Entry | None = None
 
 def kept() -> tuple[Entry, ...]:
     """The open switches of this thread."""
-    return tuple(e for e in _get_obj_in_tls(_KEY) if e.open) if _is_key_in_tls(_KEY) else ()
+    return tuple(e for e in kept_in_thread(_KEY) if e.open) if is_kept_in_thread(_KEY) else ()
 
 
 def _stash(key: str, kept_there: object, held: bool) -> None:
     if not held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept_there))
-    _stash_obj_in_tls(key, kept_there)
+    keep_in_thread(key, kept_there)
 
 
 def _holds() -> bool:
@@ -88,11 +85,12 @@ _HELD: Final = _holds()
 
 
 def _keep(stack: tuple[Entry, ...]) -> None:
-    if not stack and _remove is not None:  # nothing is left to be let go of as the thread ends, maybe at exit
+    # Nothing is left to be let go of as the thread ends, maybe at exit.
+    if not stack and remove_from_thread is not None:
         for key in (_KEY, _TALLY_KEY):
-            if _is_key_in_tls(key):
-                _remove(key)
-    elif stack or _is_key_in_tls(_KEY):
+            if is_kept_in_thread(key):
+                remove_from_thread(key)
+    elif stack or is_kept_in_thread(_KEY):
         _stash(_KEY, stack, _HELD)
         _stash(_TALLY_KEY, stack[-1].tally if stack else None, _HELD)
 
@@ -100,8 +98,8 @@ def _keep(stack: tuple[Entry, ...]) -> None:
 def active() -> Entry | None:
     """The innermost switch that is on here, None where calls are torch's."""
     found = _everywhere
-    if _is_key_in_tls(_KEY):
-        stack = _get_obj_in_tls(_KEY)
+    if is_kept_in_thread(_KEY):
+        stack = kept_in_thread(_KEY)
         if stack and not stack[-1].open:  # left in another order than entered, or in another thread
             stack = kept()
         if stack:

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from torch.utils._contextlib import context_decorator
-
+from tritile.core.of_torch import context_decorator
 from tritile.errors import InvalidValueError
 from tritile.in_torch import overrides, state
 from tritile.in_torch.report import Report

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from triton.runtime.interpreter import InterpreterBuilder
 
+from tritile.core.of_triton import InterpreterBuilder
 from tritile.runtime.interpreter import library_lock
 
 SECTOR: Final = 32  # bytes that a GPU moves at the least

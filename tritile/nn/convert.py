@@ -63,7 +63,7 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
         if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path
             reason = "torch.nn.TransformerEncoderLayer reads its weight"
             found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
-        for parameter in (given for given in module._parameters.values() if given is not None):
+        for _, parameter in module.named_parameters(recurse=False):
             owners.setdefault(id(parameter), {})[name or "the model itself"] = module
     for shared in (each for each in owners.values() if len(each) > 1 and not untie):
         for name, module in shared.items():
@@ -85,7 +85,7 @@ def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
         return f"on {weight.device}: wanted cuda or cpu"
     if kind == "linear":
         return None
-    if type(layer._parameters.get("weight")) is not torch.nn.Parameter:
+    if type(dict(layer.named_parameters(recurse=False)).get("weight")) is not torch.nn.Parameter:
         return f"its weight is computed, or a {type(weight).__name__}: wanted a plain parameter"
     if kind in _BITS and getattr(layer, "activation", None) is not None:
         return f"its activation {layer.activation!r} is not fused with packed weights"

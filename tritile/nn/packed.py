@@ -5,10 +5,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from tritile.core.of_torch import Moved
 from tritile.errors import ShapeError
 
 
-class PackedLinear(torch.nn.Module):
+class PackedLinear(Moved):
     """A linear layer whose weight lies in buffers, which training leaves alone.
 
     Args:
@@ -35,14 +36,13 @@ class PackedLinear(torch.nn.Module):
         given = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
         self.bias = None if given is None else torch.nn.Parameter(given)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedLinear":
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
+    def _moved(self, tensors: Callable[[], Any]) -> None:
+        before = {name: getattr(self, name) for name in self._types}
+        super()._moved(tensors)
         for name, types in self._types.items():
-            old, new = before[name], self._buffers[name]
+            old, new = before[name], getattr(self, name)
             if old is not None and new is not None and new.dtype not in types:
-                self._buffers[name] = old.to(new.device)
-        return self
+                setattr(self, name, old.to(new.device))
 
     def extra_repr(self) -> str:
         """Sizes, and whether there is a bias."""

@@ -99,10 +99,9 @@ class QuantizedLinear(PackedLinear):
             held = self._weight = QuantizedWeight(*parts, self.bits, self.group_size, shape)
         return held
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "QuantizedLinear":
+    def _moved(self, tensors: Callable[[], Any]) -> None:
         self._weight = None  # which would keep what is replaced in memory
-        super()._apply(fn, recurse)
-        return self
+        super()._moved(tensors)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """input @ weight^T + bias, (..., N) of an input (..., K)."""

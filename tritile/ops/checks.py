@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from tritile.core.of_torch import FakeTensor, forward_level, is_transformed, storage_number
 from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError, UnsupportedError
 
 _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test before memory is called overlapping
@@ -38,9 +38,7 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
 def check_memory(op: str, *tensors: Any) -> None:
     """Tensors that do not stand for others, where their memory is needed; what is no tensor passes."""
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (
-            torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, FakeTensor)
-        ):
+        if isinstance(tensor, torch.Tensor) and (is_transformed(tensor) or isinstance(tensor, FakeTensor)):
             raise UnsupportedError(
                 f"{op}: {describe(tensor)} has no memory of its own (traced, or inside vmap or jvp): "
                 "wanted a plain tensor"
@@ -54,7 +52,7 @@ def check_constant(op: str, name: str, tensor: torch.Tensor) -> None:
             f"{op}: {name} requires a gradient, and {op} offers none for it: "
             f"call it under torch.no_grad(), or with {name}.detach()"
         )
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+    if forward_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative for it")
 
 
@@ -147,7 +145,7 @@ def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _storage(tensor: torch.Tensor) -> Any:
     """Return what tells tensors of one address apart: on the meta device all storages start at 0."""
-    return tensor.untyped_storage()._cdata if tensor.is_meta else None
+    return storage_number(tensor.untyped_storage()) if tensor.is_meta else None
 
 
 def check_out(

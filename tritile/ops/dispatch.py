@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from tritile.core.of_torch import (
+    forward_level,
+    innermost_transform,
+    is_any_autocast_on,
+    modes_entered,
+    schema_of,
+)
 from tritile.errors import DtypeError, InvalidValueError
 from tritile.ops.checks import check_may_change, check_tensor, describe
 
@@ -28,10 +32,10 @@ def dispatched(*tensors: Any) -> bool:
     """
     if (
         is_dynamo_compiling()
-        or _len_torch_dispatch_stack()
-        or forward_ad._current_level >= 0
-        or _is_any_autocast_enabled()
-        or peek_interpreter_stack() is not None
+        or modes_entered()
+        or forward_level() >= 0
+        or is_any_autocast_on()
+        or innermost_transform() is not None
     ):
         return all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors)
     recording, found = torch.is_grad_enabled(), False
@@ -71,7 +75,7 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
 
 def _check_given(op: str, args: Sequence[Any]) -> None:
     """Raise DtypeError where None stands for a tensor that the operator cannot do without."""
-    schema = getattr(torch.ops.tritile, op).default._schema
+    schema = schema_of(getattr(torch.ops.tritile, op).default)
     for argument, value in zip(schema.arguments, args, strict=False):
         if value is None and isinstance(argument.type, torch.TensorType):
             check_tensor(op, argument.name, value)

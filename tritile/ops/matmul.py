@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.forgetting import new_memo
+from tritile.core.of_torch import fp32_precision
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
 from tritile.core.settings import is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
@@ -55,15 +56,11 @@ class _Prepared(NamedTuple):
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
-# What torch.backends.cuda.matmul.fp32_precision gives, a microsecond sooner.
-_fp32_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
 def default_precision() -> str:
     """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
-    if _fp32_precision is None:
+    if fp32_precision is None:  # else a microsecond sooner
         return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-    return "tf32" if _fp32_precision("cuda", "matmul") == "tf32" else "ieee"
+    return "tf32" if fp32_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
 def _check_dtypes(

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.forgetting import new_memo
+from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
 from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
@@ -32,7 +33,7 @@ _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
     """What starts where x does, in words of `itemsize` bytes, at most 8, for its address and dtype alone."""
-    x = torch._neg_view(x) if x.is_neg() else x
+    x = neg_view(x) if x.is_neg() else x
     x = x.conj() if x.is_conj() else x
     kind = _WORDS[min(itemsize, 8)]
     if x.element_size() == 16:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import triton
-from torch._C import _len_torch_dispatch_stack
 
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import drop
+from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, modes_entered
 from tritile.core.problem import Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
@@ -53,20 +53,12 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     )
 
 
-# The allocation alone, without torch's dispatch of it: what its own compiled code calls.
-_allocate = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-
-
 def fresh(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """An output of these sizes on a GPU, its elements not yet written."""
-    if (
-        _allocate is not None
-        and device.index == torch._C._cuda_getDevice()
-        and _len_torch_dispatch_stack() == 0
-    ):
-        return _allocate(shape, strides, dtype)
+    if empty_strided_on_gpu is not None and device.index == current_gpu() and modes_entered() == 0:
+        return empty_strided_on_gpu(shape, strides, dtype)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 

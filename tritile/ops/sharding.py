@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+
+from tritile.core.of_torch import know_words, schema_of
 
 Placements = tuple[Placement, ...]
 Option = tuple[Placement, Placements]  # of the result, and of operands
@@ -186,10 +187,9 @@ RULES: Final[dict[str, Callable[..., Rules]]] = {
 @functools.cache
 def register() -> None:
     """Tell torch the rules of all operators that have one, which `tritile.operators` must have defined."""
-    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for name, rule in RULES.items():
         operator = getattr(torch.ops.tritile, name).default
         register_sharding(operator)(rule)
         # What torch has found it keeps, by tensors and whole numbers alone unless it is told of the rest.
-        words = [argument.name for argument in operator._schema.arguments if argument.kwarg_only]
-        known[operator] = RuntimeSchemaInfo(0, words or None, needs_pytree=True)
+        words = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
+        know_words(operator, words)

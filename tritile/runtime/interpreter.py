@@ -17,12 +17,17 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
-from triton.runtime.autotuner import Heuristics
-from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
-from triton.runtime.jit import JITFunction
 
+from tritile.core.of_triton import (
+    LANGUAGE_PATCHER,
+    REDUCTIONS,
+    Heuristics,
+    InterpretedFunction,
+    InterpreterBuilder,
+    InterpreterError,
+    JITFunction,
+    TensorHandle,
+)
 from tritile.core.source import named_values
 from tritile.core.threads import at_fork
 from tritile.errors import UnsupportedError
@@ -93,8 +98,6 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     return _twins[kernel]
 
 
-# Which reductions numpy has the interpreter tells by these functions: others go element by element.
-_KNOWN_REDUCTIONS = ("_sum_combine", "_elementwise_max", "_elementwise_min")
 _PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base)
 
 
@@ -119,7 +122,7 @@ def _interpreted_library() -> Iterator[None]:
         for name, function in before[0][1].items():
             if isinstance(function, _JITTED):
                 setattr(tl, name, interpreted(function))
-        for name in _KNOWN_REDUCTIONS:
+        for name in REDUCTIONS:  # others go element by element
             setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
         yield
 
@@ -131,11 +134,11 @@ def _patched_once() -> Iterator[None]:
     Left to itself the interpreter looks through all of the language at every call of a function, which is
     more than half of its time.
     """
-    whole = interpreter._patch_lang
+    whole = getattr(*LANGUAGE_PATCHER)
     patched = whole(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     try:
-        with _undone(lambda: setattr(interpreter, "_patch_lang", whole)):
-            interpreter._patch_lang = lambda function: types.SimpleNamespace(restore=lambda: None)
+        with _undone(lambda: setattr(*LANGUAGE_PATCHER, whole)):
+            setattr(*LANGUAGE_PATCHER, lambda function: types.SimpleNamespace(restore=lambda: None))
             yield
     finally:
         patched.restore()

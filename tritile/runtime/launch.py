@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
 from tritile.core.config import Config
+from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.views import Call, PermuteCall
 from tritile.errors import TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
@@ -192,10 +193,10 @@ class Launch:
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on the current stream of the GPU that the kernels were compiled for."""
         device = self.device
-        if torch._C._cuda_getDevice() != device:
+        if current_gpu() != device:
             with torch.cuda.device(device):
                 return self(*tensors)
-        stream = torch._C._cuda_getCurrentRawStream(device)
+        stream = current_raw_stream(device)
         pointers = [tensor.data_ptr() for tensor in tensors]
         if self._offsets:
             # Its memory may be given to others once this returns: what they do comes after, on this stream.

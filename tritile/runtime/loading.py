@@ -8,8 +8,8 @@ import weakref
 from typing import Any, NamedTuple
 
 import triton
-from triton.runtime.driver import driver
-from triton.runtime.errors import OutOfResources
+
+from tritile.core.of_triton import OutOfResources, driver, handles_of
 
 
 class Loaded(NamedTuple):
@@ -43,8 +43,7 @@ def _load(kernel: Any, shared_memory: int) -> Loaded:
     metadata, hooks = kernel.metadata, triton.knobs.runtime
     heard = listened(hooks.kernel_load_start_hook) or listened(hooks.kernel_load_end_hook)
     if metadata.target.backend != "cuda" or heard:
-        kernel._init_handles()
-        return Loaded(kernel.function, kernel.n_regs, kernel.n_spills)
+        return Loaded(*handles_of(kernel))
     if metadata.shared > shared_memory:
         raise OutOfResources(metadata.shared, shared_memory, "shared memory")
     device = driver.active.get_current_device()

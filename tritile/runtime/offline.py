@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from triton.runtime.driver import driver
 
-from tritile.core.device import Device, assembler
+from tritile.core.device import Device
+from tritile.core.of_triton import assembler, driven_by
 from tritile.errors import TuningError
 
 
@@ -50,14 +50,10 @@ def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     """
     if triton.knobs.runtime.interpret:
         raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
-    before = driver._active
-    driver.set_active(_StandInDriver(device, device.target if index is None else index))
-    try:
-        # A refusal of the assembler comes with the whole assembly printed: the error says enough.
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        driver._active = before
+    stand_in = _StandInDriver(device, device.target if index is None else index)
+    # A refusal of the assembler comes with the whole assembly printed: the error says enough.
+    with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def _too_much(shared: int, device: Device) -> str:

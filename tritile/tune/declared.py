@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import triton
-from triton.backends import backends
 
+from tritile.core.of_triton import backends
 from tritile.errors import InvalidValueError, callers_level
 from tritile.tune.search import Space
 

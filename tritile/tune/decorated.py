@@ -14,6 +14,7 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
+from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError, UnsupportedError, brief
 from tritile.planning.trial import Trial
@@ -143,8 +144,8 @@ class _Stage:
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
         kernel = self.calls[0].launch(config, warmup=True)
-        kernel._init_handles()
-        taken = Taken(kernel.n_regs, kernel.n_spills, kernel.metadata.shared)
+        _, registers, spills = handles_of(kernel)
+        taken = Taken(registers, spills, kernel.metadata.shared)
         return (lambda call: call.launch(config)), taken
 
     def timed(self, config: Config, run: Run) -> Timed:

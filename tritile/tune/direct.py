@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import torch
 import triton
-from triton.compiler import CompiledKernel
-from triton.runtime.jit import JITFunction
+
+from tritile.core.of_torch import current_gpu, current_raw_stream
+from tritile.core.of_triton import CompiledKernel, JITFunction
 
 # Types whose values never change.
 _FROZEN: Final = (int, float, bool, str, type(None), torch.dtype)
@@ -53,7 +54,7 @@ def key_of(mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | N
             return None
     if not on_gpu:
         return None
-    key.append(torch._C._cuda_getDevice())
+    key.append(current_gpu())
     return tuple(key)
 
 
@@ -80,7 +81,7 @@ class Launch:
         if callable(grid):
             grid = grid(dict(zip(self._names, bound, strict=True)))
         x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        stream = current_raw_stream(current_gpu())
         kernel = self._kernel
         metadata = kernel.launch_metadata(grid, stream, *bound)
         self._run(

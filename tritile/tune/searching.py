@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import torch
 import triton
-from triton.runtime.autotuner import Autotuner as TritonAutotuner
 
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.of_triton import Autotuner as TritonAutotuner
+from tritile.core.of_triton import time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.source import source_hash
@@ -125,7 +126,7 @@ class SearchingAutotuner(TritonAutotuner):
             bench.fn = (
                 self.host_aware
             )  # where the benchmark is the user's own, tensors may lie in host memory
-            times = bench._bench(*args, config=config, **kwargs)
+            times = time_config(bench, *args, config=config, **kwargs)
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise TuningError(brief(error)) from error
         times = list(times) if isinstance(times, list | tuple) else [times] * 3

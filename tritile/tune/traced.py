@@ -18,12 +18,12 @@ from typing import Any, Final, Self
 
 import torch
 import triton
-from torch._guards import TracingContext
 from torch.compiler import is_dynamo_compiling
-from triton.runtime.autotuner import Heuristics
 
 from tritile.core import device as devices
 from tritile.core.device import Device
+from tritile.core.of_torch import TracingContext, trace_as_constant
+from tritile.core.of_triton import Heuristics
 from tritile.core.problem import KernelProblem, doublings
 from tritile.core.settings import current_mode
 from tritile.core.versions import parsed, warn_untested
@@ -81,7 +81,7 @@ def pruning(
         tuner = of()
         return None if tuner is None else tuner.traced(tensors, dict(values), unknown)
 
-    remembered._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as assume_constant_result does
+    trace_as_constant(remembered)
 
     def prune(
         configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any

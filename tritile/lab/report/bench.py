@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tritile.core import device as devices
+from tritile.core import of_torch
 from tritile.core.problem.checks import THREE
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
@@ -126,7 +127,7 @@ def host_costs() -> list[tuple[str, float, float]]:
             (
                 "scaled_matmul(a, b, s, s)",
                 lambda: scaled_matmul(x, x.t(), one, one),
-                lambda: torch._scaled_mm(x, x.t(), one, one, out_dtype=kind),
+                lambda: of_torch.scaled_mm(x, x.t(), one, one, out_dtype=kind),
             )
         )
     return [(name, host_us(ours), host_us(theirs)) for name, ours, theirs in calls]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tritile.core import of_torch
 from tritile.core.problem import BLOCK_SCALES
 from tritile.core.views import MatmulCall
 from tritile.tune.subject import operands
@@ -54,7 +55,7 @@ def _product(way: str, kind: torch.dtype) -> Callable[..., torch.Tensor]:
     def scaled(
         a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **out: Any
     ) -> torch.Tensor:
-        return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+        return of_torch.scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
 
     return scaled
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tritile.core import of_torch
 from tritile.core.epilogue import activated
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import MatmulCall
@@ -82,9 +83,9 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         if call.dtype in FP8_DTYPES:
             scale_a, scale_b = scales if len(scales) == 2 else (one, one)
-            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+            return of_torch.scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
         if call.dtype == "int8":
-            sums = without_zeros(torch._int_mm(a, b), a, b, *zeros).float()
+            sums = without_zeros(of_torch.int_mm(a, b), a, b, *zeros).float()
             for scale in scales:
                 sums.mul_(scale)
             return out["out"].copy_(sums) if out else sums.to(kind)

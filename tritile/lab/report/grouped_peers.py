@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import GroupedCall, View
 from tritile.tune.subject import operands
@@ -35,9 +36,9 @@ def product(call: GroupedCall) -> Callable[..., torch.Tensor]:
     groups end on the host, which no graph can hold, and raises.
     """
     if call.dtype not in FP8_DTYPES:
-        return lambda a, b, offs: torch._grouped_mm(a, b, offs=offs)
+        return lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs)
     kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
 
-    return lambda a, b, offs, scale_a, scale_b: torch._scaled_grouped_mm(
+    return lambda a, b, offs, scale_a, scale_b: of_torch.scaled_grouped_mm(
         a, b, scale_a, scale_b, offs=offs, out_dtype=kind, use_fast_accum=fast
     )

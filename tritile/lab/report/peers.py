@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.errors import InvalidValueError
@@ -52,10 +53,10 @@ def _product(call: Call) -> Callable[..., torch.Tensor]:
     if call.fused != UNFUSED or call.scales is not None:
         return fused_peers.product(call)
     if call.dtype == "int8":
-        return torch._int_mm
+        return of_torch.int_mm
     if call.dtype in FP8_DTYPES:
         one, kind = _one(call.a.tensor.device), getattr(torch, call.out_dtype)
-        return lambda a, b, **out: torch._scaled_mm(a, b, one, one, out_dtype=kind, **out)
+        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, out_dtype=kind, **out)
     return torch.matmul
 
 
@@ -165,10 +166,8 @@ def inductor(call: Call) -> Peer:
 
     CUDA graphs are left to the measurement, which puts every side into one. The first call compiles.
     """
-    from torch._inductor import select_algorithm
-
-    select_algorithm.PRINT_AUTOTUNE = False  # a table of its candidates for every case
-    torch._dynamo.reset()  # what was compiled for other cases counts towards a limit
+    of_torch.print_no_candidates()  # for every case
+    torch.compiler.reset()  # what was compiled for other cases counts towards a limit
     product = _product(call)
     compiled = torch.compile(
         lambda *inputs: product(*inputs), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True

@@ -13,14 +13,24 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch._functorch.vmap import unwrap_batched
-from torch._ops import OpOverload
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
+from tritile.core.of_torch import (
+    KEYS_BELOW_AUTOGRAD,
+    DispatchKey,
+    DispatchKeySet,
+    OpOverload,
+    SingleLevelFunction,
+    add_batch_dim,
+    below_autograd,
+    current_transform,
+    forward_level,
+    forward_recording,
+    schema_of,
+    single_level,
+    unwrap_batched,
+    without_keys,
+)
 from tritile.core.settings import rules, under
 from tritile.errors import GradientError
 from tritile.ops.dispatch import know_shardings
@@ -75,13 +85,13 @@ def _nothing(kernel: Kernel) -> Kernel:
 
 def values_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the schema; those that torch left out have their defaults."""
-    rest = op._schema.arguments[len(args) :]
+    rest = schema_of(op).arguments[len(args) :]
     return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
 
 
 def call(op: OpOverload, values: tuple[Any, ...]) -> Any:
     """The operator called with all of its arguments in the order of the schema."""
-    arguments = op._schema.arguments
+    arguments = schema_of(op).arguments
     named = {a.name: value for a, value in zip(arguments, values, strict=True) if a.kwarg_only}
     return op(*values[: len(values) - len(named)], **named)
 
@@ -94,15 +104,15 @@ def tracked(*values: Any) -> bool:
     """Whether a gradient of any of these is wanted, or one of them carries a tangent."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values)):
         return True
-    return forward_ad._current_level >= 0 and any(
+    return forward_level() >= 0 and any(
         forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(values)
     )
 
 
 def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator gives below autograd, where no gradient is wanted."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+    with below_autograd():
+        return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
 
 
 def _keeping_rules(setup_context: Kernel) -> Kernel:
@@ -121,7 +131,7 @@ def _by_its_rules(backward: Kernel) -> Kernel:
     return run
 
 
-class Formula(_SingleLevelFunction):
+class Formula(SingleLevelFunction):
     """A derivative: a torch.autograd.Function whose forward is an operator itself, below autograd.
 
     Single-level, as torch's own derivatives are: under transforms of torch.func the dispatcher comes here
@@ -137,14 +147,14 @@ class Formula(_SingleLevelFunction):
     @classmethod
     def of(cls, op: OpOverload, *values: Any) -> Any:
         """The operator's result, its derivative recorded."""
-        with enable_single_level_autograd_function():
+        with single_level():
             return cls.apply(op, *values)  # type: ignore[attr-defined]
 
     @staticmethod
     def forward(op: OpOverload, *values: Any) -> Any:
         """The result. For levels below this one, recording goes on."""
-        levels = (torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True))
-        with levels[0], levels[1], torch._C._AutoDispatchBelowAutograd():
+        levels = (torch.enable_grad(), forward_recording(True))
+        with levels[0], levels[1], below_autograd():
             return call(op, values)
 
 
@@ -174,7 +184,7 @@ def refuse(op: str, *given: tuple[str, Any]) -> None:
 
 def _refuse_gradients(op: OpOverload) -> None:
     """A gradient goes through no memory that is given, as with torch's own out=."""
-    short, arguments = op._schema.name.removeprefix("tritile::"), op._schema.arguments
+    short, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
 
     def record(*values: Any) -> None:
         refuse(short, *((a.name, value) for a, value in zip(arguments, values, strict=True)))
@@ -190,11 +200,11 @@ def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> torch.Tensor:
-        level = retrieve_current_functorch_interpreter().level()
+        level = current_transform().level()
         values, in_dims = unwrap_batched(values_of(op, args, kwargs), level)
-        with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.FuncTorchBatched)):
+        with without_keys(DispatchKeySet(DispatchKey.FuncTorchBatched)):
             out, dim = rule(in_dims, *values)
-        return torch._C._functorch._add_batch_dim(out, dim, level)
+        return add_batch_dim(out, dim, level)
 
     LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
 
@@ -205,7 +215,7 @@ def autocast(op: OpOverload, *operands: str, dtype_of: str | None = None) -> Non
     To the dtype of the argument `dtype_of` where one is named. A precision is that of fp32 products: it does
     not apply to what is cast.
     """
-    names = [a.name for a in op._schema.arguments]
+    names = [a.name for a in schema_of(op).arguments]
 
     def register(device: str, key: DispatchKey) -> None:
         def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +227,7 @@ def autocast(op: OpOverload, *operands: str, dtype_of: str | None = None) -> Non
                 if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
                     values[name] = value.to(dtype)
                     values |= {"precision": None} if "precision" in values else {}
-            with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(key)):
+            with without_keys(DispatchKeySet(key)):
                 return call(op, tuple(values.values()))
 
         LIBRARY.impl(op, kernel, key.name, with_keyset=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tritile.core.device import capturing
+from tritile.core.of_torch import neg_view, without_modes
 from tritile.core.problem import Tiled
 from tritile.errors import UnsupportedError
 from tritile.ops.run import planned
@@ -25,7 +25,7 @@ def foresee(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
     """
     if device.type != "cuda" or not torch.cuda.is_available() or capturing():
         return
-    with contextlib.suppress(Exception), _disable_current_modes():
+    with contextlib.suppress(Exception), without_modes():
         index = torch.cuda.current_device() if device.index is None else device.index
         planned(problem(_stand_in), index)
 
@@ -40,4 +40,4 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(offset + max(size, 1), dtype=tensor.dtype, device="meta")
     view = memory.as_strided(tensor.shape, tensor.stride(), offset)
     view = view.conj() if tensor.is_conj() else view
-    return torch._neg_view(view) if tensor.is_neg() else view
+    return neg_view(view) if tensor.is_neg() else view

@@ -12,6 +12,7 @@ from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.of_triton import forget_compiled
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.families.space import illegal
@@ -111,7 +112,7 @@ def check(entries: Sequence[Entry], device: Device, folder: Path, place: Path | 
             functions.add(kernel.src.fn)
             wanted.update(modules_of(kernel))
     for function in functions:
-        function.device_caches.pop(index, None)
+        forget_compiled(function, index)
     found.modules.extend(sorted(m for m in wanted if not (folder / m.path).is_file()))
     return found
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from triton import knobs
-from triton.runtime.cache import CacheManager, _base32
 
 from tritile.core.files import write_whole
+from tritile.core.of_triton import CacheManager, folder_of
 
 _GROUP: Final = "__grp__"
 _READ: Final = (".json", ".cubin", ".ptx")  # what loading a kernel, and launching it, asks for
@@ -119,7 +119,7 @@ def settle(folder: Path, place: Path) -> None:
 
 def key_of(kernel: Any) -> str:
     """The name of the folder in which a compiled kernel lies."""
-    return str(_base32(kernel.hash))
+    return str(folder_of(kernel.hash))
 
 
 def slim(folder: Path, keys: Iterable[str]) -> None:

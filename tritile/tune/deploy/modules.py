@@ -19,13 +19,12 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from triton import knobs
-from triton.backends.nvidia import driver
-from triton.runtime import build
-from triton.runtime.cache import _base32
 
+from tritile.core.of_triton import MODULE_LOADER, build, folder_of, nvidia_driver
 from tritile.errors import UnsupportedError, brief
 from tritile.tune.deploy.folder import writing
 
+driver: Final = nvidia_driver()
 _LIBRARY: Final = "libcuda.so.1"
 _UTILS: Final = "cuda_utils"
 
@@ -70,7 +69,7 @@ def _request(name: str, source: str) -> None:
     dirs = _library_dirs()
     with (
         _replaced(driver, "library_dirs", lambda: dirs),
-        _replaced(build, "_load_module_from_path", unloaded),
+        _replaced(*MODULE_LOADER, unloaded),
         contextlib.suppress(ImportError),
     ):
         if name == _UTILS:
@@ -94,7 +93,7 @@ def _module(name: str, source: str) -> Module:
             _request(name, source)
         except _Sought as asked:
             file = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-            return Module(name, source, Path(_base32(asked.args[0]), file))
+            return Module(name, source, Path(folder_of(asked.args[0]), file))
     raise UnsupportedError(f"this version of Triton does not look for {name} in its cache")
 
 

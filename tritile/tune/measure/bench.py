@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from triton.runtime.driver import driver
 
 from tritile.core.config import Config
+from tritile.core.of_triton import driver
 from tritile.errors import TuningError
 from tritile.tune.measure.protocols import Stage, Subject, Taken
 from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us

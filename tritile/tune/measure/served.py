@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Final, NoReturn
 
 import cloudpickle
-from triton.runtime.cache import triton_key
 
+from tritile.core.of_triton import read_own_files
 from tritile.errors import TritileError, brief
 
 NUMBER_BYTES: Final = 8  # of a request, ahead of it and of its answer
@@ -34,7 +34,7 @@ def nurse(number: int) -> None:
     The processes end with this one, and this one with its caller, which closes the socket however it ends.
     """
     control = socket.socket(fileno=number)
-    triton_key()  # of Triton's own files, hundreds of megabytes: once for all that are forked
+    read_own_files()  # hundreds of megabytes: once for all that are forked
     forked: set[int] = set()
     while True:
         try:

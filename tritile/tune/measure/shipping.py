@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import cloudpickle
 import torch
-from triton.runtime.jit import JITCallable, JITFunction
 
+from tritile.core.of_triton import JITCallable, JITFunction, naming_of
 from tritile.errors import UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel has to write
@@ -118,7 +118,7 @@ class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
             return value.__qualname__  # found by name: of one version in all processes
         options = {name: getattr(value, name) for name in _OPTIONS if hasattr(value, name)}
         if isinstance(value, JITFunction):
-            options["repr"] = value._repr
+            options["repr"] = naming_of(value)
         lines = ["\n"] * (value.starting_line_number - 1) + value.raw_src
         stream = io.BytesIO()
         whole = (type(value), value.fn, options, value.src, lines, _annotating(value))

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
 from tritile.lab.report.accuracy.data import FINITE, SPECIAL, Pair
 from tritile.ops.matmul import matmul
@@ -76,13 +77,13 @@ def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
 
 def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
     if a.dtype == torch.int8:
-        return torch._int_mm(a, b)
+        return of_torch.int_mm(a, b)
     if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
         if a.device.type == "cpu":
             return a.float() @ b.float()
         one = torch.ones((), device=a.device)
         fast = precision == "fast"
-        return torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
+        return of_torch.scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
     with _torch_setting(precision):
         return a @ b
 

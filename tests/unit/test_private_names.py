@@ -1,0 +1,406 @@
+"""Names of torch and Triton that these do not document: in two adapters, and nowhere else in tritile."""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed.tensor
+import triton
+import triton.language as tl
+
+import tritile
+from tritile.core import of_torch, of_triton, versions
+
+PACKAGE = Path(tritile.__file__).parent
+ROOT = PACKAGE.parent
+ADAPTERS = {Path(adapter.__file__): adapter for adapter in (of_torch, of_triton)}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PRIVATE_PARTS = ("triton.runtime", "triton.compiler", "triton.backends")
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_at_fork_reinit"}  # of a NamedTuple, and of a lock
+# Classes and modules whose private names may be those of ours too.
+THEIRS = (
+    torch.Tensor,
+    torch.nn.Module(),
+    torch.autograd.Function,
+    torch.autograd.forward_ad,
+    torch.library.Library,
+    torch.UntypedStorage,
+    of_torch.OpOverload,
+    torch.distributed.tensor.DTensor,
+    of_triton.Autotuner,
+    of_triton.CompiledKernel,
+    of_triton.JITFunction,
+    of_triton.driver,
+    of_triton.build,
+)
+SAID_BY_ALL = {"_abc_impl", "_is_protocol"}
+LIKE_PRIVATE = {"device_caches", "n_regs", "n_spills"}  # what Triton's kernels hold, and none of ours
+# A kernel's own source: what Gluon's memory calls `reinterpret` from Triton 3.9 on.
+IN_KERNELS = {"_reinterpret"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and name != "_" and not name.endswith("__")
+
+
+def is_undocumented(path: str) -> bool:
+    """Whether a dotted path, from torch or triton on, is of what these do not document."""
+    first, *rest = path.split(".")
+    if first not in ("torch", "triton"):
+        return False
+    inside = any(f"{path}.".startswith(f"{part}.") for part in PRIVATE_PARTS)
+    return inside or any(map(is_private, rest))
+
+
+def imports_of(tree: ast.AST) -> dict[str, str]:
+    """What each name stands for that is imported anywhere in a module, as a dotted path."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                found[alias.asname or name] = name
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def dotted(node: ast.expr, known: dict[str, str]) -> str | None:
+    """The path of an attribute of what is imported, None where it is of something else."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value, known)
+        return owner and f"{owner}.{node.attr}"
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":  # getattr(owner, "name", None)
+        owner = dotted(node.args[0], known)
+        return (owner and isinstance(node.args[1], ast.Constant) and f"{owner}.{node.args[1].value}") or None
+    return None
+
+
+def defined_in(tree: ast.AST) -> set[str]:
+    """Private names that a module gives to what is its own."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+    return set(filter(is_private, found))
+
+
+OURS = set().union(*(defined_in(ast.parse(path.read_text())) for path in MODULES))
+OF_THEIRS = {name for owner in THEIRS for name in dir(owner) if is_private(name)} - SAID_BY_ALL
+
+
+def is_ours(name: str, own: set[str]) -> bool:
+    """Whether a private name of an object is tritile's: of this module, or of one while no class has it."""
+    return name in own or name in OF_PYTHON or (name in OURS and name not in OF_THEIRS)
+
+
+def asked_by_text(node: ast.AST) -> Iterator[tuple[ast.expr | None, str]]:
+    """Private names that getattr and the like are given as text, each with its owner."""
+    if not isinstance(node, ast.Call):
+        return
+    function = ast.unparse(node.func).rpartition(".")[2]
+    texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    if function in ("getattr", "setattr", "hasattr", "delattr"):
+        yield from ((node.args[0], text) for text in texts if is_private(text) or text in LIKE_PRIVATE)
+    elif function in ("attrgetter", "methodcaller", "partial", "_replaced"):
+        yield from ((None, text) for text in texts if is_private(text))
+
+
+def faults(source: str, in_kernel: bool = False) -> list[str]:
+    """Each use of an undocumented name of torch or Triton in the source of a module."""
+    tree = ast.parse(source)
+    known, own, found = imports_of(tree), defined_in(tree), []
+
+    def said(node: ast.AST, name: str) -> None:
+        found.append(f"line {node.lineno}: {name}")
+
+    def attribute(node: ast.AST, owner: ast.expr | None, name: str) -> None:
+        path = (owner and dotted(owner, known)) or ""
+        root = path.partition(".")[0]
+        if (in_kernel and name in IN_KERNELS) or root in sys.stdlib_module_names:
+            return
+        if root in ("torch", "triton"):
+            theirs = is_undocumented(f"{path}.{name}")
+        else:
+            theirs = name in LIKE_PRIVATE or (is_private(name) and not is_ours(name, own))
+        if theirs:
+            said(node, name)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            paths = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            paths = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            paths = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        else:
+            paths = []
+        for path in filter(is_undocumented, paths):
+            said(node, path)
+        if isinstance(node, ast.Attribute):
+            attribute(node, node.value, node.attr)
+        for owner, name in asked_by_text(node):
+            attribute(node, owner, name)
+        if isinstance(node, ast.ClassDef) and node.bases:  # a method that stands for one of theirs
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and inner.name in OF_THEIRS:
+                    said(inner, inner.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path not in ADAPTERS], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_only_the_adapters_name_what_is_private(path):
+    assert faults(path.read_text(), in_kernel="families" in path.relative_to(PACKAGE).parts) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nx = torch._C._cuda_getDevice()",
+        "import torch\nx = torch._neg_view",
+        "import torch as t\nx = t._C",
+        "import torch._inductor.config",
+        "import torch._inductor.config as config",
+        "from torch import _C",
+        "from torch._guards import TracingContext",
+        "from torch.autograd.function import _SingleLevelFunction",
+        "def late():\n    from torch._inductor import select_algorithm",
+        "import importlib\nimportlib.import_module('torch._dynamo')",
+        "from torch.autograd import forward_ad\nx = forward_ad._current_level",
+        "import torch\nx = getattr(torch._C, 'name', None)",
+        "import torch\nx = getattr(torch, '_neg_view')",
+        "from operator import attrgetter\nschema_of = attrgetter('_schema')",
+        "def f(op):\n    return op._schema",
+        "def f(library):\n    library._destroy()",
+        "def f(function):\n    function._torchdynamo_disable = True",
+        "import torch\nclass Layer(torch.nn.Module):\n    def _apply(self, fn, recurse=True): ...",
+        "def f(layer):\n    return layer._parameters",
+        "import triton\nx = triton.runtime.Autotuner",
+        "import triton.runtime.jit",
+        "from triton import compiler",
+        "from triton.backends import backends",
+        "from triton.backends.nvidia import driver",
+        "from triton.runtime.driver import driver",
+        "from triton._C import libtriton",
+        "def f(kernel):\n    kernel._init_handles()",
+        "def f(driver):\n    driver._active = None",
+        "def f(tuner):\n    tuner._bench()",
+        "def f(kernel):\n    return kernel.n_regs",
+        "def f(function):\n    function.device_caches.clear()",
+        "def f(build):\n    setattr(build, '_load_module_from_path', None)",
+    ],
+)
+def test_the_rule_catches(source):
+    assert faults(source) != []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import triton\nx = triton.knobs.runtime.interpret, triton.Config, triton.cdiv, triton.__version__",
+        "from triton.experimental import gluon\nfrom triton.tools.tensor_descriptor import TensorDescriptor",
+        "import torch\nx = torch.library.Library, torch.autograd.Function, torch.compiler.reset",
+        "import os, sys\nos._exit(0)\nsys._getframe(1)",
+        "class Own:\n    _mine = 1\n    def of(self, other):\n        return other._mine",
+        "def f(pair):\n    return pair._replace(a=1)",
+        "from tritile.core.of_torch import neg_view\nfrom tritile.core.of_triton import driver",
+    ],
+)
+def test_the_rule_lets_pass(source):
+    assert faults(source) == []
+
+
+def test_the_exception_is_for_kernels_alone():
+    source = "def f(memory):\n    return memory._reinterpret"
+    assert faults(source, in_kernel=True) == []
+    assert faults(source) != []
+
+
+class Given(NamedTuple):
+    """A name that an adapter gives, and the docstring below it."""
+
+    name: str
+    told: str | None
+
+
+def given(adapter: Path) -> list[Given]:
+    """What an adapter offers, but for CHECKED_ON."""
+    body, found = ast.parse(adapter.read_text()).body, []
+    for node, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(Given(node.name, ast.get_docstring(node)))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            text = below.value if isinstance(below, ast.Expr) else None
+            told = text.value if isinstance(text, ast.Constant) else None
+            found.append(Given(ast.unparse(target), told))
+    return [each for each in found if each.name != "CHECKED_ON"]
+
+
+def used(adapter: str) -> set[str]:
+    """The names of an adapter that other modules of tritile use."""
+    found = set()
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        known = imports_of(tree)
+        paths = {*known.values(), *(dotted(n, known) for n in ast.walk(tree) if isinstance(n, ast.Attribute))}
+        found |= {name.removeprefix(f"{adapter}.") for name in paths - {None} if name.startswith(adapter)}
+    return found
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_all_that_an_adapter_gives_is_told_of_and_used(path):
+    names = given(path)
+    assert [each.name for each in names if not each.told or "\n" in each.told] == []
+    assert {each.name for each in names} - used(f"tritile.core.{path.stem}") == set()
+
+
+def found_at(path: str) -> Any:
+    """What lies at a dotted path; None where there is no such thing."""
+    first, *rest = path.split(".")
+    value = importlib.import_module(first)
+    for at, part in enumerate(rest, 2):
+        if isinstance(value, ModuleType) and not hasattr(value, part):
+            try:
+                importlib.import_module(".".join(path.split(".")[:at]))
+            except ImportError:
+                return None
+        elif part == "driver" and value is triton.runtime:  # a name of the module's, and of what is in it
+            value = sys.modules["triton.runtime.driver"]
+            continue
+        value = getattr(value, part, None)
+    return value
+
+
+def stood_on(path: Path) -> tuple[set[str], set[str]]:
+    """The dotted paths of torch and Triton that an adapter names, and private names of anything else."""
+    tree = ast.parse(path.read_text())
+    known = imports_of(tree)
+    paths = {at for at in known.values() if is_undocumented(at)}
+    inside = {id(inner) for node in ast.walk(tree) if dotted_root(node, known) for inner in ast.walk(node)}
+    own, rest = defined_in(tree) - OF_THEIRS, set[str]()
+    for node in ast.walk(tree):
+        at = dotted_root(node, known)
+        if at and is_undocumented(at):
+            paths.add(at)
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and id(node) not in inside:
+            rest.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            rest |= {node.value} if node.value.isidentifier() and is_private(node.value) else set()
+    return paths, rest - own
+
+
+def dotted_root(node: ast.AST, known: dict[str, str]) -> str | None:
+    at = dotted(node, known) if isinstance(node, ast.Attribute | ast.Call) else None
+    return at if at and at.partition(".")[0] in ("torch", "triton") else None
+
+
+ONLY_CUDA = {
+    "torch._C._cuda_getDevice",
+    "torch._C._cuda_getCurrentRawStream",
+    "torch._C._dynamo.guards._empty_strided_cuda",
+}
+FROM_2_13 = {"torch._C._remove_obj_from_tls"}
+PATHS = sorted(set().union(*(stood_on(path)[0] for path in ADAPTERS)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_an_adapter_names_is_there(path):
+    if path in ONLY_CUDA and not torch.backends.cuda.is_built():
+        pytest.skip("only builds of torch for CUDA have it")
+    if path in FROM_2_13 and versions.parsed(torch.__version__) < (2, 13):
+        pytest.skip("this torch is older than the name")
+    if path.startswith("triton.backends.nvidia") and "nvidia" not in of_triton.backends:
+        pytest.skip("this Triton has no backend for NVIDIA")
+    assert found_at(path) is not None
+
+
+def written_in(*modules: str) -> str:
+    """The source of modules, which are found and not imported."""
+    files = [Path(torch.__file__).parent.joinpath(*module.split(".")) for module in modules]
+    return "".join(file.with_suffix(".py").read_text() for file in files)
+
+
+# Who has the private names that an adapter asks any object for: the object, or the source that reads them.
+HAVE: dict[str, Any] = {
+    "_current_level": torch.autograd.forward_ad,
+    "_schema": torch.ops.aten.mm.default,
+    "_dispatch_cache": torch.ops.aten.mm.default,
+    "_cdata": torch.empty(1).untyped_storage(),
+    "_apply": torch.nn.Module,
+    "_FrameAction": torch._C._dynamo.eval_frame,
+    "_FrameExecStrategy": torch._C._dynamo.eval_frame,
+    "_torchdynamo_disable": lambda: written_in("_dynamo.decorators", "_dynamo.symbolic_convert"),
+    "_dynamo_marked_constant": lambda: written_in("_dynamo.decorators"),
+    "_repr": lambda: inspect.getsource(of_triton.JITFunction),
+    "_init_handles": of_triton.CompiledKernel,
+    "_active": lambda: inspect.getsource(type(of_triton.driver)),
+    "_load_module_from_path": of_triton.build,
+    "_patch_lang": of_triton.LANGUAGE_PATCHER[0],
+    **dict.fromkeys(of_triton.REDUCTIONS, tl.standard),
+}
+
+
+def test_each_name_of_an_object_has_an_owner_here():
+    assert set().union(*(stood_on(path)[1] for path in ADAPTERS)) == {*HAVE}
+
+
+@pytest.mark.parametrize("name", HAVE)
+def test_what_an_adapter_asks_of_an_object_is_there(name):
+    owner = HAVE[name]
+    if inspect.isfunction(owner):
+        assert re.search(rf"\b{name}\b", owner())
+    else:
+        assert hasattr(owner, name)
+
+
+def test_triton_keeps_in_its_kernels_what_the_adapter_reads():
+    compiled = inspect.getsource(of_triton.CompiledKernel)
+    assert all(re.search(rf"\bself\.{name}\b", compiled) for name in ("function", "n_regs", "n_spills"))
+    assert "device_caches" in inspect.getsource(of_triton.JITFunction)
+
+
+def test_the_interpreter_and_the_driver_take_what_the_adapter_gives():
+    before, stand_in = vars(of_triton.driver)["_active"], object()
+    with of_triton.driven_by(stand_in):
+        assert of_triton.driver.active is stand_in
+    assert vars(of_triton.driver)["_active"] is before
+    assert callable(getattr(*of_triton.LANGUAGE_PATCHER))
+    assert callable(getattr(*of_triton.MODULE_LOADER))
+
+
+def test_the_level_of_forward_derivatives_is_that_of_the_moment():
+    assert of_torch.forward_level() == -1
+    with torch.autograd.forward_ad.dual_level():
+        assert of_torch.forward_level() == 0
+    assert of_torch.forward_level() == -1
+
+
+def test_versions_checked_are_those_of_the_stacks():
+    (line,) = re.findall(r"^STACKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert tuple(line.split()) == of_triton.CHECKED_ON
+    assert versions.parsed(of_torch.CHECKED_ON[-1]) <= versions.NEWEST["torch"]
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_the_installed_version_was_checked(name):
+    checked = (of_torch if name == "torch" else of_triton).CHECKED_ON
+    version = importlib.import_module(name).__version__
+    if versions.parsed(version) not in map(versions.parsed, checked):
+        pytest.skip(f"{name} {version} is none of {', '.join(checked)}, where these names were checked")
