@@ -31,7 +31,8 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.core.views import Call
 from tritile.errors import TuningError
-from tritile.families.numerics import Numerics, canonical, numerics
+from tritile.families.common.numerics import Numerics
+from tritile.families.numerics import canonical, numerics
 from tritile.lab.report.environment import environment
 from tritile.ops import linear
 from tritile.ops.described import described

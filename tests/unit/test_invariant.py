@@ -20,7 +20,8 @@ from tritile.core.problem import (
 )
 from tritile.core.settings import Rules, is_batch_invariant, rules
 from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
-from tritile.families.numerics import Numerics, canonical, numerics
+from tritile.families.common.numerics import Numerics
+from tritile.families.numerics import canonical, numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.ops.described import described

@@ -8,6 +8,7 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.source import source_hash
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.work import Work
 
 
@@ -23,7 +24,9 @@ class Family:
     config may not run a problem, None where it may. `pointless(config, problem, device)`: whether another
     config does the same or strictly less work. `predicted_us(config, problem, device)`: microseconds, of
     which only the order matters. `work(call, config, processors, early)`: what launches a call on a GPU of so
-    many processors, as `tritile.families.work.work_of`. `resident(config, problem, device)`: how many
+    many processors, as `tritile.families.work.work_of`. `numerics(config, problem, device)`: what decides the
+    bits of an element, and `canonical(problem, device)` the same of batch-invariant calls, for all families
+    of an operation. `resident(config, problem, device)`: how many
     programs one processor holds at once; None where that is not told. `contends(problem)`: whether one of its
     configs can be the fastest. `interpreted(problem)`: the config for tensors in host memory; None for that
     of the operation's first family with large tiles.
@@ -37,6 +40,8 @@ class Family:
     pointless: Callable[[Config, Any, Device], bool]
     predicted_us: Callable[[Config, Any, Device], float]
     work: Callable[[Any, Config, int, bool], Work]
+    numerics: Callable[[Config, Any, Device], Numerics]
+    canonical: Callable[[Any, Device], Numerics]
     also: tuple[Any, ...] = ()
     resident: Callable[[Config, Any, Device], int] | None = None
     contends: Callable[[Any], bool] = _always

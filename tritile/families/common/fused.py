@@ -5,34 +5,34 @@ from typing import Any
 import triton.language as tl
 
 from tritile.core.problem import BLOCK_SCALES
-from tritile.core.views import MatmulCall, QuantizedCall
+from tritile.core.views import Fused, MatmulCall
 from tritile.families.common.work import Buffer, buffer_of
 
 
-def extra(call: MatmulCall | QuantizedCall, rank: int) -> tuple[Any, ...] | None:
-    """The epilogue's operands, then alpha and beta, as `kernels.epilogue.finished` takes them.
+def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
+    """The epilogue's operands, then alpha and beta, as `common.epilogue.finished` takes them.
 
-    `rank`: how many dimensions kernels see of the batch. None where nothing is fused. For float64 alpha and
-    beta are compiled in, to keep all their digits.
+    `rank`: how many dimensions kernels see of the batch. None where nothing is fused. Where `dtype`, that of
+    operands, is float64, alpha and beta are compiled in, to keep all their digits.
     """
-    epilogue = call.fused.epilogue
+    epilogue = fused.epilogue
     if epilogue.constants is None:
         return None
     found: list[Any] = []
-    for name, view in call.fused.named:
+    for name, view in fused.named:
         if view is None:
             found += [None] * (3 + rank)
         else:
             missing = (0,) * (rank - len(view.batch_strides))
             found += [buffer_of(view.tensor, name), *view.strides, *missing, *view.batch_strides]
-    weights: list[Any] = [call.fused.alpha, call.fused.beta] if epilogue.weighted else [None, None]
-    if call.dtype == "float64" and epilogue.weighted:
+    weights: list[Any] = [fused.alpha, fused.beta] if epilogue.weighted else [None, None]
+    if dtype == "float64" and epilogue.weighted:
         weights = [tl.constexpr(weight) for weight in weights]  # Triton passes a float as fp32
     return (*found, *weights)
 
 
 def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, int] | None]:
-    """Scales within the sum, as `kernels.matmul.block_scale` takes them, and by what they are shared."""
+    """Scales within the sum, as `common.tiles.block_scale` takes them, and by what they are shared."""
     if call.scales is None:
         return None, None
     of_a = (buffer_of(call.scales.a, "block_scale_a"), *call.scales.a_strides)

@@ -4,6 +4,7 @@ Predicted times are those of a batch whose products are all as large: what group
 tiles is counted as if all left as much.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized
 from tritile.families.common.descriptors import BARRIER
+from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import accumulator_words
 from tritile.families.common.work import Buffer, Descriptor, Work, step_of
 from tritile.families.family import Family
@@ -254,6 +256,8 @@ TILE: Final = Family(
     pointless=tile.pointless,
     predicted_us=_tile_predicted_us,
     work=tile_work,
+    numerics=of_product,
+    canonical=canonical_product,
 )
 DESCRIPTOR: Final = Family(
     op=GroupedProblem.op,
@@ -264,4 +268,6 @@ DESCRIPTOR: Final = Family(
     pointless=_tma_pointless,
     predicted_us=_tma_predicted_us,
     work=descriptor_work,
+    numerics=functools.partial(of_product, rounding="tma"),
+    canonical=canonical_product,
 )

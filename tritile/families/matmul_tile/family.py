@@ -21,6 +21,7 @@ from tritile.families.common.blocks import (
 )
 from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
+from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import (
     accumulator_words,
     loads_per_thread,
@@ -242,7 +243,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
         "batch": prod(batch_shape), "batch_shape": batch_shape,
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
         "scales": scales, "SCALE_BLOCKS": shared,
-        "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
+        "extra": extra(call.fused, len(batch_shape), call.dtype), "EPILOGUE": call.fused.epilogue.constants,
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
         "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
@@ -288,4 +289,6 @@ FAMILY: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    numerics=of_product,
+    canonical=canonical_product,
 )

@@ -5,6 +5,7 @@ not take, is copied first into a workspace. The result goes straight to its plac
 pointers.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -19,6 +20,7 @@ from tritile.families.common.blocks import blocks_fault, least_blocks, order_fau
 from tritile.families.common.descriptors import BARRIER, Output, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import options
+from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import Inputs, inputs, reachable, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
 from tritile.families.common.repack import repack
@@ -223,7 +225,7 @@ def _common(call: MatmulCall, read: Inputs, out: Output, config: Config, early: 
         "out_ptr": buffer_of(call.out.tensor, "out"),
         "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
         **dict(zip(names, out.strides, strict=True)),
-        "extra": extra(call, 2), "EPILOGUE": call.fused.epilogue.constants,
+        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
         "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "WAIT": early, "BATCHED": batch > 1,
         **dict(config.kwargs),
     }  # fmt: skip
@@ -256,4 +258,6 @@ FAMILY: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    numerics=functools.partial(of_product, rounding="tma"),
+    canonical=canonical_product,
 )

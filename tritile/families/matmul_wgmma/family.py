@@ -1,5 +1,6 @@
 """Products of 16 and 8 bits by specialised warps, on Hopper."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,6 +15,7 @@ from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, promotes_late
 from tritile.families.common.descriptors import check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.fused import block_scales, extra, verdict
+from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, promoted_turns
@@ -188,7 +190,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
         **dict(zip(names, out.strides, strict=True)),
         "scales": scales, "SCALE_BLOCKS": shared, "verdict_ptr": word, "VERDICTS": verdicts,
-        "extra": extra(call, 2), "EPILOGUE": call.fused.epilogue.constants,
+        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
         "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "BY_DESCRIPTOR": by, "WAIT": early,
         "MAIN_N": main, "REGISTERS": REGISTERS[consumers], "STAGES": config.num_stages,
         "FLAT": flat, "BATCHED": batch > 1,
@@ -209,4 +211,6 @@ FAMILY: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    numerics=functools.partial(of_product, specialised=True),
+    canonical=canonical_product,
 )

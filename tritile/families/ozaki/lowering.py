@@ -193,7 +193,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
         "stride_om": call.out.strides[0], "stride_on": call.out.strides[1],
         "matrices": matrices, "a_matrices": a.matrices, "b_matrices": b.matrices,
         "batch_shape": batch_shape, "out_batch_strides": steps_out,
-        "extra": extra(call, len(batch_shape)), "EPILOGUE": call.fused.epilogue.constants,
+        "extra": extra(call.fused, len(batch_shape), call.dtype), "EPILOGUE": call.fused.epilogue.constants,
     }  # fmt: skip
 
     def tiles(rows: int, columns: int) -> tuple[int, int, int]:

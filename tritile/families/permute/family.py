@@ -17,6 +17,7 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.work import Buffer, Step, Work, step_of
 from tritile.families.family import Family
 from tritile.families.permute.kernel import permute_tile, transpose_in_place
@@ -317,6 +318,14 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
     return Work((step_of(kernel, grids.grid(tiles, call.problem.batch), values, options),))
 
 
+def _numerics(config: Config, problem: PermuteProblem, device: Device) -> Numerics:
+    return Numerics("exact")
+
+
+def _canonical(problem: PermuteProblem, device: Device) -> Numerics:
+    return Numerics("exact")
+
+
 TILE: Final = Family(
     op=PermuteProblem.op,
     name=NAME,
@@ -327,6 +336,8 @@ TILE: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    numerics=_numerics,
+    canonical=_canonical,
 )
 PACKED_WORDS: Final = Family(
     op=PermuteProblem.op,
@@ -338,4 +349,6 @@ PACKED_WORDS: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    numerics=_numerics,
+    canonical=_canonical,
 )

@@ -20,6 +20,7 @@ from tritile.families.common.blocks import blocks_fault
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import options, unit
+from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
 from tritile.families.family import Family
@@ -273,7 +274,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "parts_ptr": Buffer("parts") if split > 1 else None,
         "counters_ptr": Buffer(COUNTERS) if split > 1 else None,
         "M": m, "N": n, "K": k, "stride_xm": call.x.strides[0], "stride_xk": call.x.strides[1],
-        "magic": MAGIC[call.dtype], "extra": extra(turned, 2),
+        "magic": MAGIC[call.dtype], "extra": extra(turned.fused, 2),
         "ALIGN_X": unit(call.x.strides[0], call.x.itemsize),
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
@@ -287,6 +288,24 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     return Work((step,), scratch, tiles if split > 1 else 0)
 
 
+WEIGHTS: Final = "weights"  # that are scaled, and rounded
+
+
+def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
+    """What decides the bits of an element."""
+    instruction = matrix(config)
+    if device.nvidia:
+        instruction = "warpgroup" if held_in_shared(config, device) else "warp"
+    sums = scales_sums(config, problem.group_size)
+    step = config["BLOCK_K"] if sums else 0
+    return Numerics(instruction, config["SPLIT_K"], step, scaled="sums" if sums else WEIGHTS)
+
+
+def canonical(problem: QuantizedProblem, device: Device) -> Numerics:
+    """The numerics of tiles of many rows, which batch-invariant calls have."""
+    return Numerics(fastest(device), scaled=WEIGHTS)
+
+
 TILE: Final = Family(
     op=QuantizedProblem.op,
     name=NAME,
@@ -296,6 +315,8 @@ TILE: Final = Family(
     pointless=pointless,
     predicted_us=predicted_us,
     work=work,
+    numerics=numerics,
+    canonical=canonical,
     interpreted=interpreted,
 )
 TMA: Final = Family(
@@ -307,4 +328,6 @@ TMA: Final = Family(
     pointless=pointless,
     predicted_us=predicted_us,
     work=work,
+    numerics=numerics,
+    canonical=canonical,
 )

@@ -13,6 +13,7 @@ from tritile.core.device import Device
 from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
 from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
 from tritile.families.common.lowered import Lowered
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit
 from tritile.families.common.work import Buffer, Section, Work, step_of
@@ -20,7 +21,7 @@ from tritile.families.family import Family
 from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
-from tritile.families.quantized.family import CONFIGS, MAGIC
+from tritile.families.quantized.family import CONFIGS, MAGIC, WEIGHTS, canonical
 from tritile.families.quantized.unpack import unpack
 
 NAME: Final = "unpacked"
@@ -95,6 +96,11 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 
 
+def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
+    """What decides the bits of an element: x comes first, and weights are scaled."""
+    return Numerics("warpgroup", turned=True, scaled=WEIGHTS)
+
+
 FAMILY: Final = Family(
     op=QuantizedProblem.op,
     name=NAME,
@@ -105,5 +111,7 @@ FAMILY: Final = Family(
     pointless=pointless,
     predicted_us=predicted_us,
     work=work,
+    numerics=numerics,
+    canonical=canonical,
     contends=contends,
 )

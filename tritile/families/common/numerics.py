@@ -1,0 +1,150 @@
+"""What decides the bits of a result, and the one way of summing that batch-invariant products have.
+
+An element is a sum over K of products, made by tensor cores or by multiply-adds, and what is fused into its
+store. Given its row of a and its column of b, of a config the following decides its bits, and nothing else:
+
+- The instruction. Tensor cores multiply exactly, line up the products of one instruction with the sum so far
+  by the largest exponent, cut what hangs over, and add (for Hopper: Khattak and Mikaitis, arXiv 2512.07004).
+  So how much of K an instruction takes, and how wide it cuts, counts: `wgmma` (16 of K of 16-bit types, 32
+  bytes of others) and the instructions of a warp differ. How many rows or columns one takes, where a row lies
+  in it, and whether operands come from registers or shared memory, does not count. `tl.dot` compiles to
+  `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it. AMD's
+  matrix cores have instructions of 32 x 32 and 16 x 16, of different depths, by the smaller side of a tile.
+- The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
+- The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
+  of three TF32 products, and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
+  K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
+- What rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. Neither says of the other
+  what it does with ties.
+- Of packed weights, what their scales multiply: weights, or sums over a block of K (`families.quantized`).
+- Which operand is first, of products with packed weights: the fused kernels multiply weight by x, that of
+  unpacked weights x by weight. By the model above that does not count, but it has not been measured.
+
+What is fused is a function of one element and what is added to it, which is compiled with the same fused
+multiply-adds in every kernel (as tests tell from what is compiled). Copies of operands, alignment, layouts,
+order of tiles, stages, how tiles are stored, and at which address, only move bits. Sums of int8 products are
+exact in any order.
+
+The canonical numerics of a problem depend on its types, its precision, the device and, of TF32, whether there
+is more than one column: not on m and not on what differs with it. (A matrix of one row has other layouts and
+alignments than the same of many, and a result of many rows and one column lies by columns.) Every config that
+has them may be chosen.
+"""
+
+from typing import Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import (
+    FP8_DTYPES,
+    SCALE_K,
+    GroupedProblem,
+    MatmulProblem,
+    Product,
+)
+from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
+
+_STEP: Final = 32  # of K, that fp32 sums apart
+_BLACKWELL_WARPS: Final = 8  # of a program, with more of which they do not on Blackwell
+_AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
+
+
+class Numerics(NamedTuple):
+    """What of a config decides the bits of an element; the head of this module tells why.
+
+    instruction: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
+    parts: of K, that are summed by programs of their own. step: elements of K that are summed apart, 0 where
+    blocks make no difference. rounding: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
+    turned: whether x comes first and the packed weight second. scaled: what scales of a packed weight
+    multiply: "weights", which are rounded then, or "sums" over a block of K.
+    """
+
+    instruction: str
+    parts: int = 1
+    step: int = 0
+    rounding: str = ""
+    turned: bool = False
+    scaled: str = ""
+
+
+def _has_warpgroups(device: Device) -> bool:
+    return 90 <= device.nvidia < 120
+
+
+def _scalar(problem: Product) -> str:
+    """The instruction of a product that has no choice of it, "" where tensor cores have several."""
+    if problem.dtype == "int8":
+        return "exact"
+    if uses_tensor_cores(problem):
+        return ""
+    return "fp64" if problem.dtype == "float64" else "fma"
+
+
+def _sums_apart(problem: Product) -> bool:
+    """Whether the sum of a block of K is made by itself, and then added to those before."""
+    if problem.dtype == "float32":
+        # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
+        compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
+        return compensated or problem.precision == "tf32x3" or bool(problem.block_scales)
+    fp8 = problem.dtype in FP8_DTYPES
+    return bool(problem.block_scales) or (fp8 and problem.precision != "fast")
+
+
+def matrix(config: Config) -> str:
+    """The instruction of AMD's matrix cores for a tile."""
+    return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= _AMD_SIDE else "matrix 16"
+
+
+def fastest(device: Device) -> str:
+    """The instruction of tensor cores that is fastest where there are many rows."""
+    return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
+
+
+def _instruction(config: Config, problem: Product, device: Device) -> str:
+    """The instruction by which `tl.dot` makes a tile."""
+    if not device.nvidia:
+        return matrix(config)
+    many = device.nvidia >= 100 and config.num_warps > _BLACKWELL_WARPS
+    if warpgroup_mma(config, problem, device) and not many:
+        return "warpgroup"
+    return "warp"
+
+
+def of_product(
+    config: Config, problem: Product, device: Device, rounding: str = "kernel", specialised: bool = False
+) -> Numerics:
+    """What decides the bits of an element of a product.
+
+    `rounding`: who rounds to TF32 where anybody does. `specialised`: warps of a group multiply, and promote
+    sums of fp8 after as many blocks as have 128 of K.
+    """
+    instruction = _scalar(problem) or ("warpgroup" if specialised else _instruction(config, problem, device))
+    if instruction == "exact":
+        return Numerics(instruction)
+    step = SCALE_K if specialised else config["BLOCK_K"]
+    return Numerics(
+        instruction,
+        int(dict(config.kwargs).get("SPLIT_K", 1)),
+        step if _sums_apart(problem) else 0,
+        rounding if problem.dtype == "float32" and problem.precision == "tf32" else "",
+    )
+
+
+def canonical_product(problem: Product, device: Device) -> Numerics:
+    """The numerics that a product has in batch-invariant mode, whatever its m.
+
+    In one part, on the instruction that is fastest where there are many rows. TF32 is rounded by TMA, which
+    reaches every layout but a result that does not lie by rows, as that of a single column may; where groups
+    begin amid a contiguous dimension TMA sees nothing, so of groups the kernel rounds.
+    """
+    instruction = _scalar(problem) or fastest(device)
+    if instruction == "exact":
+        return Numerics(instruction)
+    step = 0
+    if _sums_apart(problem):
+        step = _STEP if problem.dtype == "float32" and not problem.block_scales else SCALE_K
+    rounding = ""
+    if problem.dtype == "float32" and problem.precision == "tf32":
+        seen = _has_warpgroups(device) and not isinstance(problem, GroupedProblem) and problem.n > 1
+        rounding = "tma" if seen else "kernel"
+    return Numerics(instruction, 1, step, rounding)
