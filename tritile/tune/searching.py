@@ -186,9 +186,8 @@ class SearchingAutotuner(TritonAutotuner):
             text = f"{problem.kernel} is measured in this process, without protection from it: {error}"
             warnings.warn(text, IsolationWarning, stacklevel=callers_level())
             return None
-        good = [trial for trial in found.values() if trial.us is not None and trial.failure is None]
-        milliseconds = {plain.get(t.config) or t.config.to_triton(): [(t.us or 0.0) / 1e3] * 3 for t in good}
-        self.configs_timings = milliseconds
+        good = [trial for trial in found.values() if trial.works]
+        self.configs_timings = {plain.get(t.config) or t.config.to_triton(): [t.time / 1e3] * 3 for t in good}
         return plain.get(best) or best.to_triton()
 
     def _proposals(
@@ -230,8 +229,8 @@ class SearchingAutotuner(TritonAutotuner):
                     store.add(self.digest, trial)
             else:
                 trial = known[plain.key]
-            if trial.us is not None and trial.failure is None:
-                found[config] = trial.us / 1e3
+            if trial.works:
+                found[config] = trial.time / 1e3
             else:
                 failures.append(f"{config}: {trial.failure}")
         self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}

@@ -27,7 +27,7 @@ from tritile.planning.trial import Trial
 from tritile.tune.measure import engine
 from tritile.tune.measure.tasks import Rules, Task, Tuned, whole
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import exhaustive
+from tritile.tune.search import exhaustive, fastest_first
 from tritile.tune.subject import DEFAULT, ProblemSpace, ProblemSubject
 from tritile.tune.subject.operands import neighbour
 
@@ -96,10 +96,9 @@ def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repea
     runs = [first]
     runs += [_searched(_task(problem, device), shop, DEFAULT)[0] for _ in range(repeats - 1)]
     exhausted, everything = _searched(_task(problem, device), shop, _EVERYTHING)
-    us = {c: t.us for c, t in everything.items() if t.us is not None and t.failure is None}
     winners = [tuned.best.config for tuned in runs if tuned.best is not None]
     pick = model.pick(problem, device)
-    rivals = sorted(us, key=lambda c: (us[c], c.key))[:_BEST]
+    rivals = fastest_first({config: trial.time for config, trial in everything.items()})[:_BEST]
     times = _race(list(dict.fromkeys([*winners, pick, *rivals])), problem, device, shop)
     fastest = min(times.values())
     near = neighbour(problem)

@@ -1,14 +1,13 @@
 """What is to be tuned, how, and what came of it; and what a search would try next, from what is known."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.core.config import Config
 from tritile.core.problem import Problem
 from tritile.errors import TuningError
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, best_of
 from tritile.tune.measure.protocols import Subject
 from tritile.tune.search import ENOUGH, SearchSpace, Strategy, Tried, expected_gain
 
@@ -83,17 +82,17 @@ def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
     """Microseconds by config, as strategies take them; infinite where one failed."""
-    return {t.config: math.inf if t.failure or not (t.us and t.us > 0) else t.us for t in trials}
+    return {trial.config: trial.time for trial in trials}
 
 
-def fastest(trials: Iterable[Trial]) -> Config:
-    """The fastest of what was measured, checked answers first. Raises TuningError where nothing worked."""
-    good = [trial for trial in trials if trial.us and trial.us > 0 and not trial.failure]
-    if not good:
+def fastest(trials: Collection[Trial]) -> Config:
+    """The best of what was measured. Raises TuningError where nothing worked."""
+    best = best_of(trials)
+    if best is None:
         raise TuningError(
             "no config works: " + "; ".join(sorted({t.failure for t in trials if t.failure})[:4])
         )
-    return min(good, key=lambda t: (t.error is None, t.us, t.config.key)).config
+    return best.config
 
 
 def now() -> str:

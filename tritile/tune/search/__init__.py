@@ -10,6 +10,7 @@ from tritile.tune.search.strategies import (
     evolution,
     exhaustive,
     expected_gain,
+    fastest_first,
     random,
     screening,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "evolution",
     "exhaustive",
     "expected_gain",
+    "fastest_first",
     "random",
     "replay",
     "screening",

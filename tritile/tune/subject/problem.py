@@ -14,6 +14,7 @@ from tritile.families import registry as families
 from tritile.families.space import illegal
 from tritile.planning import model, plans
 from tritile.planning.store import store_of
+from tritile.planning.trial import best_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.loading import loaded
@@ -103,8 +104,7 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
     earlier = [] if force else plans.trials(problem, device)
     tabled, near = plans.tabled(problem, device), plans.near(problem, device)
     seeds = [plan.config for plan in (tabled, near) if plan is not None]
-    checked = [t for t in earlier if t.error is not None and t.failure is None]
-    best = min(checked, key=lambda t: (t.us, t.config.key), default=None)
+    best = best_of(trial for trial in earlier if trial.right)
     space = ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
     known = {trial.config: trial for trial in earlier if trial.config in space}
@@ -117,7 +117,7 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
     Counted is what was measured with the present kernels and versions.
     """
     known = plans.trials(problem, device)
-    if not any(trial.error is not None and trial.failure is None for trial in known):
+    if not any(trial.right for trial in known):
         return False
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
 
