@@ -22,7 +22,7 @@ from tritile.ops.dispatch import PLAIN
 from tritile.ops.matmul import check_gpu, default_precision
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import Ready, reaches_of, ready_of
-from tritile.ops.run import fresh, interpret, lasting, on_host, planned, prepared
+from tritile.ops.run import fresh, interpret, interpret_product, lasting, on_host, planned, prepared
 from tritile.runtime.launch import Launch
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -196,15 +196,16 @@ def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[
 def _interpreted(
     tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None, precision: str
 ) -> torch.Tensor:
-    """Made in the interpreter, in fp32 what has 16 bits, and rounded by torch: it gets bfloat16 wrong."""
+    """Made in the interpreter."""
     if out is None:
         out = tensors[-1].new_empty(_result_shape(tensors))
     with paused():
-        wide = torch.promote_types(out.dtype, torch.float32)
-        given = [tensor.detach().to(wide) for tensor in tensors]
-        result = torch.empty(out.shape, dtype=wide, device=out.device)
-        interpret(_described(given, weights, result, precision))
-        out.detach().copy_(result)
+        interpret_product(
+            lambda read, *rest: _described([read(tensor.detach()) for tensor in tensors], weights, *rest),
+            tensors,
+            out.detach(),
+            precision,
+        )
     return out
 
 

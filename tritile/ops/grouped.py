@@ -1,6 +1,6 @@
 """`tritile.grouped_matmul`: products of groups whose sizes only the GPU knows, as in mixtures of experts."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,10 +11,8 @@ from tritile.ops.checks import check_no_overlap, check_room, entangled, reach
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.groups import OP, Operands, described, empty, result_of
 from tritile.ops.matmul import default_precision
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.ops.run import fresh, interpret_product, lasting, on_host, place, prepared, written
 from tritile.runtime.launch import Launch, SplitLaunch
-
-_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
 
 class _Prepared(NamedTuple):
@@ -28,16 +26,6 @@ class _Prepared(NamedTuple):
 
 
 _memo: dict[tuple[Any, ...], _Prepared] = new_memo()
-
-
-def _on_host(of: Operands, out: torch.Tensor, precision: str) -> None:
-    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
-    if of.a.dtype not in _WIDENED and out.dtype not in _WIDENED:
-        return interpret(described(of, out, precision))
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(of._replace(a=of.a.float(), b=of.b.float()), wide, "ieee"))
-    out.copy_(wide)
-    return None
 
 
 def grouped_matmul(
@@ -149,7 +137,12 @@ def _first(
     if of.a.is_meta:
         return written(OP, out) if given else out
     if on_host(of.a):
-        _on_host(dense, out, precision_of)
+        interpret_product(
+            lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
+            (dense.a,),
+            out,
+            precision_of,
+        )
         return written(OP, out) if given else out
     call = described(dense, out, precision_of)
     launch = prepared(call)

@@ -11,7 +11,7 @@ from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared
+from tritile.ops.run import fresh, interpret_product, lasting, on_host, place, prepared
 from tritile.runtime.launch import Launch, SplitLaunch
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -76,19 +76,6 @@ def described(
     )
 
 
-def _on_host(
-    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
-) -> torch.Tensor:
-    """Interpreted. bfloat16, which the interpreter gets wrong, is widened before and rounded by torch."""
-    bias = None if bias is None else bias.float()
-    if x.dtype == torch.float16:
-        interpret(described(x, weight, bias, out))
-        return out
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(x.float(), weight, bias, wide))
-    return out.copy_(wide)
-
-
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
     """x (..., K) @ weight^T + bias: `tritile.linear` where the weight is a `QuantizedWeight`.
 
@@ -137,7 +124,12 @@ def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | No
     plain_bias = None if bias is None else bias.resolve_neg()
     rows = x.resolve_neg().reshape(-1, weight.shape[1])  # a copy where rows are not evenly apart
     if on_host(x):
-        _on_host(rows, weight, plain_bias, out.view(-1, weight.shape[0]))
+        added = None if plain_bias is None else plain_bias.float()
+        interpret_product(
+            lambda read, wide, _: described(read(rows), weight, added, wide),
+            (rows,),
+            out.view(-1, weight.shape[0]),
+        )
         return out
     call = described(rows, weight, plain_bias, out)
     launch = prepared(call)

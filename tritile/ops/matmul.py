@@ -21,7 +21,7 @@ from tritile.ops.checks import (
 )
 from tritile.ops.described import described
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.ops.run import fresh, interpret_product, lasting, on_host, place, prepared, written
 from tritile.runtime.launch import Launch, SplitLaunch
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -39,7 +39,6 @@ _OUT_DTYPES: Final = {
 _BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
 _IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
-_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 
 
 class _Prepared(NamedTuple):
@@ -169,17 +168,6 @@ def result_of(
     if out is not None:
         check_like(op, out, shape, dtype, a)
     return shape, dtype, precision
-
-
-def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> None:
-    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
-    widen = a.dtype in _WIDENED or out.dtype in _WIDENED
-    if not widen:
-        return interpret(described(a, b, out, precision))
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(a.float(), b.float(), wide, "ieee"))
-    out.copy_(wide)
-    return None
 
 
 def matmul(
@@ -346,7 +334,9 @@ def _first(
     if a.is_meta:
         return written("matmul", out) if given else out
     if on_host(a):
-        _on_host(dense_a, dense_b, out, precision)
+        interpret_product(
+            lambda read, *rest: described(read(dense_a), read(dense_b), *rest), (dense_a,), out, precision
+        )
         return written("matmul", out) if given else out
     call = described(dense_a, dense_b, out, precision)
     launch = prepared(call)
