@@ -34,7 +34,7 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune.decorated import KernelCall, checked_here, tuned_elsewhere
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.tasks import Rules, now, proposed, tried_of, whole
-from tritile.tune.search import STRATEGIES, Listed, Space
+from tritile.tune.search import Listed, Space
 from tritile.tune.timing import do_bench as timed
 
 _OPENING: Final = 8  # configs of a space that are tried where nothing is timed
@@ -137,7 +137,7 @@ class SearchingAutotuner(TritonAutotuner):
 
     def _rules(self) -> Rules:
         """Of a list, and by an exhaustive search, every config is asked for."""
-        rules = Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), most=_MOST)
+        rules = Rules(self.search, problem_s=tune_budget_s(), most=_MOST)
         return whole(rules) if self.space is None or self.search == "exhaustive" else rules
 
     def _call(

@@ -3,6 +3,7 @@
 from tritile.tune.search.replay import Replayed, replay
 from tritile.tune.search.spaces import Listed, SearchSpace, Space, Tried
 from tritile.tune.search.strategies import (
+    BATCH,
     ENOUGH,
     STRATEGIES,
     Strategy,
@@ -16,6 +17,7 @@ from tritile.tune.search.strategies import (
 )
 
 __all__ = [
+    "BATCH",
     "ENOUGH",
     "STRATEGIES",
     "Listed",

@@ -1,6 +1,6 @@
 """One of tritile's own problems, as the tuner takes it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -25,12 +25,9 @@ from tritile.tune.measure.protocols import Stage, Taken
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.measure.workshop import borrowed
-from tritile.tune.search import screening
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 from tritile.tune.subject.space import ProblemSpace
-
-DEFAULT = Rules(screening)
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
-    rules = replace(DEFAULT, problem_s=tune_budget_s())
+    rules = Rules(problem_s=tune_budget_s())
     with borrowed(gpu) as shop:
         (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
     if tuned.best is None:
