@@ -19,10 +19,10 @@ from tritile.in_torch.tally import BRIEF, Verdict
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
-from tritile.ops.matmul import check_gpu, default_precision
+from tritile.ops.matmul import check_gpu
 from tritile.ops.permute import described as described_copy
-from tritile.ops.recall import Ready, reaches_of, ready_of
-from tritile.ops.run import fresh, interpret, interpret_product, lasting, on_host, planned, prepared
+from tritile.ops.recall import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
+from tritile.ops.run import interpret, interpret_product, lasting, on_host, planned, prepared
 from tritile.runtime.launch import Launch
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -122,7 +122,7 @@ def product(
         weights = (beta, type(beta), alpha, type(alpha))
         key = (modes, weights, None if out is None else _seen(out), *map(_seen, tensors))
         known = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # of a kind that cannot be told apart
+    except UNTELLABLE:
         entry.report.add(_BARE[call].verdict)
         return None
     if known is None:
@@ -136,7 +136,7 @@ def product(
         return None
     if known.ready is None:
         return _interpreted(tensors, (beta, alpha), out, setting)
-    return _launched(known.ready, tensors, out)
+    return launched(known.ready, tensors, out)
 
 
 def copy(
@@ -148,7 +148,7 @@ def copy(
         modes = ("clone", entry.policy, rules(), quick, x.is_cuda and _capturing())
         key = (modes, _seen(x), form)
         known = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):
+    except UNTELLABLE:
         entry.report.add(_BARE["clone"].verdict)
         return None
     if known is None:
@@ -159,7 +159,7 @@ def copy(
     if not known.verdict.taken:
         return None
     if known.ready is not None:
-        return _launched(known.ready, (x,), None)
+        return launched(known.ready, (x,), None)
     with paused():
         out = torch.empty_like(x.detach(), memory_format=form)
         dims = _outermost_first(out)
@@ -173,14 +173,6 @@ def _kept(key: tuple[Any, ...], known: Known) -> Known:
             _memo.clear()
         _memo[key] = known
     return known
-
-
-def _launched(ready: Ready, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
-    given = (*tensors, out)
-    ready.launch(*[given[i] for i in ready.order])
-    return out
 
 
 def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[int, ...]) -> bool:
@@ -342,7 +334,7 @@ def _copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) 
                 launch = prepared(call)
                 if type(launch) is not Launch:
                     raise TritileError("more than one launch counts")
-                return Ready(launch, (0, 1), (0, 0), tuple(out.shape), out.stride(), out.dtype, out.device)
+                return Ready.of(launch, (0, 1), (0, 0), out)
 
             return _decided("clone", policy, call, ready, quick)
         except TritileError as error:

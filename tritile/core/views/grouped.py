@@ -62,6 +62,12 @@ class GroupedCall:
             self.a.tensor, self.b.tensor, self.out.tensor, *offs, *(own.tensor for own in self.scales or ())
         )  # fmt: skip
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        offs = () if self.offs is None else ("offs",)
+        return ("a", "b", "out", *offs, *(("scale_a", "scale_b") if self.scales else ()))
+
 
 def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:
     """A call that poses products of groups; where groups end is for the caller to write into `offs`."""
