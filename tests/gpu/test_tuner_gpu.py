@@ -4,7 +4,6 @@ import json
 import threading
 import time
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from tritile.errors import IsolationWarning
 from tritile.planning.store import Store, store_of
 from tritile.tune import tuner
 from tritile.tune.measure.log import keeper
+from tritile.tune.measure.tasks import Rules
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.subject import DEFAULT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 
@@ -145,13 +144,13 @@ MATMUL = MatmulProblem(1, 512, 384, 640, "bfloat16", "bfloat16", b_layout="colum
 PERMUTE = PermuteProblem.turned(1, 1023, 1025, 2)
 
 
-def tune(problems, folder, **rest):
+def tune(problems, folder, **how):
     log = folder / "log.jsonl"
 
     device = current_gpu()
     with Workshop(0) as shop:
         done = list(
-            tuner.tune(problems, device, shop, keeper(Store(device, folder), log), force=True, **rest)
+            tuner.tune(problems, device, shop, keeper(Store(device, folder), log), Rules(**how), force=True)
         )
     return done, [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -168,7 +167,7 @@ def test_own_problems_are_searched_checked_and_logged(tmp_path):
 
 
 def test_every_config_of_a_small_space_answers_rightly(tmp_path):
-    done, lines = tune([MATMUL, PERMUTE], tmp_path, rules=replace(DEFAULT, verify_all=True))
+    done, lines = tune([MATMUL, PERMUTE], tmp_path, verify_all=True)
     assert all(outcome.best is not None for outcome in done)
     assert not [line for line in lines if line["failure"] and "wrong" in line["failure"]]
 

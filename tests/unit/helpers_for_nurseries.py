@@ -17,7 +17,7 @@ from tritile.tune.measure.engine import tune
 from tritile.tune.measure.served import nurse_forked
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import STRATEGIES, Listed
+from tritile.tune.search import Listed
 
 
 class QuickNursery(Nursery):
@@ -93,7 +93,7 @@ def tuner(folder, limit_s):
     configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)
-    rules = Rules(STRATEGIES["exhaustive"], batch=1, least_gain=0.0)
+    rules = Rules("exhaustive", batch=1, least_gain=0.0)
     with Workshop(None, jobs=1, limit_s=limit_s, nursery=Nursery(forked=True)) as shop:
         (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")

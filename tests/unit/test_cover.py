@@ -13,7 +13,7 @@ from tritile.errors import InvalidValueError
 from tritile.lab.report import recorded
 from tritile.lab.report.cover import careful_us, covered, fewest
 from tritile.planning.table import Entry
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, rank
 
 H200 = target_device("nvidia-h200")
 TRIALS = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-2.sqlite3.gz"
@@ -86,9 +86,9 @@ def test_a_quick_look_counts_for_less_than_a_checked_time():
 
 
 def test_two_percent_spare_many_configs_of_a_recorded_tuning():
-    trials = [trial for trial in recorded.trials(TRIALS, H200) if trial.us and not trial.failure]
+    trials = [trial for trial in recorded.trials(TRIALS, H200) if trial.works]
     best = {}
-    for trial in sorted(trials, key=lambda t: (t.error is None, t.us, t.config.key)):
+    for trial in sorted(trials, key=rank):
         best.setdefault(trial.problem, Entry(trial.problem, trial.config, trial.us))
     found = covered(list(best.values()), trials, 0.02)
     measured = {(trial.problem, trial.config): trial.us for trial in trials}

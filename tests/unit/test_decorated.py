@@ -43,7 +43,7 @@ from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.measure.workshop import _compile
-from tritile.tune.search import STRATEGIES, Listed
+from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
 PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))
@@ -260,7 +260,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
-    rules = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+    rules = Rules("exhaustive", least_gain=0.0)
     with pytest.raises(UnsupportedError, match="no other process: its operands cannot be made"):
         tuned_elsewhere(
             call, PROBLEM, H200, "0" * 16, Listed([GOOD]), {}, rules, lambda *trial: kept.append(trial)
@@ -284,7 +284,7 @@ def test_where_all_is_known_nothing_is_packed(tmp_path):
     """Else a call would write its memory to a file in each process that makes it."""
     call = replace(call_of(torch.randn(90), torch.zeros(77)), kwargs={"grid": threading.Lock()})
     known = {GOOD: Trial(PROBLEM, GOOD, 3.0)}
-    rules = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+    rules = Rules("exhaustive", least_gain=0.0)
     assert tuned_elsewhere(call, PROBLEM, H200, "0" * 16, Listed([GOOD]), known, rules, print) == GOOD
 
 

@@ -29,9 +29,9 @@ from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.settling import settled, slower
 from tritile.tune.measure.tasks import Rules, Task, fastest, has_more
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import STRATEGIES, Listed
+from tritile.tune.search import Listed
 
-RULES = Rules(STRATEGIES["exhaustive"], least_gain=0.0)
+RULES = Rules("exhaustive", least_gain=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -320,8 +320,7 @@ class Gpu:
         launch = object.__new__(Launch)
         launch._steps, launch._bytes, launch._offsets = [step, step], 768, [0, 512]
         launch._counted, launch.device = 3, 0
-        strides = torch.empty(shape).stride()
-        return Ready(launch, (0, 2), (0, 0, 0), shape, strides, torch.float32, torch.device("cpu"))
+        return Ready.of(launch, (0, 2), (0, 0, 0), torch.empty(shape))
 
 
 @pytest.fixture

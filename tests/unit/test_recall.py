@@ -7,6 +7,8 @@ import tritile
 from tritile.errors import OverlapError
 from tritile.ops import recall
 from tritile.ops.described import Extras, described
+from tritile.ops.groups import Operands
+from tritile.ops.groups import described as described_groups
 
 
 def f32(*shape):
@@ -24,7 +26,7 @@ def remembered(op, tensors, call, out):
     """A call kept under a key, whose launch records what it is given."""
     given = []
     recall.remember(("key",), op, lambda *launched: given.append(launched), call, tensors, out)
-    return recall._memo[("key",)], given
+    return recall.CALLS[("key",)], given
 
 
 LINEAR = {"input": f32(3, 5), "weight": f32(7, 5), "bias": f32(7), "residual": f32(3, 7)}
@@ -102,6 +104,24 @@ def test_zero_points_turn_with_their_operands(turned, which):
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_groups(columns, scaled):
+    kind = torch.float8_e4m3fn if scaled else torch.float16
+    a, b = (torch.zeros(size, dtype=kind) for size in [(2, 8, 32), (32, 16)][:: 1 if columns else -1])
+    a, b = (a, b) if columns else (a.mT, b.mT)
+    scales = (f32(*a.shape[:-1]), f32(*b.shape[:-2], b.shape[-1])) if scaled else (None, None)
+    of = Operands(a, b, torch.tensor([4, 8], dtype=torch.int32), *scales)
+    out = torch.zeros(a.shape[-2], b.shape[-1], dtype=torch.float16)
+    call = described_groups(of, out, "ieee")
+    assert call.swapped == columns
+    ready, given = remembered("grouped_matmul", of, call, out)
+    recall.again("grouped_matmul", ready, of, out)
+    assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
+    with pytest.raises(OverlapError, match="grouped_matmul: out overlaps b"):
+        recall.again("grouped_matmul", ready, of._replace(b=out), out)
+
+
 def test_an_output_elsewhere_is_checked_anew():
     tensors = tuple(LINEAR.values())
     x, weight, bias, residual = tensors
@@ -120,11 +140,11 @@ def test_an_output_elsewhere_is_checked_anew():
 
 
 def test_what_cannot_be_remembered_is_not():
-    """Host tensors, other types, words that no key holds."""
+    """Other types, words that no key holds, lazy negation."""
     x = f32(3, 5)
-    assert recall.met("linear", x, (x, x), None, ()) == (None, None)
+    assert recall.met("linear", x, (x, 3), None, ()) == (None, None)
     assert recall.met("linear", None, (None, None), None, ([],)) == (None, None)
     negated = torch.complex(x, x).conj().imag
     call = described(x, f32(5, 7), f32(3, 7), "ieee")
     recall.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
-    assert recall._memo == {}
+    assert recall.CALLS == {}

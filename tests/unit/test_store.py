@@ -26,7 +26,7 @@ from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning import database
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial, row_of
+from tritile.planning.trial import Trial, best_of, rank, row_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"
@@ -191,6 +191,23 @@ def test_bests_gives_one_of_each_problem(store: Store) -> None:
         store.add(KERNEL, trial(10 * us, number, problem=tall))
     store.add(KERNEL, trial(None, 3, failure="no"))
     assert sorted(t.us for t in store.bests(KERNEL, "matmul") if t.us) == [2.0, 20.0]
+
+
+def test_a_store_and_python_rank_trials_alike(store: Store) -> None:
+    in_order = [
+        trial(3.0, 4, error=0.1),
+        trial(3.0, 1, error=0.0),
+        trial(2.0, 2),
+        trial(2.0, 3),
+        trial(None, 5, failure="no", error=0.0),
+        trial(1.0, 6, failure="wrong answer"),
+    ]
+    in_order[:2] = sorted(in_order[:2], key=lambda one: one.config.key)
+    for one in reversed(in_order):
+        store.add(KERNEL, one)
+        assert store.best(KERNEL, PROBLEM) == best_of(store.trials(KERNEL, PROBLEM))
+    assert sorted(in_order, key=rank) == in_order
+    assert store.bests(KERNEL, "matmul") == in_order[:1]
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])

@@ -78,7 +78,7 @@ def test_transfer_is_the_winner_of_one_problem_on_another(monkeypatch):
     slow = max(space, key=lambda config: made_up_us(large, config))
     with study.Workshop(None, 1) as shop:
         found = study._transfer(slow, large, H200, shop)
-        own = study._searched(study._task(large, H200), shop, study.DEFAULT)[0].best
+        own = study._searched(study._task(large, H200), shop, study.Rules())[0].best
         assert found == pytest.approx(made_up_us(large, slow) / own.us - 1)
         assert study._transfer(Config.of(BLOCK_M=3), small, H200, shop) is None
 

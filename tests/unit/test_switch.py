@@ -17,6 +17,7 @@ from tests.reference import Sides, assert_fused, assert_product
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.in_torch import overrides, routes, state
 from tritile.in_torch.expected import Judgement
+from tritile.ops import recall
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)
@@ -524,7 +525,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(routes, "on_host", lambda tensor: False)
     monkeypatch.setattr(routes, "prepared", prepare)
-    monkeypatch.setattr(routes, "fresh", fresh)
+    monkeypatch.setattr(recall, "fresh", fresh)
     monkeypatch.setattr(routes, "Launch", types.FunctionType)
     yield prepared, launches
     routes._memo.clear()

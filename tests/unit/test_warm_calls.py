@@ -1,4 +1,4 @@
-"""Calls of `matmul` met before, on tensors that say they are on a GPU: what is looked at every time.
+"""Calls met before, on tensors that are taken for a GPU's: what is looked at every time.
 
 Nothing is compiled or launched: a stand-in records what the launch of the first call is given.
 """
@@ -8,22 +8,29 @@ import torch
 
 import tritile
 from tritile.errors import GradientError, OverlapError
+from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
+from tritile.ops import permute as permute_op
 
 
-class OnGpu(torch.Tensor):
-    """Host memory that is taken for a GPU's."""
-
-    is_cuda = True
+class Calls(list):
+    """What was prepared; `launch.given` are the tensors of the last launch."""
 
 
 @pytest.fixture
 def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
-    calls = []
-    monkeypatch.setattr(matmul_op, "on_host", lambda tensor: False)
-    monkeypatch.setattr(matmul_op, "prepared", lambda call: calls.append(call) or (lambda *tensors: None))
-    monkeypatch.setattr(matmul_op, "fresh", lambda shape, strides, dtype, device: torch.empty(shape))
+
+    def launch(*tensors):
+        launch.given = tensors
+
+    calls = Calls()
+    calls.launch = launch
+    for module in (matmul_op, permute_op, linear_op):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+        monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
+        monkeypatch.setattr(module, "fresh", lambda shape, *rest: torch.empty(shape))
+    monkeypatch.setattr(permute_op, "Launch", type(launch))
     tritile.forget()
     yield calls
     tritile.forget()
@@ -31,7 +38,7 @@ def first_calls(monkeypatch):
 
 def parts(*places):
     """6 x 6 matrices that begin at these elements of one memory, far apart from each other unless told."""
-    memory = torch.zeros(1024).as_subclass(OnGpu)
+    memory = torch.zeros(1024)
     return [memory[place : place + 36].view(6, 6) for place in places]
 
 
@@ -50,7 +57,7 @@ def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
     a, b, out = parts(0, 256, 512)
     matmul_op.eager(a, b, out)
     with torch.inference_mode():
-        of_inference = torch.zeros(36).as_subclass(OnGpu).view(6, 6)
+        of_inference = torch.zeros(36).view(6, 6)
     with pytest.raises(GradientError, match="inference_mode"):
         matmul_op.eager(a, b, of_inference)
     assert len(first_calls) == 1
@@ -66,3 +73,31 @@ def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
         with rules():
             matmul_op.eager(a, b)
     assert len(first_calls) == 2
+
+
+@pytest.mark.parametrize("op", ["permute", "transpose"])
+def test_permutations(first_calls, op):
+    x, apart, over = parts(0, 256, 4)
+    for out in (None, apart, apart, None):
+        got = permute_op.eager(op, x, (1, 0), out)
+        assert (got is out) == (out is not None)
+        assert [t.data_ptr() for t in first_calls.launch.given] == [x.data_ptr(), got.data_ptr()]
+    with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
+        permute_op.eager(op, x, (1, 0), over)
+    for _ in range(2):
+        assert permute_op.eager(op, x, (1, 0), x) is x
+    assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights(first_calls, zero_points, biased):
+    weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32, zero_points=zero_points)
+    bias = torch.zeros(16) if biased else None
+    for _ in range(2):
+        x = torch.zeros(4, 32, dtype=torch.float16)
+        got = tritile.linear(x, weight, bias)
+        parts = (x, weight.packed, weight.scales, weight.zeros, bias, got)
+        wanted = [t.data_ptr() for t in parts if t is not None]
+        assert [t.data_ptr() for t in first_calls.launch.given] == wanted
+    assert len(first_calls) == 1

@@ -52,7 +52,7 @@ Target = Annotated[
     str | None,
     typer.Option(help=f"A GPU that need not be here: {', '.join(devices.TARGETS)}. Predicts and compiles."),
 ]
-
+Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
 BatchInvariant = Annotated[
     bool | None,
     typer.Option(

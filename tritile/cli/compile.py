@@ -10,6 +10,7 @@ from tritile.cli.app import (
     BatchInvariant,
     Directory,
     Dtype,
+    Jobs,
     Layout,
     Op,
     Shapes,
@@ -105,7 +106,7 @@ def compile_(
         bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
     ] = False,
     batch_invariant: BatchInvariant = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
+    jobs: Jobs = 0,
 ) -> None:
     """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
     if (output is None) == (check is None):

@@ -15,7 +15,7 @@ from tritile.families import registry as families
 from tritile.lab.report import cover
 from tritile.planning import table
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, rank
 
 
 @app.command()
@@ -30,7 +30,7 @@ def show(
     rows = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
     if not trials:
         best: dict[str, Trial] = {}
-        for trial in sorted(rows, key=lambda t: (t.failure is not None, t.error is None, t.us or 0)):
+        for trial in sorted(rows, key=rank):
             best.setdefault(problem_key(trial.problem), trial)
         rows = list(best.values())
     for trial in rows:

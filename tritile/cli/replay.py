@@ -11,8 +11,9 @@ from tritile.cli.app import TUNING, app, console, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import recorded
+from tritile.tune.measure.tasks import Rules
 from tritile.tune.search import ENOUGH, STRATEGIES, Replayed, replay
-from tritile.tune.subject import DEFAULT, ProblemSpace
+from tritile.tune.subject import ProblemSpace
 
 
 def _row(name: str, runs: list[Replayed]) -> list[str]:
@@ -34,7 +35,7 @@ def replay_stores(
         list[str] | None, typer.Option(help=f"{', '.join(STRATEGIES)}; may be repeated. Default: each.")
     ] = None,
     target: Annotated[str, typer.Option(help="The GPU that the times are of.")] = "nvidia-h200",
-    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = DEFAULT.batch,
+    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = Rules.batch,
     most: Annotated[int, typer.Option(min=1, help="Configs of a problem at the most.")] = 64,
     enough: Annotated[float, typer.Option(min=0, help="Expected gain below which a search ends.")] = ENOUGH,
 ) -> None:

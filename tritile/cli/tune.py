@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from tritile.cli.app import (
     BatchInvariant,
     Directory,
     Dtype,
+    Jobs,
     Layout,
     Op,
     Shapes,
@@ -43,12 +43,12 @@ from tritile.tune import study as studies
 from tritile.tune import suites, tuner
 from tritile.tune.measure.child import Nursery
 from tritile.tune.measure.log import keeper, logged
-from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.pool import CompilePool, processes_for
 from tritile.tune.measure.tasks import Keep, Rules, Tuned, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.shards import Place, Shards, part
-from tritile.tune.subject import DEFAULT, is_tuned
+from tritile.tune.subject import is_tuned
 
 VERIFY = ("winner", "all")
 TIMED_SUITE = "llm"
@@ -166,7 +166,7 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     todo = _largest_first(_todo(problems, device, wish.force), place.size)
     store, failed = store_of(device), 0
     deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
-    jobs = wish.jobs or max(1, min(16, (os.cpu_count() or 1) // place.local_size))
+    jobs = wish.jobs or processes_for(place.local_size)
     with (
         interruptible() as keep_on,
         Workshop(devices.current_index(), jobs, nursery=wish.nursery) as shop,
@@ -245,7 +245,7 @@ def tune(
     only: Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')] = "",
     budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
-    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = "screening",
+    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
     verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
     log: Annotated[
         Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")
@@ -258,7 +258,7 @@ def tune(
         Path | None, typer.Option(help="With --target: the table to write; with --study: the figures.")
     ] = None,
     batch_invariant: BatchInvariant = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")] = 0,
+    jobs: Jobs = 0,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
 
@@ -271,7 +271,7 @@ def tune(
     nursery = Nursery(
         forked=not study
     )  # before a GPU is in use; a study's processes get a cache of their own
-    search = STRATEGIES[_among("strategy", strategy, tuple(STRATEGIES))]
+    _among("strategy", strategy, tuple(STRATEGIES))
     verify_all = _among("verify", verify, VERIFY) == "all"
     suite = suite or (["study"] if study and not shapes else None)
     cases = [c for c in cases_of(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
@@ -296,7 +296,7 @@ def tune(
             raise InvalidValueError(
                 f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
             )
-        rules = replace(DEFAULT, strategy=search, verify_all=verify_all)
+        rules = Rules(strategy, verify_all=verify_all)
         if strategy == "exhaustive":
             rules = whole(replace(rules, problem_s=math.inf))
         wish = _Wish(budget, force, jobs or None, rules, log, nursery)

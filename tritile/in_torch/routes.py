@@ -20,10 +20,10 @@ from tritile.in_torch.tally import BRIEF, Verdict
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
-from tritile.ops.matmul import check_gpu, default_precision
+from tritile.ops.matmul import check_gpu
 from tritile.ops.permute import described as described_copy
-from tritile.ops.recall import Ready, reaches_of, ready_of
-from tritile.ops.run import fresh, interpret, lasting, on_host, planned, prepared
+from tritile.ops.recall import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
+from tritile.ops.run import interpret, interpret_product, lasting, on_host, planned, prepared
 from tritile.runtime.launch import Launch
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -123,7 +123,7 @@ def product(
         weights = (beta, type(beta), alpha, type(alpha))
         key = (modes, weights, None if out is None else _seen(out), *map(_seen, tensors))
         known = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # of a kind that cannot be told apart
+    except UNTELLABLE:
         entry.report.add(_BARE[call].verdict)
         return None
     if known is None:
@@ -137,7 +137,7 @@ def product(
         return None
     if known.ready is None:
         return _interpreted(tensors, (beta, alpha), out, setting)
-    return _launched(known.ready, tensors, out)
+    return launched(known.ready, tensors, out)
 
 
 def copy(
@@ -149,7 +149,7 @@ def copy(
         modes = ("clone", entry.policy, rules(), quick, x.is_cuda and _capturing())
         key = (modes, _seen(x), form)
         known = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):
+    except UNTELLABLE:
         entry.report.add(_BARE["clone"].verdict)
         return None
     if known is None:
@@ -160,7 +160,7 @@ def copy(
     if not known.verdict.taken:
         return None
     if known.ready is not None:
-        return _launched(known.ready, (x,), None)
+        return launched(known.ready, (x,), None)
     with paused():
         out = torch.empty_like(x.detach(), memory_format=form)
         dims = _outermost_first(out)
@@ -176,14 +176,6 @@ def _kept(key: tuple[Any, ...], known: Known) -> Known:
     return known
 
 
-def _launched(ready: Ready, tensors: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
-    given = (*tensors, out)
-    ready.launch(*[given[i] for i in ready.order])
-    return out
-
-
 def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[int, ...]) -> bool:
     """Whether out shares memory with what is read, and does not lie just where what is added does."""
     *of_tensors, of_out = reaches
@@ -197,15 +189,16 @@ def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[
 def _interpreted(
     tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None, precision: str
 ) -> torch.Tensor:
-    """Made in the interpreter, in fp32 what has 16 bits, and rounded by torch: it gets bfloat16 wrong."""
+    """Made in the interpreter."""
     if out is None:
         out = tensors[-1].new_empty(_result_shape(tensors))
     with paused():
-        wide = torch.promote_types(out.dtype, torch.float32)
-        given = [tensor.detach().to(wide) for tensor in tensors]
-        result = torch.empty(out.shape, dtype=wide, device=out.device)
-        interpret(_described(given, weights, result, precision))
-        out.detach().copy_(result)
+        interpret_product(
+            lambda read, *rest: _described([read(tensor.detach()) for tensor in tensors], weights, *rest),
+            tensors,
+            out.detach(),
+            precision,
+        )
     return out
 
 
@@ -342,7 +335,7 @@ def _copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) 
                 launch = prepared(call)
                 if type(launch) is not Launch:
                     raise TritileError("more than one launch counts")
-                return Ready(launch, (0, 1), (0, 0), tuple(out.shape), out.stride(), out.dtype, out.device)
+                return Ready.of(launch, (0, 1), (0, 0), out)
 
             return _decided("clone", policy, call, ready, quick)
         except TritileError as error:

@@ -15,7 +15,7 @@ from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.linear import quantized_linear
 from tritile.ops.recall import Tensors, again, check_apart, met, name_of_role, reaches_of, remember
-from tritile.ops.run import interpret, on_host, prepared, written
+from tritile.ops.run import interpret_product, on_host, prepared, written
 
 _ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
 _ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
@@ -104,20 +104,6 @@ def checked(
     return shape, dtype, precision
 
 
-def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras) -> None:
-    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
-    if out.dtype == torch.float64:
-        return interpret(described(a, b, out, precision, extras))
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    if a.dtype != torch.int8:
-        precision = precision if a.dtype == torch.float32 else "ieee"
-        a, b = a.float(), b.float()
-    floats = extras.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
-    interpret(described(a, b, wide, precision, floats))
-    out.copy_(wide)
-    return None
-
-
 def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
     """Multiply complex operands, and do what follows by torch: the kernels store real sums.
 
@@ -168,7 +154,12 @@ def fused_product(
         how = (plain.activation, plain.alpha, plain.beta)
         result.copy_(epilogue.finished(sums, plain.tensors, *how, up))
     elif on_host(a):
-        _on_host(plain_a, plain_b, result, precision, plain)
+        interpret_product(
+            lambda read, into, how: described(read(plain_a), read(plain_b), into, how, plain.mapped(read)),
+            (plain_a, *plain.tensors),
+            result,
+            precision,
+        )
     else:
         call = described(plain_a, plain_b, result, precision, plain)
         launch = prepared(call)

@@ -1,43 +1,16 @@
 """`tritile.grouped_matmul`: products of groups whose sizes only the GPU knows, as in mixtures of experts."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import torch
 
-from tritile.core.forgetting import new_memo
 from tritile.core.settings import rules
 from tritile.ops import matmul as product
-from tritile.ops.checks import check_no_overlap, check_room, entangled, reach
+from tritile.ops.checks import check_room
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.matmul import default_precision
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
-from tritile.runtime.launch import Launch, SplitLaunch
-
-_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
-
-
-class _Prepared(NamedTuple):
-    launch: Launch | SplitLaunch
-    swapped: bool  # made as out^T = b^T a^T
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    reaches: tuple[int, ...]  # of the operands that there are, and of out
-
-
-_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
-
-
-def _on_host(of: Operands, out: torch.Tensor, precision: str) -> None:
-    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
-    if of.a.dtype not in _WIDENED and out.dtype not in _WIDENED:
-        return interpret(described(of, out, precision))
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(of._replace(a=of.a.float(), b=of.b.float()), wide, "ieee"))
-    out.copy_(wide)
-    return None
+from tritile.ops.recall import again, met, remember
+from tritile.ops.run import interpret_product, on_host, prepared, written
 
 
 def grouped_matmul(
@@ -94,37 +67,10 @@ def eager(
     of: Operands, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
 ) -> torch.Tensor:
     """`grouped_matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    key = hit = None
-    try:
-        if all(t.is_cuda for t in of if t is not None):
-            setting = default_precision() if of.a.dtype is torch.float32 else None
-            wanted = (out_dtype, precision, setting, rules())
-            key = (*map(place, of), place(out), wanted)
-            hit = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
-        key = None
-    if hit is None:
-        return _first(of, out, out_dtype, precision, key)
-    if out is None:
-        out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-    else:
-        given = of.given
-        if any(
-            entangled(t, r, out, hit.reaches[-1]) for t, r in zip(given.values(), hit.reaches, strict=False)
-        ):
-            check_no_overlap(OP, out, **given)
-        written(OP, out)
-    hit.launch(*_in_order(of, out, hit.swapped))
-    return out
-
-
-def _in_order(of: Operands, out: torch.Tensor, swapped: bool) -> list[torch.Tensor]:
-    """The tensors as `GroupedCall.tensors` has them."""
-    offs = () if of.offs is None else (of.offs,)
-    scales = () if of.scale_a is None else (of.scale_a, of.scale_b)
-    if swapped:
-        return [of.b, of.a, out, *offs, *scales[::-1]]
-    return [of.a, of.b, out, *offs, *scales]
+    key, ready = met(OP, of.a, of, out, (out_dtype, precision))
+    if ready is not None:
+        return again(OP, ready, of, out)
+    return _first(of, out, out_dtype, precision, key)
 
 
 def _first(
@@ -149,16 +95,17 @@ def _first(
     if of.a.is_meta:
         return written(OP, out) if given else out
     if on_host(of.a):
-        _on_host(dense, out, precision_of)
+        interpret_product(
+            lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
+            (dense.a,),
+            out,
+            precision_of,
+        )
         return written(OP, out) if given else out
     call = described(dense, out, precision_of)
     launch = prepared(call)
     launch(*call.tensors)
     if given:
         written(OP, out)
-    same = all(one is other for one, other in zip(dense, of, strict=True))
-    if key is not None and same and lasting():
-        sizes = (tuple(out.shape), out.stride())
-        reaches = tuple(map(reach, (*of.given.values(), out)))
-        _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
+    remember(key, OP, launch, call, of, out)
     return out

@@ -1,31 +1,19 @@
 """`tritile.linear` with a quantized weight."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from tritile.core.forgetting import new_memo
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant, rules
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared
-from tritile.runtime.launch import Launch, SplitLaunch
+from tritile.ops.recall import CALLS, UNTELLABLE, Ready, keep
+from tritile.ops.run import fresh, interpret_product, on_host, place, prepared
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class _Prepared(NamedTuple):
-    launch: Launch | SplitLaunch
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
@@ -76,19 +64,6 @@ def described(
     )
 
 
-def _on_host(
-    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
-) -> torch.Tensor:
-    """Interpreted. bfloat16, which the interpreter gets wrong, is widened before and rounded by torch."""
-    bias = None if bias is None else bias.float()
-    if x.dtype == torch.float16:
-        interpret(described(x, weight, bias, out))
-        return out
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(x.float(), weight, bias, wide))
-    return out.copy_(wide)
-
-
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
     """x (..., K) @ weight^T + bias: `tritile.linear` where the weight is a `QuantizedWeight`.
 
@@ -107,24 +82,17 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
 
 def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
     """`quantized_linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    key = hit = None
+    key = ready = None
     try:
-        if x.is_cuda:
-            key = (place(x), weight.place, place(bias), rules())
-            hit = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        key = ("linear_quantized", weight.place, rules(), place(x), place(bias))
+        ready = CALLS.get(key)
+    except UNTELLABLE:
         key = None
-    if hit is None:
+    if ready is None:
         return _first(x, weight, bias, key)
-    out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
-    hit.launch(*_in_order(x, weight, bias, out))
+    out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+    ready.launch(*ready.pick((x, weight.packed, weight.scales, weight.zeros, bias, out)))
     return out
-
-
-def _in_order(x: Any, weight: QuantizedWeight, bias: Any, out: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors in the order in which a launch takes them."""
-    tensors = (x, weight.packed, weight.scales, weight.zeros, bias, out)
-    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
@@ -137,12 +105,18 @@ def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | No
     plain_bias = None if bias is None else bias.resolve_neg()
     rows = x.resolve_neg().reshape(-1, weight.shape[1])  # a copy where rows are not evenly apart
     if on_host(x):
-        _on_host(rows, weight, plain_bias, out.view(-1, weight.shape[0]))
+        added = None if plain_bias is None else plain_bias.float()
+        interpret_product(
+            lambda read, wide, _: described(read(rows), weight, added, wide),
+            (rows,),
+            out.view(-1, weight.shape[0]),
+        )
         return out
     call = described(rows, weight, plain_bias, out)
     launch = prepared(call)
     launch(*call.tensors)
-    same = rows.data_ptr() == x.data_ptr() and plain_bias is bias
-    if key is not None and same and lasting():
-        _memo[key] = _Prepared(launch, shape, out.stride(), out.dtype, out.device)
+    if rows.data_ptr() == x.data_ptr() and plain_bias is bias:
+        tensors = (x, weight.packed, weight.scales, weight.zeros, bias, out)
+        order = tuple(i for i, tensor in enumerate(tensors) if tensor is not None)
+        keep(key, Ready.of(launch, order, (), out))
     return out

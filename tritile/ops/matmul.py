@@ -1,11 +1,9 @@
 """`tritile.matmul`: `torch.matmul` for any size, stride and layout."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import fp32_precision
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
 from tritile.core.settings import is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
@@ -18,12 +16,12 @@ from tritile.ops.checks import (
     check_tensor,
     entangled,
     name_of,
-    reach,
 )
 from tritile.ops.described import described
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
-from tritile.runtime.launch import Launch, SplitLaunch
+from tritile.ops.recall import CALLS, IN_FP32, UNTELLABLE, default_precision, remember
+from tritile.ops.run import fresh, interpret_product, on_host, place, prepared, written
+from tritile.runtime.launch import Launch
 
 _HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
 _OUT_DTYPES: Final = {
@@ -39,28 +37,6 @@ _OUT_DTYPES: Final = {
 }  # the first of each is the default, except that 16-bit types keep their own
 _BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
 _SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
-_IN_FP32: Final = (torch.float32, torch.complex64)  # multiplied as torch's setting asks
-_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
-
-
-class _Prepared(NamedTuple):
-    launch: Launch | SplitLaunch
-    swapped: bool  # the result lies column by column, and is made as b^T a^T
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    reaches: tuple[int, int, int]  # of a, b and out
-
-
-_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
-
-
-def default_precision() -> str:
-    """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
-    if fp32_precision is None:  # else a microsecond sooner
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-    return "tf32" if fp32_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
 def _check_dtypes(
@@ -96,7 +72,7 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         raise InvalidValueError(
             f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
         )
-    precision = precision or (default_precision() if dtype in _IN_FP32 else "ieee")
+    precision = precision or (default_precision() if dtype in IN_FP32 else "ieee")
     if precision.startswith(BY_DATA) and is_batch_invariant():
         raise UnsupportedError(
             f"{op}: precision {precision!r} in a batch-invariant call: data decide how it multiplies, "
@@ -166,17 +142,6 @@ def result_of(
     if out is not None:
         check_like(op, out, shape, dtype, a)
     return shape, dtype, precision
-
-
-def _on_host(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> None:
-    """Interpreted. Types that the interpreter gets wrong are widened before and rounded by torch after."""
-    widen = a.dtype in _WIDENED or out.dtype in _WIDENED
-    if not widen:
-        return interpret(described(a, b, out, precision))
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    interpret(described(a.float(), b.float(), wide, "ieee"))
-    out.copy_(wide)
-    return None
 
 
 def matmul(
@@ -288,27 +253,26 @@ def eager(
     a: Any, b: Any, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
 ) -> torch.Tensor:
     """`matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    key = hit = None
+    key = ready = None
     try:
-        if a.is_cuda and b.is_cuda:
-            setting = default_precision() if a.dtype in _IN_FP32 else None
-            key = (place(a), place(b), place(out), (out_dtype, precision, setting, rules()))
-            hit = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        setting = default_precision() if a.dtype in IN_FP32 else None
+        key = ("matmul", (out_dtype, precision), setting, rules(), place(out), place(a), place(b))
+        ready = CALLS.get(key)
+    except UNTELLABLE:
         key = None
-    if hit is None:
+    if ready is None:
         return _first(a, b, out, out_dtype, precision, key)
     if out is None:
-        out = fresh(hit.shape, hit.strides, hit.dtype, hit.device)
+        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
-        of_a, of_b, of_out = hit.reaches
+        of_a, of_b, of_out = ready.reaches
         if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
             check_no_overlap("matmul", out, input=a, other=b)
         written("matmul", out)
-    if hit.swapped:
-        hit.launch(b, a, out)
+    if ready.order[0]:
+        ready.launch(b, a, out)
     else:
-        hit.launch(a, b, out)
+        ready.launch(a, b, out)
     return out
 
 
@@ -343,7 +307,9 @@ def _first(
     if a.is_meta:
         return written("matmul", out) if given else out
     if on_host(a):
-        _on_host(dense_a, dense_b, out, precision)
+        interpret_product(
+            lambda read, *rest: described(read(dense_a), read(dense_b), *rest), (dense_a,), out, precision
+        )
         return written("matmul", out) if given else out
     call = described(dense_a, dense_b, out, precision)
     launch = prepared(call)
@@ -351,8 +317,6 @@ def _first(
     if given:
         written("matmul", out)
     # Pieces of a complex product start at so many real numbers: tensors of another call count complex ones.
-    whole = type(launch) is Launch or not a.is_complex()
-    if key is not None and dense_a is a and dense_b is b and whole and lasting():
-        sizes, reaches = (tuple(out.shape), out.stride()), (reach(a), reach(b), reach(out))
-        _memo[key] = _Prepared(launch, call.swapped, *sizes, out.dtype, out.device, reaches)
+    if type(launch) is Launch or not a.is_complex():
+        remember(key, "matmul", launch, call, (a, b), out)
     return out

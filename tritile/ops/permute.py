@@ -1,11 +1,10 @@
 """`tritile.permute`, `transpose` and `contiguous`: a copy of any tensor, its dimensions in any order."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from tritile.core.forgetting import new_memo
 from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
 from tritile.core.settings import current_mode
@@ -13,22 +12,11 @@ from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.run import fresh, interpret, lasting, on_host, place, prepared, written
+from tritile.ops.recall import CALLS, UNTELLABLE, Ready, keep
+from tritile.ops.run import fresh, interpret, on_host, place, prepared, written
 from tritile.runtime.launch import Launch
 
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Prepared(NamedTuple):
-    launch: Launch
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: torch.device
-    in_place: bool
-    reaches: tuple[int, int]  # of x and out
-
-
-_memo: dict[tuple[Any, ...], _Prepared] = new_memo()
 
 
 def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
@@ -137,15 +125,24 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     """`permute` or `transpose` of plain tensors: the former is what the operator runs on CUDA and CPU."""
-    key = hit = None
+    key = ready = None
     try:
-        if x.is_cuda:
-            order = op, type(which), tuple(which), tuple(map(type, which))
-            key = (place(x), order, place(out), _here(x, out), current_mode())
-            hit = _memo.get(key)
-    except (RuntimeError, AttributeError, TypeError):  # not of a kind that was ever prepared
+        words = (type(which), *which, *map(type, which), _here(x, out))
+        key = (op, words, current_mode(), place(out), place(x))
+        ready = CALLS.get(key)
+    except UNTELLABLE:
         key = None
-    return _first(op, x, which, out, key) if hit is None else _again(op, hit, x, out)
+    if ready is None:
+        return _first(op, x, which, out, key)
+    if out is None:
+        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+    else:
+        of_x, of_out = ready.reaches
+        if of_x and entangled(x, of_x, out, of_out):
+            check_no_overlap(op, out, input=x)
+        written(op, out)
+    ready.launch(x, out)
+    return out
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
@@ -190,18 +187,6 @@ def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
     return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
 
 
-def _again(op: str, hit: _Prepared, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """A call that was met before."""
-    if out is None:
-        out = fresh(hit.shape, hit.strides, x.dtype, hit.device)
-    else:
-        if not hit.in_place and entangled(x, hit.reaches[0], out, hit.reaches[1]):
-            check_no_overlap(op, out, input=x)
-        written(op, out)
-    hit.launch(x, out)  # it asks tensors for nothing but their addresses
-    return out
-
-
 def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     """x, the order of its dimensions, and the output: a fresh one where none came.
 
@@ -238,7 +223,6 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     launch(*call.tensors)
     if given:
         written(op, out)
-    if key is not None and dense is x and lasting() and type(launch) is Launch:
-        reaches = reach(x), reach(out)
-        _memo[key] = _Prepared(launch, tuple(out.shape), out.stride(), out.device, _here(x, out), reaches)
+    if dense is x and type(launch) is Launch:
+        keep(key, Ready.of(launch, (0, 1), (0 if _here(x, out) else reach(x), reach(out)), out))
     return out

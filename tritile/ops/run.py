@@ -1,8 +1,8 @@
 """From a described call to a launch: what operations share once their arguments are checked."""
 
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import torch
 import triton
@@ -24,6 +24,7 @@ from tritile.planning.store import end_stand_ins
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 
+_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 _FALLBACKS = 8  # predictions to try where the planned config does not run
 
 _warned: set[str] = set()
@@ -65,6 +66,28 @@ def fresh(
 def interpret(call: Call) -> None:
     """Run a call on host tensors in the interpreter."""
     launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
+
+
+def interpret_product(
+    describe: Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, str], Call],
+    tensors: Iterable[torch.Tensor | None],
+    out: torch.Tensor,
+    precision: str = "ieee",
+) -> None:
+    """Run a product of host tensors in the interpreter.
+
+    Types that it gets wrong are widened before and rounded by torch after: `describe(read, out, precision)`
+    gives the call, each tensor of which is passed through `read`. The first of `tensors`, which are all that
+    count, is an operand.
+    """
+    dtypes = [tensor.dtype for tensor in (*tensors, out) if tensor is not None]
+    if not any(dtype in _WIDENED for dtype in dtypes):
+        return interpret(describe(lambda tensor: tensor, out, precision))
+    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    precision = precision if dtypes[0] == torch.float32 else "ieee"
+    interpret(describe(lambda t: t.float() if t.is_floating_point() else t, wide, precision))
+    out.copy_(wide)
+    return None
 
 
 def fixed(call: Call) -> Config | None:

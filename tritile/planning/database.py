@@ -57,6 +57,9 @@ SELECT: Final = f"SELECT {_bounded(TRIAL_COLUMNS)} {_JOINED} WHERE {_HERE}"
 SELECT_ALL: Final = (
     f"SELECT trials.id, {_bounded((*ENVIRONMENT_COLUMNS, *TRIAL_COLUMNS))} {_JOINED} WHERE trials.id > ?"
 )
+# A damaged failure, neither text nor nothing, is found, and told of as no valid trial.
+WORKED: Final = "typeof(failure) <> 'text'"
+BEST_FIRST: Final = "error IS NULL, us, config"  # of what worked, as `trial.rank` has it
 _ADD_ENVIRONMENT: Final = (
     f"INSERT OR IGNORE INTO environments ({', '.join(ENVIRONMENT_COLUMNS)}) "
     f"VALUES ({_places(ENVIRONMENT_COLUMNS)})"

@@ -21,7 +21,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, worthwhile
 from tritile.planning import model, table
 from tritile.planning.store import is_frozen, store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, best_of
 
 _NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
 # How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
@@ -100,15 +100,11 @@ def _plainly(problem: Tiled) -> Tiled:
 
 def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
     """The fastest config of those measured for `asked` that may run the problem."""
-    good = [
-        trial
-        for trial in trials(asked, device)
-        if trial.us is not None and trial.failure is None and illegal(trial.config, problem, device) is None
-    ]
-    if not good:
+    known = [trial for trial in trials(asked, device) if trial.works]
+    good = [trial for trial in known if illegal(trial.config, problem, device) is None]
+    best = best_of(good)
+    if best is None:
         return None
-    # A checked answer first: its time was also measured more carefully than that of a quick look.
-    best = min(good, key=lambda trial: (trial.error is None, trial.us, trial.config.key))
     why = f"the fastest of {len(good)} measured on this GPU"
     return Plan(problem, best.config, "exact", device, best.us, why)
 

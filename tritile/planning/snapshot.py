@@ -10,15 +10,18 @@ from tritile.core.device import Device
 from tritile.core.problem import Problem
 from tritile.errors import InvalidValueError
 from tritile.planning.store import Store
-from tritile.planning.trial import ENVIRONMENT_COLUMNS, TRIAL_COLUMNS, Trial, row_of, trial_from
+from tritile.planning.trial import (
+    ENVIRONMENT_COLUMNS,
+    TRIAL_COLUMNS,
+    Trial,
+    best_of,
+    rank,
+    row_of,
+    trial_from,
+)
 
 PER_PROBLEM: Final = 8
 Pair = tuple[str, Trial]
-
-
-def _rank(trial: Trial) -> tuple[bool, float, str]:
-    """Best first: as `Store.best` has it."""
-    return trial.error is None, trial.us or 0.0, trial.config.key
 
 
 def text_of(store: Store) -> str:
@@ -30,12 +33,12 @@ def text_of(store: Store) -> str:
     here = {name: getattr(store.device, name) for name in ENVIRONMENT_COLUMNS[:-1]}
     found: dict[tuple[str, Problem], list[Trial]] = defaultdict(list)
     for facts, trial in store.everything():
-        if trial.failure is None and all(facts[name] == value for name, value in here.items()):
+        if trial.works and all(facts[name] == value for name, value in here.items()):
             found[facts["kernel"], trial.problem].append(trial)
     lines = [
         json.dumps([kernel, row_of(trial)])
         for (kernel, _), trials in found.items()
-        for trial in heapq.nsmallest(PER_PROBLEM, trials, key=_rank)
+        for trial in heapq.nsmallest(PER_PROBLEM, trials, key=rank)
     ]
     return "\n".join(lines)
 
@@ -71,12 +74,12 @@ class Snapshot(Store):
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """As of `Store`."""
-        return min(self.trials(kernel, problem), key=_rank, default=None)
+        return best_of(self.trials(kernel, problem))
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """As of `Store`."""
         known = self._known.get(kernel, {})
-        return [min(trials, key=_rank) for problem, trials in known.items() if problem.op == op]
+        return [min(trials, key=rank) for problem, trials in known.items() if problem.op == op]
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """As of `Store`: what is in the snapshot."""

@@ -42,8 +42,6 @@ _LOCK = threading.RLock()
 _STORES: "weakref.WeakSet[Store]" = weakref.WeakSet()
 _ABANDONED: list[Any] = []
 T = TypeVar("T")
-# A damaged failure, neither text nor nothing, is found, and told of as no valid trial.
-_WORKED: Final = "typeof(failure) <> 'text'"
 
 
 class _Opened(NamedTuple):
@@ -116,13 +114,16 @@ class Store:
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """The fastest trial of this problem whose answer was checked, else the fastest that did not fail."""
-        found = self._selected(kernel, f"problem = ? AND {_WORKED} ORDER BY error IS NULL, us", problem, True)
+        which = f"problem = ? AND {database.WORKED} ORDER BY {database.BEST_FIRST}"
+        found = self._selected(kernel, which, problem, True)
         return found[0] if found else None
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """The best trial of each problem of this op."""
         # Not by the column of ops, which no index holds twice: a damaged one would hide its row unseen.
-        found = self._selected(kernel, f"{_WORKED} ORDER BY problem, error IS NULL, us", first=True)
+        found = self._selected(
+            kernel, f"{database.WORKED} ORDER BY problem, {database.BEST_FIRST}", first=True
+        )
         return [trial for trial in found if trial.problem.op == op]
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:

@@ -20,7 +20,7 @@ from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.store import Store
-from tritile.planning.trial import MAX_US, Trial, number_from, pair_from
+from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, rank
 
 FORMAT: Final = 2
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
@@ -232,14 +232,10 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
     for name, digest in kernels.items():
         for trial in store.bests(digest, name.partition("/")[0]):
             rival = bests.setdefault(trial.problem, trial)
-            if _rank(trial) < _rank(rival):
+            if rank(trial) < rank(rival):
                 bests[trial.problem] = trial
     entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests.values()]
     return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
-
-
-def _rank(trial: Trial) -> tuple[bool, float, str]:
-    return trial.error is None, trial.us or math.inf, trial.config.key
 
 
 def completed(table: Table, old: Table) -> Table:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -47,6 +47,34 @@ class Trial:
     error: float | None = None
     failure: str | None = None
     measured_utc: str = ""
+
+    @property
+    def time(self) -> float:
+        """Microseconds, infinite where it failed or was not timed."""
+        return self.us if self.us and self.us > 0 and self.failure is None else math.inf
+
+    @property
+    def works(self) -> bool:
+        """Whether it was timed, and did not fail."""
+        return self.time < math.inf
+
+    @property
+    def right(self) -> bool:
+        """Whether it works, and its answer was checked."""
+        return self.works and self.error is not None
+
+
+def rank(trial: Trial) -> tuple[bool, bool, float, str]:
+    """Where a trial stands among those of one problem, the best first: `database.BEST_FIRST` in Python.
+
+    A checked answer goes first: its time was also measured more carefully than that of a quick look.
+    """
+    return not trial.works, trial.error is None, trial.us or 0.0, trial.config.key
+
+
+def best_of(trials: Iterable[Trial]) -> Trial | None:
+    """Return the best of the trials that work, None where none does."""
+    return min((trial for trial in trials if trial.works), key=rank, default=None)
 
 
 def parsed(text: Any) -> Any:

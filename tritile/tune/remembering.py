@@ -12,6 +12,7 @@ from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, Problem, doublings
 from tritile.errors import NotTunedError, UntunedWarning, callers_level
 from tritile.planning.store import store_of
+from tritile.planning.trial import best_of
 from tritile.tune.forms import DESCRIPTORS
 from tritile.tune.searching import SearchingAutotuner, plain_config
 
@@ -52,9 +53,7 @@ class RememberingAutotuner(SearchingAutotuner):
         """Return the fastest config of the present list that was measured for just this problem."""
         find = self._finder()
         trials = store_of(device).trials(self.digest, problem)
-        good = [t for t in trials if t.us is not None and t.failure is None and find(t.config) is not None]
-        # A checked answer first: its time was also measured more carefully than that of a quick look.
-        best = min(good, key=lambda t: (t.error is None, t.us, t.config.key), default=None)
+        best = best_of(trial for trial in trials if find(trial.config) is not None)
         return find(best.config) if best is not None else None
 
     def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:

@@ -35,7 +35,7 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune.decorated import KernelCall, checked_here, tuned_elsewhere
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.tasks import Rules, now, proposed, tried_of, whole
-from tritile.tune.search import STRATEGIES, Listed, Space
+from tritile.tune.search import Listed, Space
 from tritile.tune.timing import do_bench as timed
 
 _OPENING: Final = 8  # configs of a space that are tried where nothing is timed
@@ -138,7 +138,7 @@ class SearchingAutotuner(TritonAutotuner):
 
     def _rules(self) -> Rules:
         """Of a list, and by an exhaustive search, every config is asked for."""
-        rules = Rules(STRATEGIES[self.search], problem_s=tune_budget_s(), most=_MOST)
+        rules = Rules(self.search, problem_s=tune_budget_s(), most=_MOST)
         return whole(rules) if self.space is None or self.search == "exhaustive" else rules
 
     def _call(
@@ -187,9 +187,8 @@ class SearchingAutotuner(TritonAutotuner):
             text = f"{problem.kernel} is measured in this process, without protection from it: {error}"
             warnings.warn(text, IsolationWarning, stacklevel=callers_level())
             return None
-        good = [trial for trial in found.values() if trial.us is not None and trial.failure is None]
-        milliseconds = {plain.get(t.config) or t.config.to_triton(): [(t.us or 0.0) / 1e3] * 3 for t in good}
-        self.configs_timings = milliseconds
+        good = [trial for trial in found.values() if trial.works]
+        self.configs_timings = {plain.get(t.config) or t.config.to_triton(): [t.time / 1e3] * 3 for t in good}
         return plain.get(best) or best.to_triton()
 
     def _proposals(
@@ -231,8 +230,8 @@ class SearchingAutotuner(TritonAutotuner):
                     store.add(self.digest, trial)
             else:
                 trial = known[plain.key]
-            if trial.us is not None and trial.failure is None:
-                found[config] = trial.us / 1e3
+            if trial.works:
+                found[config] = trial.time / 1e3
             else:
                 failures.append(f"{config}: {trial.failure}")
         self.configs_timings = {config: [ms] * 3 for config, ms in found.items()}

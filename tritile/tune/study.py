@@ -27,15 +27,15 @@ from tritile.planning.trial import Trial
 from tritile.tune.measure import engine
 from tritile.tune.measure.tasks import Rules, Task, Tuned, whole
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import exhaustive
-from tritile.tune.subject import DEFAULT, ProblemSpace, ProblemSubject
+from tritile.tune.search import fastest_first
+from tritile.tune.subject import ProblemSpace, ProblemSubject
 from tritile.tune.subject.operands import neighbour
 
 Say = Callable[[str], None]
 REPEATS = 5
 FLIP = 0.02  # regret from which on a repeat's winner counts as another one
 _BEST = 8  # of the exhaustive search that are raced with the rest
-_EVERYTHING = whole(Rules(exhaustive, finalists=24, problem_s=math.inf))
+_EVERYTHING = whole(Rules("exhaustive", finalists=24, problem_s=math.inf))
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,16 @@ def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tu
     shop.renew()
     for kept in list(cache.iterdir()):
         shutil.rmtree(kept)
-    return _searched(_task(problem, device), shop, DEFAULT)[0]
+    return _searched(_task(problem, device), shop, Rules())[0]
 
 
 def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int) -> Studied:
     runs = [first]
-    runs += [_searched(_task(problem, device), shop, DEFAULT)[0] for _ in range(repeats - 1)]
+    runs += [_searched(_task(problem, device), shop, Rules())[0] for _ in range(repeats - 1)]
     exhausted, everything = _searched(_task(problem, device), shop, _EVERYTHING)
-    us = {c: t.us for c, t in everything.items() if t.us is not None and t.failure is None}
     winners = [tuned.best.config for tuned in runs if tuned.best is not None]
     pick = model.pick(problem, device)
-    rivals = sorted(us, key=lambda c: (us[c], c.key))[:_BEST]
+    rivals = fastest_first({config: trial.time for config, trial in everything.items()})[:_BEST]
     times = _race(list(dict.fromkeys([*winners, pick, *rivals])), problem, device, shop)
     fastest = min(times.values())
     near = neighbour(problem)
@@ -122,7 +121,7 @@ def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) ->
     """Regret of a config that was found for another problem."""
     if illegal(config, problem, device) is not None:
         return None
-    own = _searched(_task(problem, device), shop, DEFAULT)[0].best
+    own = _searched(_task(problem, device), shop, Rules())[0].best
     assert own is not None
     times = _race(list(dict.fromkeys([config, own.config])), problem, device, shop)
     return times[config] / min(times.values()) - 1
@@ -150,7 +149,7 @@ def suite_seconds(
         shop.start()
         start = time.monotonic()
         tasks = (_task(problem, device) for problem in problems)
-        failed = sum(tuned.best is None for tuned in engine.tune(tasks, shop, DEFAULT, lambda *_: None))
+        failed = sum(tuned.best is None for tuned in engine.tune(tasks, shop, Rules(), lambda *_: None))
         return time.monotonic() - start, failed
 
 

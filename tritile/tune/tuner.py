@@ -14,7 +14,7 @@ from tritile.tune.measure import engine
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.tasks import Keep, Rules, Tuned
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.subject import DEFAULT, ProblemSpace, task_of
+from tritile.tune.subject import ProblemSpace, task_of
 
 
 def tune(
@@ -22,7 +22,7 @@ def tune(
     device: Device,
     shop: Workshop,
     keep: Keep,
-    rules: Rules = DEFAULT,
+    rules: Rules,
     budget_s: float | None = None,
     force: bool = False,
     keep_on: Callable[[], bool] = lambda: True,

@@ -69,6 +69,12 @@ class GroupedCall:
         """The tensors of `buffers`: a, b, out, and as there are offs and the scales."""
         return tuple(self.buffers.values())
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each of a caller's tensors is, in the order of `tensors`."""
+        offs = () if self.offs is None else ("offs",)
+        return ("a", "b", "out", *offs, *(("scale_a", "scale_b") if self.scales else ()))
+
 
 def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:
     """A call that poses products of groups; where groups end is for the caller to write into `offs`."""

@@ -181,7 +181,7 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
         held = occupancy(taken, warps, device)
     except TuningError as error:
         refusal = str(error)
-    known = {t.config: t.us for t in trials(problem, device) if t.us is not None and t.failure is None}
+    known = {trial.config: trial.time for trial in trials(problem, device) if trial.works}
     known = {one: us for one, us in known.items() if illegal(one, problem, device) is None}
     if plan.us is not None and plan.source in ("exact", "table"):
         known.setdefault(plan.config, plan.us)

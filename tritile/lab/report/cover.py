@@ -38,9 +38,7 @@ def careful_us(trial: Trial) -> float:
     Trials whose answer was checked are finalists that were timed side by side. Of others there was a
     quick look, which may have been lucky: half the distance of its 20th and 80th percentiles is added.
     """
-    if trial.us is None or trial.failure is not None:
-        return math.inf
-    return trial.us if trial.error is not None else trial.us * (1 + (trial.spread or 0.0) / 2)
+    return trial.time if trial.error is not None else trial.time * (1 + (trial.spread or 0.0) / 2)
 
 
 def candidates(entries: Iterable[Entry], trials: Iterable[Trial], within: float) -> dict[Problem, Slower]:

@@ -1,7 +1,6 @@
 """Recorded trials: stores kept in files, read whole, for replaying searches and fitting formulas."""
 
 import gzip
-import math
 import tempfile
 import zlib
 from collections import defaultdict
@@ -54,7 +53,6 @@ def times(paths: Iterable[Path], device: Device, failures: bool = False) -> Time
     found: Times = defaultdict(dict)
     for number, path in enumerate(paths):
         for trial in trials(path, device):
-            works = trial.us is not None and trial.failure is None
-            if (works or failures) and isinstance(trial.problem, Tiled):
-                found[trial.problem, number][trial.config] = (trial.us or math.inf) if works else math.inf
+            if (trial.works or failures) and isinstance(trial.problem, Tiled):
+                found[trial.problem, number][trial.config] = trial.time
     return dict(found)

@@ -20,7 +20,7 @@ from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, now, proposed, tried_of
 from tritile.tune.measure.timing import timing_of
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Tried
+from tritile.tune.search import Tried, fastest_first
 
 LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _numbers = itertools.count()  # of subjects, in a process
@@ -59,14 +59,12 @@ class _Search:
 
     def ranked(self) -> list[Config]:
         """The configs that work, fastest first."""
-        times = self.tried
-        return sorted((c for c in times if times[c] < math.inf), key=lambda c: (times[c], c.key))
+        return fastest_first(self.tried)
 
     def keep(self, trial: Trial) -> None:
         """Remember a trial."""
         self.trials[trial.config] = trial
-        if trial.us is not None and trial.failure is None:
-            self.fastest_us = min(self.fastest_us, trial.us)
+        self.fastest_us = min(self.fastest_us, trial.time)
         self._keep_on(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, reason: str) -> None:

@@ -17,6 +17,11 @@ _NICENESS = 10  # of these processes: the one that measures, and the one that as
 _WORN = 256  # requests that a process serves: Triton keeps what was compiled in it, a megabyte each
 
 
+def processes_for(sharers: int = 1) -> int:
+    """Return how many processes compile for each of so many that share this machine."""
+    return max(1, min(_MOST, (os.cpu_count() or 1) // sharers))
+
+
 class CompilePool:
     """Processes that compile; none touches a GPU. One that dies or hangs costs its own request alone.
 
@@ -25,7 +30,7 @@ class CompilePool:
 
     def __init__(self, processes: int | None = None, nursery: Nursery | None = None) -> None:
         self._nursery = nursery or Nursery()
-        self.processes = processes or min(_MOST, os.cpu_count() or 1)
+        self.processes = processes or processes_for()
         self._queue: queue.PriorityQueue[tuple[float, int, Any]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._children = [Child(self._nursery) for _ in range(self.processes)]

@@ -1,16 +1,15 @@
 """What is to be tuned, how, and what came of it; and what a search would try next, from what is known."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tritile.core.config import Config
 from tritile.core.problem import Problem
 from tritile.errors import TuningError
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, best_of
 from tritile.tune.measure.protocols import Subject
-from tritile.tune.search import ENOUGH, SearchSpace, Strategy, Tried, expected_gain
+from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, SearchSpace, Tried, expected_gain
 
 _WHOLE = 256  # configs that compile at a time
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
@@ -18,7 +17,7 @@ Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a search goes.
+    """How a search goes: by a strategy of `STRATEGIES`.
 
     `batch` configs are asked of the strategy at a time; `problem_s` seconds are given to one problem, after
     which it is screened no further; `verify_all` checks every config's answer and not only the winner's.
@@ -26,8 +25,8 @@ class Rules:
     search ends where its next batch promises less than `least_gain`, or `most` configs were tried.
     """
 
-    strategy: Strategy
-    batch: int = 16
+    strategy: str = "screening"
+    batch: int = BATCH
     finalists: int = 4
     problem_s: float = 15.0
     verify_all: bool = False
@@ -75,7 +74,7 @@ def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) ->
 def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
     """The next batch of a search; none where it ends."""
     room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
-    found = rules.strategy(space, tried, room) if room > 0 else []
+    found = STRATEGIES[rules.strategy](space, tried, room) if room > 0 else []
     if tried and found and expected_gain(tried, len(found)) < rules.least_gain:
         return []
     return found
@@ -83,17 +82,17 @@ def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
     """Microseconds by config, as strategies take them; infinite where one failed."""
-    return {t.config: math.inf if t.failure or not (t.us and t.us > 0) else t.us for t in trials}
+    return {trial.config: trial.time for trial in trials}
 
 
-def fastest(trials: Iterable[Trial]) -> Config:
-    """The fastest of what was measured, checked answers first. Raises TuningError where nothing worked."""
-    good = [trial for trial in trials if trial.us and trial.us > 0 and not trial.failure]
-    if not good:
+def fastest(trials: Collection[Trial]) -> Config:
+    """The best of what was measured. Raises TuningError where nothing worked."""
+    best = best_of(trials)
+    if best is None:
         raise TuningError(
             "no config works: " + "; ".join(sorted({t.failure for t in trials if t.failure})[:4])
         )
-    return min(good, key=lambda t: (t.error is None, t.us, t.config.key)).config
+    return best.config
 
 
 def now() -> str:

@@ -3,6 +3,7 @@
 from tritile.tune.search.replay import Replayed, replay
 from tritile.tune.search.spaces import Listed, SearchSpace, Space, Tried
 from tritile.tune.search.strategies import (
+    BATCH,
     ENOUGH,
     STRATEGIES,
     Strategy,
@@ -10,11 +11,13 @@ from tritile.tune.search.strategies import (
     evolution,
     exhaustive,
     expected_gain,
+    fastest_first,
     random,
     screening,
 )
 
 __all__ = [
+    "BATCH",
     "ENOUGH",
     "STRATEGIES",
     "Listed",
@@ -27,6 +30,7 @@ __all__ = [
     "evolution",
     "exhaustive",
     "expected_gain",
+    "fastest_first",
     "random",
     "replay",
     "screening",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tritile.core.config import Config
 from tritile.errors import InvalidValueError
 from tritile.tune.search.spaces import SearchSpace
-from tritile.tune.search.strategies import Strategy, expected_gain
+from tritile.tune.search.strategies import BATCH, Strategy, expected_gain
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def replay(
     space: SearchSpace,
     recorded: Mapping[Config, float],
     strategy: Strategy,
-    batch: int = 16,
+    batch: int = BATCH,
     most: int | None = None,
     enough: float = 0.0,
 ) -> Replayed:

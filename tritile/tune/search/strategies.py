@@ -15,6 +15,7 @@ from tritile.tune.search.spaces import SearchSpace, Tried, from_parameters, para
 # At most so many configs that were not tried, the likeliest first; none where nothing more is proposed.
 Strategy = Callable[[SearchSpace, Tried, int], list[Config]]
 
+BATCH: Final = 16  # configs that a search is asked for at a time
 OPENING: Final = 16  # configs tried before any neighbour of a leader
 LEADERS: Final = 2  # the fastest so far, whose neighbours are tried
 NEIGHBOURS: Final = 8  # of each leader, that is tried at the most

@@ -1,6 +1,6 @@
 """One of tritile's own problems, as the tuner takes it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +14,7 @@ from tritile.families import registry as families
 from tritile.families.space import illegal
 from tritile.planning import model, plans
 from tritile.planning.store import store_of
+from tritile.planning.trial import best_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.loading import loaded
@@ -24,12 +25,9 @@ from tritile.tune.measure.protocols import Stage, Taken
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.measure.workshop import borrowed
-from tritile.tune.search import screening
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 from tritile.tune.subject.space import ProblemSpace
-
-DEFAULT = Rules(screening)
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,7 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
     earlier = [] if force else plans.trials(problem, device)
     tabled, near = plans.tabled(problem, device), plans.near(problem, device)
     seeds = [plan.config for plan in (tabled, near) if plan is not None]
-    checked = [t for t in earlier if t.error is not None and t.failure is None]
-    best = min(checked, key=lambda t: (t.us, t.config.key), default=None)
+    best = best_of(trial for trial in earlier if trial.right)
     space = ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
     known = {trial.config: trial for trial in earlier if trial.config in space}
@@ -117,7 +114,7 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
     Counted is what was measured with the present kernels and versions.
     """
     known = plans.trials(problem, device)
-    if not any(trial.error is not None and trial.failure is None for trial in known):
+    if not any(trial.right for trial in known):
         return False
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
 
@@ -127,7 +124,7 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
-    rules = replace(DEFAULT, problem_s=tune_budget_s())
+    rules = Rules(problem_s=tune_budget_s())
     with borrowed(gpu) as shop:
         (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
     if tuned.best is None:

@@ -37,10 +37,6 @@ def of_store(store: Store) -> Recorded:
     return Recorded("your store", own)
 
 
-def _us(trial: Trial) -> float:
-    return trial.us if trial.us is not None and trial.failure is None else math.inf
-
-
 def _facets(problem: Problem) -> Row:
     """What a problem itself tells of its facets, where no result posed it."""
     facets: Row = {"op": [problem.op], "suite": [], "dtype": [], "layout": []}
@@ -80,13 +76,12 @@ def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int)
             tiles.setdefault(place, []).append(trial)
     rows = []
     for (y, x), own in tiles.items():
-        first = min(own, key=_us)
-        works = math.isfinite(_us(first))
+        first = min(own, key=lambda trial: trial.time)
         rows.append({
             "s": number, "x": x, "y": y, "configs": len(own),
-            "us": float(f"{first.us:.5g}") if works and first.us else None,
-            "ratio": round(_us(first) / best, 4) if works else None,
-            "config": str(first.config) if works else (first.failure or "")[:100],
+            "us": float(f"{first.us:.5g}") if first.works else None,
+            "ratio": round(first.time / best, 4) if first.works else None,
+            "config": str(first.config) if first.works else (first.failure or "")[:100],
         })  # fmt: skip
     return rows
 
@@ -101,7 +96,7 @@ def _progress(trials: list[Trial], best: float, number: int, steps: list[int]) -
     """The best time so far over the best of all, after so many configs; none before one has worked."""
     so_far, sofars = math.inf, []
     for trial in trials:
-        so_far = min(so_far, _us(trial))
+        so_far = min(so_far, trial.time)
         sofars.append(so_far / best)
     at = ((step, sofars[min(step, len(sofars)) - 1]) for step in steps)
     return [{"s": number, "tried": step, "ratio": round(r, 4)} for step, r in at if math.isfinite(r)]
@@ -119,7 +114,7 @@ def searched(
     for store in stores:
         for trial in store.trials:
             groups.setdefault((store.name, trial.problem), []).append(trial)
-    groups = {key: own for key, own in groups.items() if math.isfinite(min(map(_us, own)))}
+    groups = {key: own for key, own in groups.items() if any(trial.works for trial in own)}
     order = sorted(groups, key=lambda key: -len(groups[key]))
     steps = _steps(min(_LOOKED_AT, max(map(len, groups.values()), default=1)))
     searches: list[Row] = []
@@ -128,15 +123,15 @@ def searched(
     mapped: set[Problem] = set()
     for number, (name, problem) in enumerate(order):
         own = groups[name, problem]
-        axes, fastest = _axes(trial.config for trial in own), min(own, key=_us)
-        best = _us(fastest)
+        axes, fastest = _axes(trial.config for trial in own), min(own, key=lambda trial: trial.time)
+        best = fastest.time
         own_progress = _progress(own, best, number, steps)
         searches.append({
             "s": number, "store": name, "problem": problem.label, **facets.get(problem, _facets(problem)),
-            "configs": len(own), "failed": sum(math.isinf(_us(trial)) for trial in own),
+            "configs": len(own), "failed": sum(not trial.works for trial in own),
             "best_us": float(f"{best:.5g}"), "best": str(fastest.config), "mapped": problem not in mapped,
-            "first": round(_us(own[0]) / best, 4) if math.isfinite(_us(own[0])) else None,
-            "within": next(i for i, trial in enumerate(own, start=1) if _us(trial) <= 1.02 * best),
+            "first": round(own[0].time / best, 4) if own[0].works else None,
+            "within": next(i for i, trial in enumerate(own, start=1) if trial.time <= 1.02 * best),
             "down": axes[0], "across": axes[1],
         })  # fmt: skip
         if problem not in mapped:
