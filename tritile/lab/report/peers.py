@@ -14,6 +14,7 @@ from tritile.errors import InvalidValueError
 from tritile.lab.report import block_peers, fused_peers, grouped_peers, tutorial
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands
+from tritile.tune.subject.quantized import weight_rows
 from tritile.tune.suites import Case
 
 Peer = Callable[[Call], torch.Tensor]
@@ -99,7 +100,7 @@ _WEIGHTS: Final[dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}  # packed and
 def _unpacked(call: QuantizedCall) -> torch.Tensor:
     address = call.words.data_ptr()
     if address not in _WEIGHTS or _WEIGHTS[address][0] is not call.words:
-        _WEIGHTS[address] = (call.words, operands.weight_rows(call, 0, call.out.shape[1]))
+        _WEIGHTS[address] = (call.words, weight_rows(call, 0, call.out.shape[1]))
     return _WEIGHTS[address][1]
 
 

@@ -9,21 +9,14 @@ import torch
 from tritile.core.epilogue import finished
 from tritile.core.problem import REAL_DTYPE
 from tritile.core.problem.checks import THREE
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
-from tritile.tune.subject.elements import check_elements
+from tritile.tune.subject import quantized
+from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, full_fp32, sampled
 from tritile.tune.subject.groups import grouped_error
-from tritile.tune.subject.operands import matrix, poison, weight_rows
+from tritile.tune.subject.operands import matrix, poison
 from tritile.tune.subject.scales import applied
-
-_CHECKED_ROWS = 256
-_SLAB = 8192  # rows of a weight that are unpacked at once
-_ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
-
-
-def _sampled(rows: int, device: torch.device) -> torch.Tensor:
-    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
 
 
 def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
@@ -45,7 +38,7 @@ def matmul_error(call: MatmulCall) -> float:
     if out.dtype != torch.int32 and not bool(torch.isfinite(out.sum(dtype=_wider(out, torch.float32)))):
         return math.inf
     wide = _wider(out, torch.float64)
-    rows, worst, norm = _sampled(call.a.shape[0], out.device), 0.0, 0.0
+    rows, worst, norm = sampled(call.a.shape[0], out.device), 0.0, 0.0
     for i in range(0, batch, max(1, batch // 8)):
         left, right = a[i][rows].to(wide), b[i].to(wide)
         if fused.zero_a is not None:
@@ -79,7 +72,7 @@ def allowed_error(call: MatmulCall | GroupedCall) -> float:
     spared = 0.4 if what.activation else 1.0
     gate = summing + inputs if what.gated else 0.0
     fused = (4e-16 if dtype == "float64" else 2e-7) if what != UNFUSED else 0.0
-    return _ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
+    return ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
 
 
 def start() -> None:
@@ -97,45 +90,41 @@ def _nothing(call: Call) -> float:
     return 0.0
 
 
-def quantized_error(call: QuantizedCall) -> float:
-    """The same of a product with a quantized weight: by what its numbers stand for in x's type."""
-    m, n = call.out.shape
-    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
-    if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
-        return math.inf
-    rows, worst, norm = _sampled(m, out.device), 0.0, 0.0
-    for start in range(0, n, _SLAB):
-        stop = min(n, start + _SLAB)
-        wanted = x[rows].double() @ weight_rows(call, start, stop).double().mT
-        if call.fused.bias is not None:
-            wanted += matrix(call.fused.bias, 1)[0, 0, start:stop].double()
-        worst += float((out[rows, start:stop].double() - wanted).square().sum())
-        norm += float(wanted.square().sum())
-    return math.sqrt(worst / norm) if norm else float(worst > 0)
-
-
-def allowed_quantized_error(call: QuantizedCall) -> float:
-    """How large `quantized_error` may be: as `allowed_error`, of the same product."""
-    return _ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
-
-
 _ERRORS: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": matmul_error,
     "grouped": grouped_error,
     "permute": _copy_error,
-    "linear_quantized": quantized_error,
+    "linear_quantized": quantized.error,
 }
 _ALLOWED: Final[dict[str, Callable[[Any], float]]] = {
     "matmul": allowed_error,
     "grouped": allowed_error,
     "permute": _nothing,
-    "linear_quantized": allowed_quantized_error,
+    "linear_quantized": quantized.allowed,
+}
+
+
+_CHECKS: Final[dict[str, Callable[[Any], None]]] = {
+    "matmul": check_matmul,
+    "grouped": check_grouped,
+    "linear_quantized": quantized.check,
 }
 
 
 def error_of(call: Call) -> float:
     """The relative error of a call's answer, however large. Raises TuningError where a copy is not exact."""
     return _ERRORS[call.op](call)
+
+
+def _check_elements(call: Call) -> None:
+    """Raise TuningError where any element of a product is off by more than rounding explains.
+
+    Takes a product by torch in float32, of 16-bit operands, or float64, block by block of rows.
+    """
+    check = _CHECKS.get(call.op)
+    if check is not None:
+        with full_fp32():
+            check(call)
 
 
 def answer_error(call: Call, every: bool = True) -> float:
@@ -147,7 +136,7 @@ def answer_error(call: Call, every: bool = True) -> float:
     if not error <= allowed:
         raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
     if every:
-        check_elements(call)
+        _check_elements(call)
     return error
 
 

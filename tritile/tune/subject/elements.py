@@ -9,28 +9,30 @@ they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded t
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import torch
 
 from tritile.core.epilogue import finished
 from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
 from tritile.core.problem.checks import THREE
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, QuantizedCall
+from tritile.core.views import UNFUSED, GroupedCall, MatmulCall
 from tritile.errors import TuningError
 from tritile.tune.subject.groups import groups_of
-from tritile.tune.subject.operands import matrix, weight_rows
+from tritile.tune.subject.operands import matrix
 from tritile.tune.subject.scales import applied
 
+_CHECKED_ROWS: Final = 256
+ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
-_SLAB: Final = 8192  # rows of a weight that are unpacked at once
+
 
 Sides = Sequence[torch.Tensor | None]
 
 
 @contextlib.contextmanager
-def _full_fp32() -> Iterator[None]:
+def full_fp32() -> Iterator[None]:
     """Have torch multiply fp32 in fp32, whatever its setting says."""
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "ieee"
@@ -38,6 +40,11 @@ def _full_fp32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+def sampled(rows: int, device: torch.device) -> torch.Tensor:
+    """Return the rows, spread evenly, of so many that are checked."""
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
 
 
 def _wider(dtype: str) -> torch.dtype:
@@ -48,7 +55,8 @@ def _wider(dtype: str) -> torch.dtype:
     return torch.float32 if narrow else torch.float64
 
 
-def _step(dtype: str) -> float:
+def step_of(dtype: str) -> float:
+    """Return the step of the arithmetic that sums this type."""
     return torch.finfo(torch.float64 if REAL_DTYPE.get(dtype, dtype) == "float64" else torch.float32).eps
 
 
@@ -68,10 +76,10 @@ def growth(dtype: str, precision: str, k: int) -> float:
     if dtype in FP8_DTYPES:
         inputs = (6 * math.sqrt(k) if plain == "fast" else min(k, 256)) / 32 * 2.0**-13
     products = 3 if plain == "tf32x3" else 1
-    return larger * (products * (6 * math.sqrt(k) + k / 8) * _step(dtype) + inputs)
+    return larger * (products * (6 * math.sqrt(k) + k / 8) * step_of(dtype) + inputs)
 
 
-def _summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
+def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a @ b, and by how much each element may be off."""
     norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
         b, dim=-2, keepdim=True
@@ -79,7 +87,7 @@ def _summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tenso
     return a @ b, grown * norms
 
 
-def _finished(
+def with_epilogue(
     parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
     sides: Sides,
     step: float,
@@ -108,7 +116,7 @@ def _finished(
     return wanted, bound
 
 
-def _compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
+def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
     """Raise TuningError where an element is not within the bound and rounding; out begins at `place`."""
     if out.is_floating_point() or out.is_complex():
         facts = torch.finfo(out.dtype)
@@ -126,13 +134,14 @@ def _compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place
         raise TuningError(f"wrong answer: {int(bad.sum())} elements, the first at {at}: {got} for {right}")
 
 
-def _pieces(total: int, each: int) -> Iterator[slice]:
+def in_pieces(total: int, each: int) -> Iterator[slice]:
     """Yield parts of `total` items of `each` elements, none larger than what is held at once."""
     step = max(1, _AT_ONCE // max(1, each))
     yield from (slice(start, start + step) for start in range(0, total, step))
 
 
-def _check_matmul(call: MatmulCall) -> None:
+def check_matmul(call: MatmulCall) -> None:
+    """Raise TuningError where an element of a product is off by more than rounding explains."""
     batch, fused, wide = call.problem.batch, call.fused, _wider(call.dtype)
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
@@ -140,66 +149,34 @@ def _check_matmul(call: MatmulCall) -> None:
         a, b = (tensor.unsqueeze(0) for tensor in applied(call, wide))
     rights = [b] if call.up is None else [b, matrix(call.up, batch)]
     (m, k), n = call.a.shape, call.b.shape[1]
-    grown, step = growth(call.dtype, call.precision, k), _step(call.dtype)
-    for some in _pieces(batch, m * (n + k) + k * n):
+    grown, step = growth(call.dtype, call.precision, k), step_of(call.dtype)
+    for some in in_pieces(batch, m * (n + k) + k * n):
         right = [each[some].to(wide) for each in rights]
         if fused.zero_b is not None:
             right = [right[0] - matrix(fused.zero_b, 1)[:, :1].to(wide)]
-        for rows in _pieces(m, n + k):
+        for rows in in_pieces(m, n + k):
             left = a[some, rows].to(wide)
             if fused.zero_a is not None:
                 left = left - matrix(fused.zero_a, 1)[:, rows, :1].to(wide)
-            parts = [_summed(left, each, grown) for each in right]
+            parts = [summed(left, each, grown) for each in right]
             wanted, bound = parts[0]
             if fused != UNFUSED:
                 near = [None if side is None else side[some, rows] for side in sides]
-                wanted, bound = _finished(parts, near, step, fused.activation, fused.alpha, fused.beta)
-            _compare(out[some, rows], wanted, bound, (some.start, rows.start, 0))
+                wanted, bound = with_epilogue(parts, near, step, fused.activation, fused.alpha, fused.beta)
+            compare(out[some, rows], wanted, bound, (some.start, rows.start, 0))
 
 
-def _check_grouped(call: GroupedCall) -> None:
+def check_grouped(call: GroupedCall) -> None:
+    """Raise TuningError where an element of a group's product is off by more than that."""
     wide = _wider(call.dtype)
     for group in groups_of(call):
         (m, k), n = group.a.shape, group.b.shape[1]
         right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
-        for rows in _pieces(m, n + k):
-            part = _summed(group.a[rows].to(wide), right, grown)
+        for rows in in_pieces(m, n + k):
+            part = summed(group.a[rows].to(wide), right, grown)
             if group.scales is not None:
                 by_row, by_column = group.scales
-                part = _finished(
-                    [part], [by_row[rows, None], by_column[None], None, None, None], _step(call.dtype)
+                part = with_epilogue(
+                    [part], [by_row[rows, None], by_column[None], None, None, None], step_of(call.dtype)
                 )
-            _compare(group.out[rows], *part, (rows.start, 0))
-
-
-def _check_quantized(call: QuantizedCall) -> None:
-    (m, n), k = call.out.shape, call.x.shape[1]
-    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
-    bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
-    grown, step = growth(call.dtype, "ieee", k), _step(call.dtype)
-    for start in range(0, n, _SLAB):
-        columns = slice(start, min(n, start + _SLAB))
-        weight = weight_rows(call, start, columns.stop).float().mT
-        for rows in _pieces(m, columns.stop - start + k):
-            part = _summed(x[rows].float(), weight, grown)
-            if bias is not None:
-                part = _finished([part], [None, None, bias[rows, columns], None, None], step)
-            _compare(out[rows, columns], *part, (rows.start, start))
-
-
-_CHECKS: Final[dict[str, Callable[[Any], None]]] = {
-    "matmul": _check_matmul,
-    "grouped": _check_grouped,
-    "linear_quantized": _check_quantized,
-}
-
-
-def check_elements(call: Call) -> None:
-    """Raise TuningError where any element of a product is off by more than rounding explains.
-
-    Takes a product by torch in float32, of 16-bit operands, or float64, block by block of rows.
-    """
-    check = _CHECKS.get(call.op)
-    if check is not None:
-        with _full_fp32():
-            check(call)
+            compare(group.out[rows], *part, (rows.start, 0))

@@ -13,11 +13,9 @@ from tritile.core.problem import (
     GroupedProblem,
     MatmulProblem,
     PermuteProblem,
-    QuantizedProblem,
     Tiled,
     ends_of,
 )
-from tritile.core.quantized import meaning
 from tritile.core.views import Call, GroupedCall, QuantizedCall, View, posed
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted
@@ -91,16 +89,6 @@ def matrix(view: View, batch: int) -> torch.Tensor:
     return tensor.as_strided((batch, *view.shape), strides)
 
 
-def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
-    """Rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
-    problem, end = call.problem, -(-stop // 16) * 16
-    words = call.words.view(problem.words)[start // 8 : end // 8]
-    scales = call.scales.view(problem.scales)[:, start:end]
-    zeros = None if call.zeros is None else call.zeros.view(problem.scales)[:, start:end]
-    shape = (stop - start, problem.k)
-    return meaning(words, scales, zeros, shape, call.bits, call.group_size).to(scales.dtype)
-
-
 def _worthless(tensor: torch.Tensor) -> float | int:
     return float("nan") if tensor.is_floating_point() else -1
 
@@ -165,22 +153,22 @@ def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
     return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
 
 
-def _ragged_product(problem: MatmulProblem) -> MatmulProblem:
-    batch, k = min(problem.batch, 3), _less(problem.k, problem.k)
-    return replace(problem, batch=batch, m=_less(problem.m), n=_less(problem.n), k=k)
+def _ragged_product(problem: Any) -> Tiled:
+    if isinstance(problem, MatmulProblem):
+        problem = replace(problem, batch=min(problem.batch, 3))
+    k = _less(problem.k, problem.k)
+    smaller: Tiled = replace(problem, m=_less(problem.m), n=_less(problem.n), k=k)
+    return smaller
 
 
-def _larger_product(problem: MatmulProblem) -> MatmulProblem:
-    return replace(problem, m=_more(problem.m), n=_more(problem.n))
+def _larger_product(problem: Any) -> Tiled:
+    larger: Tiled = replace(problem, m=_more(problem.m), n=_more(problem.n))
+    return larger
 
 
 def _ragged_groups(problem: GroupedProblem) -> GroupedProblem:
     k = _less(problem.k, _LARGEST if problem.ragged == "k" else problem.k)
     return replace(problem, groups=min(problem.groups, 5), m=_less(problem.m), n=_less(problem.n), k=k)
-
-
-def _larger_groups(problem: GroupedProblem) -> GroupedProblem:
-    return replace(problem, m=_more(problem.m), n=_more(problem.n))
 
 
 def _ragged_permute(problem: PermuteProblem) -> PermuteProblem:
@@ -192,27 +180,18 @@ def _larger_permute(problem: PermuteProblem) -> PermuteProblem:
     return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
 
 
-def _ragged_quantized(problem: QuantizedProblem) -> QuantizedProblem:
-    m, n, k = _less(problem.m), _less(problem.n), _less(problem.k, problem.k)
-    return replace(problem, m=m, n=n, k=k)
-
-
-def _larger_quantized(problem: QuantizedProblem) -> QuantizedProblem:
-    return replace(problem, m=_more(problem.m), n=_more(problem.n))
-
-
 Sibling = Callable[[Any], Tiled]
 _RAGGED: Final[dict[str, Sibling]] = {
     "matmul": _ragged_product,
     "grouped": _ragged_groups,
     "permute": _ragged_permute,
-    "linear_quantized": _ragged_quantized,
+    "linear_quantized": _ragged_product,
 }
 _LARGER: Final[dict[str, Sibling]] = {
     "matmul": _larger_product,
-    "grouped": _larger_groups,
+    "grouped": _larger_product,
     "permute": _larger_permute,
-    "linear_quantized": _larger_quantized,
+    "linear_quantized": _larger_product,
 }
 
 
