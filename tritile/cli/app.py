@@ -47,6 +47,7 @@ Op = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
+Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
 Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
 Target = Annotated[
     str | None,
@@ -63,16 +64,20 @@ BatchInvariant = Annotated[
 
 
 def cases_of(
-    shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str
-) -> list[suites.Case]:
-    """The cases of explicit shapes and of suites; of neither, those of the suite "quick"."""
+    shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str,
+    only: str = "",
+) -> list[suites.Case]:  # fmt: skip
+    """The cases of explicit shapes and of suites, else of the suite "quick", whose names hold `only`."""
     given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
     wanted = names or ([] if given else ["quick"])
     if wanted and not folder.is_dir():
         raise InvalidValueError(
             f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
         )
-    return given + suites.find(wanted, folder)
+    cases = [case for case in given + suites.find(wanted, folder) if only in case.problem.label]
+    if only and not cases:
+        raise InvalidValueError(f"--only {only!r}: no case has that in its name")
+    return cases
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table as RichTable
@@ -27,7 +27,7 @@ def show(
     device = device_of(target)
     names = ("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
     grid = RichTable(*names)
-    rows = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
+    rows = _current(device)
     if not trials:
         best: dict[str, Trial] = {}
         for trial in sorted(rows, key=rank):
@@ -42,11 +42,15 @@ def show(
     console.print(f"{len(rows)} rows from {store_of(device).path}")
 
 
-def _current(facts: dict[str, Any], trial: Trial, device: Device) -> bool:
-    """Whether a trial counts today: of this GPU, these versions and, for our own kernels, this source."""
-    own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
-    same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
-    return same and (own is None or facts["kernel"] == own.digest)
+def _current(device: Device) -> list[Trial]:
+    """The trials that count today: of this GPU, these versions and, for our own kernels, this source."""
+    found = []
+    for facts, trial in store_of(device).everything():
+        own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
+        same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
+        if same and (own is None or facts["kernel"] == own.digest):
+            found.append(trial)
+    return found
 
 
 @app.command()
@@ -87,8 +91,7 @@ def export(
 
 def _covered(made: table.Table, device: Device, within: float) -> table.Table:
     """The table with few configs, by the trials that count today; says what that loses."""
-    trials = [trial for facts, trial in store_of(device).everything() if _current(facts, trial, device)]
-    found = cover.covered(made.entries, trials, within)
+    found = cover.covered(made.entries, _current(device), within)
     console.print(
         f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "
         "on the mean",

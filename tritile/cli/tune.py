@@ -19,6 +19,7 @@ from tritile.cli.app import (
     Dtype,
     Jobs,
     Layout,
+    Only,
     Op,
     Shapes,
     Suite,
@@ -242,7 +243,7 @@ def tune(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
-    only: Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')] = "",
+    only: Only = "",
     budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
     strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
@@ -274,9 +275,7 @@ def tune(
     _among("strategy", strategy, tuple(STRATEGIES))
     verify_all = _among("verify", verify, VERIFY) == "all"
     suite = suite or (["study"] if study and not shapes else None)
-    cases = [c for c in cases_of(shapes, suite, suites_dir, op, dtype, layout) if only in c.problem.label]
-    if not cases:
-        raise InvalidValueError(f"--only {only!r}: no case has that in its name")
+    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
     problems = problems_of(cases, batch_invariant)
     if target is not None:
         if study:

@@ -35,6 +35,13 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
         raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda, cpu or meta")
 
 
+def check_rank(op: str, name: str, tensor: Any, rank: int) -> None:
+    """As `check_tensor`, of so many dimensions."""
+    check_tensor(op, name, tensor)
+    if tensor.ndim != rank:
+        raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
+
+
 def check_memory(op: str, *tensors: Any) -> None:
     """Tensors that do not stand for others, where their memory is needed; what is no tensor passes."""
     for tensor in tensors:

@@ -10,7 +10,15 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops import matmul as product
-from tritile.ops.checks import check_like, check_room, check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import (
+    check_like,
+    check_rank,
+    check_room,
+    check_same_device,
+    check_tensor,
+    describe,
+    name_of,
+)
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.linear import quantized_linear
@@ -242,9 +250,7 @@ def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, acti
     """The product that "addmm" or "baddbmm" makes. Raises a TritileError for operands that do not fit."""
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
-        check_tensor(op, name, tensor)
-        if tensor.ndim != rank:
-            raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
+        check_rank(op, name, tensor, rank)
     if rank == 3 and a.shape[0] != b.shape[0]:
         shapes = f"{of_a} is {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
         raise ShapeError(f"{op}: {shapes}: wanted one batch size")

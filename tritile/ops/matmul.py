@@ -11,6 +11,7 @@ from tritile.families.numerics import BY_DATA
 from tritile.ops.checks import (
     check_like,
     check_no_overlap,
+    check_rank,
     check_room,
     check_same_device,
     check_tensor,
@@ -206,9 +207,7 @@ def matmul(
 def _matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     """Raises ShapeError where these are no operands of torch's `mm` (rank 2) or `bmm` (3), DtypeError, ..."""
     for name, tensor in (("input", input), ("mat2", mat2)):
-        check_tensor(op, name, tensor)
-        if tensor.ndim != rank:
-            raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
+        check_rank(op, name, tensor, rank)
     if input.shape[-1] != mat2.shape[-2] or input.shape[:-2] != mat2.shape[:-2]:
         wanted = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
         shapes = f"input is {tuple(input.shape)} and mat2 {tuple(mat2.shape)}"

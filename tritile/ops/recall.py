@@ -37,6 +37,8 @@ _TURNED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied as torch's setting asks
 
 Tensors = Sequence[Any]
+Key = tuple[Any, ...]
+Product = MatmulCall | GroupedCall
 
 
 class Ready(NamedTuple):
@@ -58,11 +60,7 @@ class Ready(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        launch: Launch | SplitLaunch,
-        order: tuple[int, ...],
-        reaches: tuple[int, ...],
-        out: torch.Tensor,
+        cls, launch: Launch | SplitLaunch, order: tuple[int, ...], reaches: tuple[int, ...], out: torch.Tensor
     ) -> "Ready":
         """How calls are launched whose result is as out."""
         shape, pick = tuple(out.shape), itemgetter(*order)
@@ -71,7 +69,7 @@ class Ready(NamedTuple):
 
 # By the operation, its arguments that are no tensors, what is in force, and the places of its tensors, out's
 # first. `met` looks a call up; operations that do so themselves take a tenth less time.
-CALLS: Final[dict[tuple[Any, ...], Ready]] = new_memo()
+CALLS: Final[dict[Key, Ready]] = new_memo()
 UNTELLABLE: Final = (RuntimeError, AttributeError, TypeError)  # raised for what is of no kind ever prepared
 
 
@@ -87,9 +85,7 @@ def name_of_role(op: str, role: str) -> str:
     return next(name for own, name in ARGUMENTS[op] if own == role)
 
 
-def met(
-    op: str, a: Any, tensors: Tensors, out: Any, words: tuple[Any, ...]
-) -> tuple[tuple[Any, ...] | None, Ready | None]:
+def met(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | None, Ready | None]:
     """The key of a call, and how one of the same key was launched; None for what cannot be remembered.
 
     `a` is the first operand of the product, `words` all arguments that are no tensors.
@@ -141,11 +137,7 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 
 
 def ready_of(
-    op: str,
-    launch: Launch | SplitLaunch,
-    call: MatmulCall | GroupedCall,
-    tensors: Tensors,
-    out: torch.Tensor,
+    op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> Ready:
     """How products like this one are launched. `tensors` are the caller's, as they came."""
     places = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
@@ -155,19 +147,14 @@ def ready_of(
 
 
 def remember(
-    key: tuple[Any, ...] | None,
-    op: str,
-    launch: Launch | SplitLaunch,
-    call: MatmulCall | GroupedCall,
-    tensors: Tensors,
-    out: torch.Tensor,
+    key: Key | None, op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> None:
     """Keep how a product was launched. `tensors` are the caller's, as they came."""
     if not any(tensor is not None and tensor.is_neg() for tensor in tensors):  # else what was launched is not
         keep(key, ready_of(op, launch, call, tensors, out))
 
 
-def keep(key: tuple[Any, ...] | None, ready: Ready) -> None:
+def keep(key: Key | None, ready: Ready) -> None:
     """Keep how a call was launched, where its plan may be kept."""
     if key is not None and lasting():
         CALLS[key] = ready

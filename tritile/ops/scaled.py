@@ -6,7 +6,7 @@ import torch
 
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
-from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.fused import Product, check_activation, fused_product
@@ -25,8 +25,7 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
         if name_of(tensor.dtype) not in _QUANTISED:
             wanted = ", ".join(_QUANTISED)
             raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted one of {wanted}")
-        if tensor.ndim != 2:
-            raise ShapeError(f"scaled_matmul: {name} is {tuple(tensor.shape)}: wanted 2 dimensions")
+        check_rank("scaled_matmul", name, tensor, 2)
     if a.shape[1] != b.shape[0]:
         raise ShapeError(
             f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "

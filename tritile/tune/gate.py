@@ -22,11 +22,10 @@ _READ_S: Final = 10.0
 def _hello(text: str) -> tuple[str, dict[str, Any]]:
     """Name and facts of who says hello. Raises InvalidValueError for anything else."""
     data = parsed(text)
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise InvalidValueError(f"{text[:80]!r} is no hello: wanted a name and facts")
-    if not isinstance(data.get("facts"), dict):
-        raise InvalidValueError(f"{text[:80]!r} is no hello: wanted a name and facts")
-    return data["name"], data["facts"]
+    match data:
+        case {"name": str(name), "facts": dict(facts)}:
+            return name, facts
+    raise InvalidValueError(f"{text[:80]!r} is no hello: wanted a name and facts")
 
 
 def enter(board: Board, rank: int, name: str, facts: Mapping[str, str], wait_s: float) -> str:

@@ -1,10 +1,9 @@
 """tritile against its peers on one case: all sides in one process, interleaved, on cold operands."""
 
-import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -24,18 +23,8 @@ from tritile.planning import plans
 from tritile.runtime import launch
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands
+from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
-
-
-@contextlib.contextmanager
-def _torch_precision(precision: str) -> Iterator[None]:
-    """torch's own fp32 setting, at what the case asks for: TF32 for tf32 and tf32-3m, IEEE for the others."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision.removesuffix(THREE) == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _torch_error(call: Call, run: timing.Run) -> float:
@@ -81,7 +70,7 @@ def measured(
     peers.ready(calls)
     error = answers.check(ours, calls[0])
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
-    with _torch_precision(case.precision):
+    with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
         torch_error = _torch_error(calls[0], theirs)
         for call in calls if peers.torch_call(calls[0]) else ():
             theirs(call)  # makes its operands ready, once

@@ -15,6 +15,7 @@ from tritile.lab.rungs import matmul as products
 from tritile.lab.rungs import transpose as transposes
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
+from tritile.tune.subject.elements import torch_fp32
 
 Values = Mapping[str, Any] | Config  # of a kernel's parameters, by name
 Grid = tuple[int, ...]
@@ -172,12 +173,8 @@ def _square_turn(n: int) -> PermuteProblem:
 
 def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """torch's product; of fp32 matrices, in fp32 and not in TF32."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
+    with torch_fp32():
         torch.matmul(a, b, out=out)
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _torch_transpose(x: torch.Tensor, out: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCa
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject import quantized
-from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, full_fp32, sampled
+from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, sampled, torch_fp32
 from tritile.tune.subject.groups import grouped_error
 from tritile.tune.subject.operands import matrix, poison
 from tritile.tune.subject.scales import applied
@@ -116,14 +116,14 @@ def error_of(call: Call) -> float:
     return _ERRORS[call.op](call)
 
 
-def _check_elements(call: Call) -> None:
+def check_elements(call: Call) -> None:
     """Raise TuningError where any element of a product is off by more than rounding explains.
 
     Takes a product by torch in float32, of 16-bit operands, or float64, block by block of rows.
     """
     check = _CHECKS.get(call.op)
     if check is not None:
-        with full_fp32():
+        with torch_fp32():
             check(call)
 
 
@@ -136,7 +136,7 @@ def answer_error(call: Call, every: bool = True) -> float:
     if not error <= allowed:
         raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
     if every:
-        _check_elements(call)
+        check_elements(call)
     return error
 
 

@@ -32,10 +32,10 @@ Sides = Sequence[torch.Tensor | None]
 
 
 @contextlib.contextmanager
-def full_fp32() -> Iterator[None]:
-    """Have torch multiply fp32 in fp32, whatever its setting says."""
+def torch_fp32(setting: str = "ieee") -> Iterator[None]:
+    """Have torch multiply fp32 in this precision, whatever its own setting says."""
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.fp32_precision = setting
     try:
         yield
     finally:

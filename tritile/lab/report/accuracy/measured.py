@@ -1,6 +1,5 @@
 """Errors of products, tritile's and torch's, on the same data."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
 from tritile.lab.report.accuracy.data import FINITE, SPECIAL, Pair
 from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
+from tritile.tune.subject.elements import torch_fp32
 
 # Precisions by dtype, each beside what torch does at best for that dtype; "" where there is no choice.
 PRECISIONS: Final = {
@@ -56,16 +56,6 @@ class Accuracy:
         return asdict(self)
 
 
-@contextlib.contextmanager
-def _torch_setting(precision: str) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-
-
 def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
     if a.dtype == torch.int8:
         return matmul(a, b)
@@ -84,7 +74,7 @@ def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
         one = torch.ones((), device=a.device)
         fast = precision == "fast"
         return of_torch.scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
-    with _torch_setting(precision):
+    with torch_fp32("tf32" if precision == "tf32" else "ieee"):
         return a @ b
 
 
