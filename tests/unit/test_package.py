@@ -1,6 +1,7 @@
 """The package as a whole: what importing it costs, and which module may import which."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tritile
+from tests import frame
 
 PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
@@ -182,6 +184,24 @@ def test_the_rule_catches(where, source):
 )
 def test_the_rule_lets_pass(where, source):
     assert faults(PACKAGE / where, source) == []
+
+
+def test_the_page_on_architecture_shows_the_rooms_in_their_order():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rows = [
+        re.findall(r"`(\w+)(?:\.py)?`", line.split("|")[1]) for line in page.splitlines() if line[:3] == "| `"
+    ]
+    assert [tuple(row) for row in rows[: len(ROWS)]] == list(ROWS)
+    folders = {path.name for path in (PACKAGE / "families").iterdir() if path.is_dir()}
+    shown = {name for row in rows[len(ROWS) :] for name in row} | {"common"}
+    assert folders - {"__pycache__"} == shown
+
+
+def test_an_idea_lies_in_few_files_and_few_floors():
+    """`python tests/frame.py` prints what these are."""
+    assert len(frame.naming_packed_weights()) <= 13
+    assert len(frame.longest_chain()) <= 11
+    assert frame.loaded_that_tune() == []
 
 
 def fresh(code: str) -> str:
