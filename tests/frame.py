@@ -1,7 +1,7 @@
 """How the package is cut, as a table: `python tests/frame.py`.
 
-Packed weights stand for any idea that should lie in few files. The chain of rooms is that of the imports which
-are run when a module is loaded, from the lowest room to the command line.
+Packed weights stand for any idea that should lie in few files. The chain of rooms is that of the imports
+which are run when a module is loaded, from the lowest room to the command line.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
 A plain call on plain tensors goes to its kernel at once. Calls that torch keeps track of (gradients,
 tangents, transforms, subclasses, modes, autocast, tracing) go to the operator of the same name, which
-`tritile.operators` registers, and whose kernels on CUDA and CPU are the plain call again.
+`tritile.ops.operators` registers, and whose kernels on CUDA and CPU are the plain call again.
 """
 
 import sys

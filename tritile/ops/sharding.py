@@ -186,7 +186,7 @@ RULES: Final[dict[str, Callable[..., Rules]]] = {
 
 @functools.cache
 def register() -> None:
-    """Tell torch the rules of all operators that have one, which `tritile.operators` must have defined."""
+    """Tell torch the rules of all operators that have one, which `ops.operators` must have defined."""
     for name, rule in RULES.items():
         operator = getattr(torch.ops.tritile, name).default
         register_sharding(operator)(rule)
