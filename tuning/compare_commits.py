@@ -25,17 +25,111 @@ SUITES = Path(__file__).parent / "suites"
 
 
 def problems(suite: str) -> Iterator[dict]:
-    """The products of a suite: dtype, layout, m, n, k and epilogue."""
+    """The problems of a suite: op, dtype and layout, sizes, and what else their call takes."""
     for case in tomllib.loads((SUITES / f"{suite}.toml").read_text())["cases"]:
+        op = case.get("op", "matmul")
+        if op in OTHERS:
+            yield from ({"op": op} | problem for problem in OTHERS[op](case))
+            continue
         sizes = [(n, n, n) for n in case.get("squares", [])] + [tuple(mnk) for mnk in case.get("mnk", [])]
         sizes += [(m, *nk) for m, nk in itertools.product(case.get("m", []), case.get("nk", []))]
         ways = itertools.product(case["dtypes"], case["layouts"], case.get("epilogues", [""]), sizes)
         for dtype, layout, epilogue, (m, n, k) in ways:
-            yield {"dtype": dtype, "layout": layout, "epilogue": epilogue, "m": m, "n": n, "k": k}
+            sides = {"m": m, "n": n, "k": k}
+            yield {"op": op, "dtype": dtype, "layout": layout, "epilogue": epilogue} | sides
 
 
-def call_of(problem: dict):
-    """A function that makes operands of a problem, and returns their bytes and the call on them."""
+def _permutations(case: dict) -> Iterator[dict]:
+    orders = case["dims"] if len(case["dims"]) > 1 else case["dims"] * len(case["shapes"])
+    for dtype, (shape, dims) in itertools.product(case["dtypes"], zip(case["shapes"], orders, strict=True)):
+        yield {"dtype": dtype, "shape": shape, "dims": dims}
+
+
+def _groups(case: dict) -> Iterator[dict]:
+    from tritile.core.problem import ends_of
+
+    ways = itertools.product(case["dtypes"], case["layouts"], case["ragged"], case["loads"], case["gmnk"])
+    for dtype, layout, ragged, load, (g, m, n, k) in ways:
+        found = {"dtype": dtype, "layout": layout, "ragged": ragged, "load": load, "g": g, "m": m, "n": n}
+        ends = None if ragged == "none" else ends_of(load, g, m if ragged == "m" else k)
+        yield found | {"k": k, "ends": ends}
+
+
+def _packed(case: dict) -> Iterator[dict]:
+    sizes = [(m, *nk) for m, nk in itertools.product(case.get("m", []), case.get("nk", []))]
+    for dtype, weight, (m, n, k) in itertools.product(case["dtypes"], case["weights"], sizes):
+        bits, group_size, *zeros = weight.removeprefix("int").replace("/", " ").split()
+        how = {"bits": int(bits), "group_size": int(group_size), "zero_points": bool(zeros)}
+        yield {"dtype": dtype, "m": m, "n": n, "k": k, "weight": how}
+
+
+OTHERS = {"permute": _permutations, "grouped": _groups, "linear_quantized": _packed}
+
+
+def permute_of(problem: dict):
+    """As `call_of`, of a permutation."""
+    import torch
+
+    import tritile
+
+    dtype, shape = getattr(torch, problem["dtype"]), problem["shape"]
+    wide = torch.complex64 if dtype.is_complex else torch.float32
+
+    def make():
+        x = (torch.randn(shape, device="cuda", dtype=wide) * 9).to(dtype)
+        return lambda: tritile.permute(x, problem["dims"])
+
+    return 2 * math.prod(shape) * dtype.itemsize, 0, make
+
+
+def groups_of(problem: dict):
+    """As `call_of`, of products of groups, scaled where their numbers are of 8 bits."""
+    import torch
+
+    import tritile
+
+    dtype, (g, m, n, k) = getattr(torch, problem["dtype"]), (problem[side] for side in "gmnk")
+    ragged, ends = problem["ragged"], problem["ends"]
+    of_a, of_b = (() if ragged != "none" else (g,)), (() if ragged == "k" else (g,))
+
+    def matrix(batch: tuple, rows: int, columns: int, way: str) -> torch.Tensor:
+        sides = (rows, columns) if way == "N" else (columns, rows)
+        made = (torch.randn(*batch, *sides, device="cuda", dtype=torch.bfloat16) / 8).to(dtype)
+        return made if way == "N" else made.mT
+
+    def make():
+        a, b = matrix(of_a, m, k, problem["layout"][0]), matrix(of_b, k, n, problem["layout"][1])
+        offs = None if ends is None else torch.tensor(ends, dtype=torch.int32, device="cuda")
+        words = {}
+        if dtype.itemsize == 1:
+            words = {
+                "scale_a": torch.ones(*of_a, m, device="cuda"),
+                "scale_b": torch.ones(g, n, device="cuda"),
+            }
+        return lambda: tritile.grouped_matmul(a, b, offs, **words)
+
+    size = (m * k * ((len(of_a) and g) or 1) + k * n * ((len(of_b) and g) or 1)) * dtype.itemsize
+    return size, 2 * m * n * k * (1 if ends else g), make
+
+
+def packed_of(problem: dict):
+    """As `call_of`, of a linear layer with a packed weight."""
+    import torch
+
+    import tritile
+
+    dtype, (m, n, k) = getattr(torch, problem["dtype"]), (problem[side] for side in "mnk")
+
+    def make():
+        weight = tritile.quantize(torch.randn(n, k, device="cuda", dtype=dtype), **problem["weight"])
+        x = torch.randn(m, k, device="cuda", dtype=dtype)
+        return lambda: tritile.linear(x, weight)
+
+    return n * k * problem["weight"]["bits"] // 8 + (m * k + m * n) * dtype.itemsize, 2 * m * n * k, make
+
+
+def product_of(problem: dict):
+    """As `call_of`, of a product."""
     import torch
 
     import tritile
@@ -58,7 +152,15 @@ def call_of(problem: dict):
             return lambda: tritile.linear(a, b.T, bias, activation=activation, residual=more)
         return lambda: tritile.matmul(a, b)
 
-    return (m * k + k * n + m * n) * dtype.itemsize, make
+    return (m * k + k * n + m * n) * dtype.itemsize, 2 * m * n * k, make
+
+
+MAKERS = {"matmul": product_of, "permute": permute_of, "grouped": groups_of, "linear_quantized": packed_of}
+
+
+def call_of(problem: dict):
+    """Bytes and operations of a problem, and a function that makes operands and returns the call on them."""
+    return MAKERS[problem["op"]](problem)
 
 
 class Timed:
@@ -67,9 +169,8 @@ class Timed:
     def __init__(self, problem: dict) -> None:
         import torch
 
-        size, make = call_of(problem)
+        size, flops, make = call_of(problem)
         calls = [make() for _ in range(max(1, math.ceil(3 * 60e6 / size)) if size < 180e6 else 1)]
-        flops = 2 * problem["m"] * problem["n"] * problem["k"]
         self.calls = max(len(calls), min(200, math.ceil(2e-3 / (flops / 4e14 + size / 4e12))))
         for call in calls:
             call()

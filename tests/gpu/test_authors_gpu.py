@@ -152,8 +152,10 @@ def test_tritiles_own_product_is_searched_and_remembered():
     with tritile.mode("tune"):
         kernel[grid](**given)
     assert torch.allclose(out, a @ b, rtol=1e-2, atol=1e-2)
+    assert len(kernel.configs_timings) > 1
     again = kernels.tuned()  # as in another process
     out.fill_(float("nan"))
-    again[grid](**given)
+    with tritile.mode("strict"):  # in which nothing is measured
+        again[grid](**given)
     assert torch.allclose(out, a @ b, rtol=1e-2, atol=1e-2)
-    assert str(again.best_config) == str(kernel.best_config)
+    assert again.best_config in kernel.configs_timings

@@ -3,6 +3,7 @@
 import pytest
 
 import compare_commits
+from tritile.tune import suites
 
 
 @pytest.mark.parametrize("suite", ["square", "llm", "ragged", "epilogue"])
@@ -10,6 +11,18 @@ def test_every_product_of_a_suite_is_posed_once(suite):
     found = list(compare_commits.problems(suite))
     assert len({str(problem) for problem in found}) == len(found) > 20
     assert all(min(problem[side] for side in "mnk") > 0 for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("suite", "op"), [("permute", "permute"), ("grouped", "grouped"), ("weights", "linear_quantized")]
+)
+def test_so_is_every_other_problem(suite, op):
+    found, cases = (
+        list(compare_commits.problems(suite)),
+        suites.load(compare_commits.SUITES / f"{suite}.toml"),
+    )
+    assert {problem["op"] for problem in found} == {op}
+    assert len({str(problem) for problem in found}) == len(found) == len(cases)
 
 
 def test_sides_take_turns_and_the_ratio_is_of_the_same_round():
