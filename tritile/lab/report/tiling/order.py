@@ -13,6 +13,7 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
 from tritile.families.permute import family as permute
 from tritile.families.space import illegal
@@ -98,10 +99,9 @@ class Tiling:
     def place(self, turn: int) -> Place:
         """The tile of a turn, walked down bands of `group` tile rows, matrix after matrix."""
         matrix, index = divmod(_among(turn, self.turns, "turn") % self.tiles, self.rows * self.columns)
-        band, within = divmod(index, self.group * self.columns)
-        first = band * self.group
-        high = min(self.rows - first, self.group)
-        return Place(matrix, first + within % high, within // high)
+        return Place(
+            matrix, *grouped_tile.fn(index, self.rows, self.columns, self.group)
+        )  # as kernels have it
 
     def turn_of(self, place: Place, part: int = 0) -> int:
         """The turn in which a tile is made, the inverse of `place`."""
