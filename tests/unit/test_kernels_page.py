@@ -51,8 +51,7 @@ def ran(copy, code):
 
 
 def test_the_page_runs(copy):
-    (code,) = (text for kind, _, text in BLOCKS if kind == "run")
-    ran(copy, code)
+    ran(copy, "".join(text for kind, _, text in BLOCKS if kind == "run"))
 
 
 def test_all_that_asks_the_registry_knows_the_kernel(copy):
@@ -70,7 +69,9 @@ def test_all_that_asks_the_registry_knows_the_kernel(copy):
         "assert len(digests()['matmul/naive']) == 16\n"
         "assert set(legal_configs(problem, device, 'naive')) == set(CONFIGS)\n"
         "assert 'naive' in model.families(problem, device)\n"
-        "assert model.pick(problem, device).family != 'naive'\n"
+        "for m, n, k in ((300, 200, 48), (20, 20, 4), (64, 64, 64), (1, 4096, 32), (512, 512, 512)):\n"
+        "    for dtype in ('bfloat16', 'float32'):\n"
+        "        assert model.pick(MatmulProblem(1, m, n, k, dtype, dtype), device).family != 'naive'\n"
         "batch = MatmulProblem(2, 8, 8, 8, 'float16', 'float16')\n"
         "assert 'one matrix' in illegal(CONFIGS[0], batch, device)\n"
         "assert 'families/naive/family.py' in tested.modules_of('matmul/naive')\n"
