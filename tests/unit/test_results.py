@@ -18,7 +18,7 @@ from tritile.errors import InvalidValueError, StoreWarning
 from tritile.lab.report.console import print_results, print_summary
 from tritile.lab.report.environment import environment
 from tritile.lab.report.results import Measurement, Result, append, case_of, host_result, latest, read, result
-from tritile.lab.report.summary import markdown_summary, summary
+from tritile.lab.report.summary import summary
 from tritile.tune.suites import parse_shape
 
 ENV = {
@@ -213,15 +213,6 @@ def test_summary() -> None:
     assert rows[0].geomean == pytest.approx(2.0)  # the cube root of 0.5 * 4 * 4
     assert (rows[0].worst, rows[0].worst_label, rows[0].behind) == (0.5, "64x64x64", 1)
     assert (rows[2].geomean, rows[2].worst_label, rows[2].behind) == (pytest.approx(1.25), "1000x2000", 0)
-
-
-def test_markdown_summary() -> None:
-    text = markdown_summary([product("64x64x64", 0.5), product("128x64x32", 8.0), transposed(1.25)])
-    assert "**GPU**, torch 2.11.0, triton 3.6.0" in text
-    assert "| square | bfloat16 | NN | 2 | 2.00 | 1 | 0.50 | 64x64x64 |" in text
-    assert "| transpose | float32 |  | 1 | 1.25 | 0 | 1.25 | 1000x2000 |" in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
-    assert markdown_summary([]) == ""
 
 
 def test_print_results() -> None:

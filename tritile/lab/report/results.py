@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.core.config import Config
-from tritile.core.problem import PermuteProblem, QuantizedProblem
+from tritile.core.problem import PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.lab.report.environment import ENV_FIELDS
 from tritile.tune.suites import Case
@@ -114,13 +114,12 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     ours = measured.tritile_us
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
     problem = case.problem
-    rates: dict[str, float | None]
-    if isinstance(problem, PermuteProblem):
-        rates = {"gbps": problem.bytes / ours / 1e3, "copy_gbps": measured.copy_gbps}
-    else:
-        rates = {"tflops": problem.flops / ours / 1e6}
-    if isinstance(problem, QuantizedProblem):
-        rates["gbps"] = problem.bytes / ours / 1e3
+    known = {
+        "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
+        "gbps": problem.bytes / ours / 1e3,
+        "copy_gbps": measured.copy_gbps,
+    }
+    rates = {name: known[name] for name in _RATES[case.op]}
     numbers = {
         "tritile_us": ours,
         **{f"{peer}_us": us for peer, us in times.items()},

@@ -87,25 +87,3 @@ def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
 def dtype_label(dtype: str, precision: str) -> str:
     """The dtype, with how float32 is multiplied where that is not IEEE's way."""
     return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype
-
-
-def markdown_summary(results: Iterable[Result]) -> str:
-    """The summary as Markdown: a table for each GPU, below the versions with which it was measured."""
-    results = of_cases(results)
-    rows = summary(results)
-    parts: list[str] = []
-    for gpu in dict.fromkeys(row.gpu for row in rows):
-        envs = [line["env"] for line in results if line["env"]["gpu"] == gpu]
-        with_ = [f"{name} {' / '.join(sorted({env[name] for env in envs}))}" for name in ("torch", "triton")]
-        parts += [
-            f"**{gpu or 'no GPU'}**, {', '.join(with_)}; torch's time / tritile's, above 1 is faster:",
-            "",
-        ]
-        parts += ["| suite | dtype | layout | problems | geometric mean | behind | worst | at |"]
-        parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
-        for row in (row for row in rows if row.gpu == gpu):
-            cells = (row.suite, dtype_label(row.dtype, row.precision), row.layout, row.count)
-            ratios = (f"{row.geomean:.2f}", row.behind, f"{row.worst:.2f}", row.worst_label)
-            parts += [f"| {' | '.join(map(str, (*cells, *ratios)))} |"]
-        parts += [""]
-    return "\n".join(parts)

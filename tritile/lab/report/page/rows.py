@@ -15,7 +15,6 @@ from tritile.lab.report.summary import Summary, dtype_label, sizes_label, summar
 
 Row = dict[str, Any]
 FACETS: Final = ("op", "suite", "dtype", "layout")
-ALL_PEERS: Final = ("torch", *PEERS)
 
 
 @dataclass

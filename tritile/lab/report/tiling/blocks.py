@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tritile.core.problem import ITEMSIZE, MatmulProblem
+from tritile.core.problem import MatmulProblem
 from tritile.lab.report.tiling.order import Tiling
 
 
@@ -91,11 +91,6 @@ def total_bytes(tiling: Tiling) -> tuple[int, int]:
     tiled = problem.k * (problem.m * tiling.columns + problem.n * tiling.rows)
     untiled = 2 * problem.m * problem.n * problem.k
     return tiled * problem.batch * problem.itemsize, untiled * problem.batch * problem.itemsize
-
-
-def stored_bytes(tiling: Tiling, turn: int) -> int:
-    """Bytes of the tile of a product that this is a turn of."""
-    return step_of(tiling, turn, 0).c.elements * ITEMSIZE[_matmul(tiling).out_dtype]
 
 
 def sharing(tiling: Tiling, wave: int) -> Sharing:

@@ -85,11 +85,6 @@ def _sectors(count: int) -> str:
     return "1 sector" if count == 1 else f"{count:,} sectors"
 
 
-def _percent(share: float) -> str:
-    """A share rounded down, so that only all is 100%."""
-    return f"{math.floor(100 * share + 1e-9)}%"
-
-
 def _scaled(lengths: tuple[int, ...]) -> list[float]:
     return [max(length, max(lengths) / _THIN) for length in lengths]
 
