@@ -134,7 +134,7 @@ class Covers(NamedTuple):
 
 
 def _covered(extent: int, block: int, least_step: int) -> tuple[int, int]:
-    """How many tiles cover an extent, and how much each covers of it: see `kernels.permute.tile_span`."""
+    """How many tiles cover an extent, and how much each covers of it: as `tile_span` of permute has it."""
     tiles, step = -(-extent // block), min(least_step, block)
     each = -(-extent // tiles)
     return tiles, -(-each // step) * step if permute.uneven(extent, block) else block

@@ -298,7 +298,7 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches a permutation with a config of its families; in place, of `space.tile.in_place`.
+    """What launches a permutation with a config of its families; in place, of `in_place`.
 
     `early`: it may start before the kernel ahead of it is done, and waits in itself.
     """
