@@ -232,6 +232,8 @@ def test_a_launched_call_loads_nothing_that_tunes():
         "x = torch.ones(5, 3)\n"
         "assert torch.equal(tritile.matmul(x, x.mT), torch.full((5, 5), 3.0))\n"
         "tritile.transpose(x), tritile.linear(x, x)\n"
+        "from tritile.families.registry import ALL\n"
+        "assert not any('configs' in vars(family) for family in ALL), 'thousands that nobody asked for'\n"
         "tritile.plan(tritile.matmul, x, x.mT, device='nvidia-h200')\n"
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('tritile.')}))\n"
         "assert tritile.autotune and tritile.Space and tritile.explain and tritile.Explanation\n"

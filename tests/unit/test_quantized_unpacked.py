@@ -100,7 +100,7 @@ def test_the_dense_problem():
 
 def test_configs_are_those_of_the_dense_kernel():
     own = families.FAMILIES["linear_quantized"]["unpacked"].configs
-    assert tuple(map(dense, own)) == warpgroups.CONFIGS
+    assert tuple(map(dense, own)) == warpgroups.FAMILY.configs
     assert {config.family for config in own} == {"unpacked"}
     legal = legal_configs(PREFILL, H200, "unpacked")
     assert [dense(c) for c in legal] == legal_configs(PREFILL.product, H200, "warpgroups")

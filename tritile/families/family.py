@@ -1,7 +1,7 @@
 """What a family of kernels is to those who choose and launch."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +20,24 @@ def _always(problem: Any) -> bool:
 class Family:
     """A kernel that makes an operation by configs of its own, and what is known of these.
 
-    `also`: kernels that run beside it and count for its digest. `illegal(config, problem, device)`: why a
-    config may not run a problem, None where it may. `pointless(config, problem, device)`: whether another
-    config does the same or strictly less work. `predicted_us(config, problem, device)`: microseconds, of
-    which only the order matters. `work(call, config, processors, early)`: what launches a call on a GPU of so
-    many processors, as `tritile.families.work.work_of`. `numerics(config, problem, device)`: what decides the
-    bits of an element, and `canonical(problem, device)` the same of batch-invariant calls, for all families
-    of an operation. `resident(config, problem, device)`: how many
-    programs one processor holds at once; None where that is not told. `contends(problem)`: whether one of its
-    configs can be the fastest. `interpreted(problem)`: the config for tensors in host memory; None for that
-    of the operation's first family with large tiles.
+    - `space()`: every config there is.
+    - `illegal(config, problem, device)`: why a config may not run a problem, None where it may.
+    - `pointless(config, problem, device)`: whether another config does the same or strictly less work.
+    - `predicted_us(config, problem, device)`: microseconds, of which only the order matters.
+    - `work(call, config, processors, early)`: what launches a call, as `tritile.families.work.work_of` says.
+    - `numerics(config, problem, device)`: what decides the bits of an element.
+    - `canonical(problem, device)`: the same of batch-invariant calls, for all families of an operation.
+    - `also`: kernels that run beside it and count for its digest.
+    - `resident(config, problem, device)`: programs that one processor holds at once; None where not told.
+    - `contends(problem)`: whether one of its configs can be the fastest.
+    - `interpreted(problem)`: the config for tensors in host memory, of an operation's first family; None for
+      large tiles.
     """
 
     op: str
     name: str
     kernel: Any
-    configs: tuple[Config, ...]
+    space: Callable[[], Iterable[Config]]
     illegal: Callable[[Config, Any, Device], str | None]
     pointless: Callable[[Config, Any, Device], bool]
     predicted_us: Callable[[Config, Any, Device], float]
@@ -51,6 +53,11 @@ class Family:
     def label(self) -> str:
         """The kernel's name in files: "matmul/tile"."""
         return f"{self.op}/{self.name}"
+
+    @functools.cached_property
+    def configs(self) -> tuple[Config, ...]:
+        """Every config there is; thousands, which are made when they are first asked for."""
+        return tuple(self.space())
 
     @functools.cached_property
     def digest(self) -> str:

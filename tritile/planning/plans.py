@@ -233,7 +233,9 @@ def interpreted(problem: Tiled) -> Plan:
     def block(size: int) -> int:
         return max(16, min(128, 1 << (size - 1).bit_length()))
 
-    sides = [name for name, _ in family.configs[0].kwargs if name != "GROUP_M"]  # BLOCK_M is of `problem.m`
+    sides = [
+        name for name, _ in next(iter(family.space())).kwargs if name != "GROUP_M"
+    ]  # BLOCK_M is of `problem.m`
     blocks = {side: block(getattr(problem, side[-1].lower())) for side in sides}
     config = Config.of(family=family.name, **blocks, GROUP_M=8)
     return Plan(problem, config, "interpreter", INTERPRETER, None, why)

@@ -95,7 +95,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
 
 def _tile_configs() -> Iterator[Config]:
     """Those of products, in bands, as groups have several tiles or the order does not matter."""
-    for config in tile.CONFIGS:
+    for config in tile.FAMILY.configs:
         if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
             yield config
 
@@ -251,7 +251,7 @@ TILE: Final = Family(
     op=GroupedProblem.op,
     name=tile.NAME,
     kernel=grouped_matmul_tile,
-    configs=tuple(_tile_configs()),
+    space=_tile_configs,
     illegal=tile.illegal,
     pointless=tile.pointless,
     predicted_us=_tile_predicted_us,
@@ -263,7 +263,7 @@ DESCRIPTOR: Final = Family(
     op=GroupedProblem.op,
     name=descriptor.NAME,
     kernel=grouped_matmul_descriptor,
-    configs=tuple(_tma_configs()),
+    space=_tma_configs,
     illegal=_tma_illegal,
     pointless=_tma_pointless,
     predicted_us=_tma_predicted_us,

@@ -105,9 +105,6 @@ def _configs() -> Iterator[Config]:
         yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
 
 
-CONFIGS: Final = tuple(_configs())
-
-
 def pointless(config: Config, problem: Product, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
@@ -283,7 +280,7 @@ FAMILY: Final = Family(
     name=NAME,
     kernel=matmul_tile,
     also=(gated_tile,),
-    configs=CONFIGS,
+    space=_configs,
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,

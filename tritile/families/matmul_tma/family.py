@@ -137,9 +137,6 @@ def _configs() -> Iterator[Config]:
                     )
 
 
-CONFIGS: Final = tuple(_configs())
-
-
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
@@ -252,7 +249,7 @@ FAMILY: Final = Family(
     name=NAME,
     kernel=matmul_descriptor,
     also=(repack, gated_descriptor),
-    configs=CONFIGS,
+    space=_configs,
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,

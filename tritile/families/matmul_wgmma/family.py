@@ -122,9 +122,6 @@ def _configs() -> Iterator[Config]:
                 yield Config.of(4, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-CONFIGS: Final = tuple(_configs())
-
-
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
@@ -205,7 +202,7 @@ FAMILY: Final = Family(
     name=NAME,
     kernel=matmul_warpgroups,
     also=(repack,),
-    configs=CONFIGS,
+    space=_configs,
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,

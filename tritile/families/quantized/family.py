@@ -31,6 +31,7 @@ from tritile.families.quantized.kernel import linear_quantized
 
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
+BLOCKS_M: Final = (16, 32, 64, 128, 256)
 _MAX_SIZE: Final = 2**31 - 2**16  # indices are 32 bits
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _FEW_ROWS: Final = 64  # of x, up to which there are fewer sums to scale than weights
@@ -133,16 +134,13 @@ def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> s
 
 
 def _configs() -> Iterator[Config]:
-    for m, n, k in itertools.product((16, 32, 64, 128, 256), (64, 128, 256), (64, 128, 256)):
+    for m, n, k in itertools.product(BLOCKS_M, (64, 128, 256), (64, 128, 256)):
         for warps, stages in itertools.product((4, 8), (2, 3, 4, 5, 6, 8)):
             if m * n // (32 * warps) > _MAX_WORDS or n // warps < 16:
                 continue
             for group, split in itertools.product((1, 8), (1, 2, 4, 8, 16) if m <= 64 else (1, 2)):
                 sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
                 yield Config.of(warps, stages, NAME, **sides)
-
-
-CONFIGS: Final = tuple(_configs())
 
 
 def interpreted(problem: QuantizedProblem) -> Config:
@@ -310,7 +308,7 @@ TILE: Final = Family(
     op=QuantizedProblem.op,
     name=NAME,
     kernel=linear_quantized,
-    configs=CONFIGS,
+    space=_configs,
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,
@@ -323,7 +321,7 @@ TMA: Final = Family(
     op=QuantizedProblem.op,
     name=DESCRIPTOR,
     kernel=linear_quantized,
-    configs=tuple(replace(config, family=DESCRIPTOR) for config in CONFIGS),
+    space=lambda: (replace(config, family=DESCRIPTOR) for config in TILE.configs),
     illegal=_tma_illegal,
     pointless=pointless,
     predicted_us=predicted_us,

@@ -21,14 +21,13 @@ from tritile.families.family import Family
 from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
-from tritile.families.quantized.family import CONFIGS, MAGIC, WEIGHTS, canonical
+from tritile.families.quantized.family import BLOCKS_M, MAGIC, WEIGHTS, canonical
 from tritile.families.quantized.unpack import unpack
 
 NAME: Final = "unpacked"
 # Rows and columns of an unpacked tile, and its warps. A thread reads 16 bytes of 4-bit numbers, and the 16
 # rows that a weight is padded to are never overhung.
 _TILE: Final = (16, 256, 4)
-_TALLEST: Final = max(config["BLOCK_M"] for config in CONFIGS)
 
 
 def dense(config: Config) -> Config:
@@ -52,7 +51,7 @@ def contends(problem: QuantizedProblem) -> bool:
     That one unpacks each number once as well. At 256 rows the copy still takes about as long as the product:
     2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
     """
-    return problem.m > _TALLEST
+    return problem.m > max(BLOCKS_M)
 
 
 def predicted_us(
@@ -106,7 +105,7 @@ FAMILY: Final = Family(
     name=NAME,
     kernel=matmul_warpgroups,
     also=(unpack, repack),
-    configs=tuple(replace(config, family=NAME) for config in warpgroups.CONFIGS),
+    space=lambda: (replace(config, family=NAME) for config in warpgroups.FAMILY.configs),
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,
