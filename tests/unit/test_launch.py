@@ -1,5 +1,6 @@
 """How a call becomes launches; no kernel runs."""
 
+import itertools
 import os
 import subprocess
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, 
 from tritile.core.views import posed
 from tritile.errors import UntunedWarning
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
+from tritile.families.lowering import lowered
 from tritile.families.matmul_tile import family as tile
 from tritile.families.pieces import laid_out, pieces_of, workspace_bytes
 from tritile.families.space import legal_configs
@@ -340,6 +342,16 @@ def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, s
             assert step.options.get("launch_pdl", False) == waits, step.kernel
             early += waits
     assert bool(early) == starts
+
+
+def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
+    """A second one would add to what the first has stored, where a residual is overwritten in place."""
+    call = posed(OPERATIONS[4], lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    parts = lowered(call, False)
+    ranges = [parts.core.verdict[1:], *(step.args["VERDICTS"] for step in parts.after)]
+    assert ranges[0][0] == 0
+    assert all(one[1] == following[0] for one, following in itertools.pairwise(ranges))
+    assert all(least < end for least, end in ranges)
 
 
 def test_a_grid_has_no_more_programs_on_an_axis_than_a_launch_takes():
