@@ -104,6 +104,21 @@ def test_batches_broadcast_and_of_two_dimensions(config):
         run(config, left, right, torch.empty(*shape, 19, 36))
 
 
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[3]], ids=str)
+def test_batches_of_two_dimensions_are_copied_matrix_by_matrix(config):
+    """Those over which an operand is stretched once."""
+    a, b = values((2, 3, 19, 33), torch.float32), values((2, 3, 33, 35), torch.float32, 1)
+    turned = a.transpose(0, 1).contiguous().transpose(0, 1)
+    for left, right in (
+        (turned, b),
+        (turned, b[:1]),
+        (a[:, :1], b.transpose(0, 1).contiguous().transpose(0, 1)),
+    ):
+        call = described(left, right, torch.empty(2, 3, 19, 35), "tf32")
+        assert len(call.batch_shape) == 2
+        run(config, left, right, torch.empty(2, 3, 19, 35))
+
+
 def test_only_the_operand_that_needs_it_is_copied():
     def steps(a, b):
         out = torch.empty(a.shape[0], b.shape[1])

@@ -1,5 +1,6 @@
 """Kernels have just the parameters that native launches lay out, on every version of Triton."""
 
+import ctypes
 import os
 import re
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, tile, tma, tu
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.views import posed
-from tritile.families.common.work import COUNTERS
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.work import work_of
 from tritile.runtime import native
 from tritile.runtime.launch import _compiled
@@ -59,8 +60,8 @@ class Library(SimpleNamespace):
         return 0
 
 
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: str(value).replace(" ", "_"))
-def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monkeypatch):
+def compiled(problem, config, monkeypatch):
+    """The steps of a call with their kernels, and the names of its buffers; no driver is needed."""
     device = target_device("nvidia-h200")
 
     def make(dtype, elements=0):
@@ -74,8 +75,59 @@ def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monk
         kernels = [_compiled(step, buffers) for step in work.steps]
     monkeypatch.setattr(native, "_context_of", lambda device: None)
     monkeypatch.setattr(native, "loaded", lambda kernel, shared: Loaded(1, 0, 0))
-    for step, kernel in zip(work.steps, kernels, strict=True):
+    return zip(work.steps, kernels, strict=True), tuple(buffers)
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: str(value).replace(" ", "_"))
+def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monkeypatch):
+    steps, buffers = compiled(problem, config, monkeypatch)
+    for step, kernel in steps:
         library = Library(sizes=sizes_of(kernel))
         monkeypatch.setattr(native, "_driver", lambda library=library: library)
         launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
         assert len(launch._described) == len(library.sizes)
+
+
+class Driver(Library):
+    """The same, which notes how descriptors are encoded, what they are moved to, and what is launched."""
+
+    def __init__(self, sizes):
+        super().__init__(sizes=sizes, encoded=[], moved={}, launched=[])
+
+    def cuTensorMapEncodeTiled(self, table, kind, rank, pointer, shape, strides, *rest):
+        self.encoded.append((table.value, [*shape], [*strides][: rank - 1]))
+        return 0
+
+    def cuTensorMapReplaceAddress(self, table, address):
+        self.moved[table] = address
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        self.launched.append([*(ctypes.c_uint64 * len(self.sizes)).from_address(parameters)])
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"), [CASES[1], CASES[2], CASES[3]], ids=["pointers", "shared K", "copies"]
+)
+def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monkeypatch):
+    """Where it lies at this launch, be it behind a pointer or a descriptor, whose strides are in bytes."""
+    steps, buffers = compiled(problem, config, monkeypatch)
+    for step, kernel in steps:
+        driver = Driver(sizes_of(kernel))
+        monkeypatch.setattr(native, "_driver", lambda driver=driver: driver)
+        launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
+        for turn in (0, 1):  # each where another was before, as operands that change places
+            places = [(place + turn) % len(buffers) for place in range(len(buffers))]
+            lies = {name: (1 << 20) + 256 * place for name, place in zip(buffers, places, strict=True)}
+            launch([*lies.values()], 0)
+            pointers = [value.buffer for value in step.values if isinstance(value, Buffer)]
+            kinds = zip(driver.launched[-1], launch._described, strict=False)
+            found = [ctypes.c_uint64.from_address(at).value for at, (kind, *_) in kinds if kind == 1]
+            assert found == [lies[name] for name in pointers]
+            described = [value for value in step.values if isinstance(value, Descriptor)]
+            for (table, shape, strides), one in zip(driver.encoded, described, strict=True):
+                assert driver.moved[table] == lies[one.buffer]
+                size = strides[0] // one.strides[-2]
+                assert shape == [*one.shape[::-1]]
+                assert (size in (1, 2, 4), strides) == (True, [size * s for s in one.strides[-2::-1]])

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.views import PermuteCall
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.skipif(
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
+GROUPS = GroupedProblem("m", 8, 4096, 1024, 1024, "float16", "float16")
+PACKED = QuantizedProblem(1024, 1024, 1024, "float16", 4, 128)
 # PTX that reads or writes global memory.
 GLOBAL = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red|cp\.async(\.bulk)?(\.tensor)?)\S*\.global", re.MULTILINE)
 # In Triton's own language, before a compiler adds barriers of its own.
@@ -37,6 +40,20 @@ def shared_k(split):
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
 
 
+def specialised():
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "CONSUMERS": 2, "GROUP_M": 8}
+    return Config.of(4, 4, "warpgroups", **blocks, PERSISTENT=False, SUBTILES=1)
+
+
+def of_groups():
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
+
+
+def unpacking(family):
+    return Config.of(4, 4, family, BLOCK_M=64, BLOCK_N=64, BLOCK_K=128, GROUP_M=8, SPLIT_K=1)
+
+
 def steps(kernel):
     return [found[1] or found[2] for found in STEPS.finditer(kernel.asm["ttir"])]
 
@@ -49,13 +66,27 @@ def steps(kernel):
         (TURN, turned(64, 64, "packed")),
         (SQUARE, shared_k(1)),
         (SQUARE, shared_k(4)),
+        (replace(SQUARE, epilogue="gated silu"), shared_k(1)),
+        (GROUPS, of_groups()),
+        (PACKED, unpacking("tile")),
+        (PACKED, unpacking("descriptor")),
     ],
-    ids=["turn", "copy", "packed turn", "product", "shared K"],
+    ids=["turn", "copy", "packed turn", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
 )
 def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, config):
     ptx = ahead.compiled_for(problem, config, H200).asm["ptx"]
     wait, first = ptx.find("griddepcontrol.wait"), GLOBAL.search(ptx)
     assert first
+    assert 0 < wait < first.start()
+
+
+def test_warpgroups_wait_before_they_ask_for_a_tile():
+    """All else that they touch comes after tiles, whatever the order in which warps' code is written down."""
+    ptx = ahead.compiled_for(SQUARE, specialised(), H200).asm["ptx"]
+    wait, first = (
+        ptx.find("griddepcontrol.wait"),
+        re.search(r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global", ptx),
+    )
     assert 0 < wait < first.start()
 
 

@@ -1,14 +1,15 @@
 """Every element of an answer is looked at: right ones pass in each type, one wrong one does not."""
 
+import math
 import re
 
 import pytest
 import torch
 
-from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.views import posed
 from tritile.errors import TuningError
-from tritile.tune.subject import answers, elements
+from tritile.tune.subject import answers, elements, operands
 from tritile.tune.subject.operands import shared
 
 M, N, K = 600, 48, 512
@@ -98,3 +99,31 @@ def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
     call.target[-1] = value
     with pytest.raises(TuningError, match="1 elements"):
         answers.check_elements(call)
+
+
+@pytest.mark.parametrize("where", ["ahead of", "behind"])
+@pytest.mark.parametrize("problem", [PROBLEMS[1], PROBLEMS[9]], ids=["floating", "whole"])
+def test_the_element_next_to_an_output_is_guarded(problem, where, monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **rest: empty(*size, **rest))
+    monkeypatch.setattr(operands, "random_elements", lambda dtype, n: empty(n, dtype=getattr(torch, dtype)))
+    guarded = operands.Guarded(problem)
+    out = guarded.call.target
+    out.zero_()
+    guarded.check()
+    place = out.storage_offset() + (-1 if where == "ahead of" else out.numel())
+    out.as_strided((1,), (1,), place).zero_()
+    with pytest.raises(TuningError, match=f"wrote {where} its output"):
+        guarded.check()
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0)], ids=str)
+def test_siblings_of_permutations_lie_without_gaps_and_no_element_twice(order):
+    """Dimensions in the order in which they lay, from the one side and from the other."""
+    shape, wide = (40, 200, 1000), (300_000, 1100, 1)
+    sizes = [shape[dim] for dim in order]
+    out = torch.empty(sizes, device="meta").stride()
+    problem = PermuteProblem.of(sizes, [wide[dim] for dim in order], out, 4)
+    for sibling in (operands.ragged(problem), operands.neighbour(problem)):
+        assert sibling.shape != problem.shape
+        assert set(sibling.spans) == {math.prod(sibling.shape)}

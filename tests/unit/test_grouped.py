@@ -288,3 +288,22 @@ def test_calls_that_lie_by_columns_are_turned():
     assert (turned.a.tensor, turned.problem.sizes) == (b, (2, 5, 6, 8))
     launch.run_interpreted(turned, TILE)
     assert all(torch.allclose(got, x @ y, atol=1e-5) for got, x, y in parts(a, b, offs, out)[0])
+
+
+@pytest.mark.parametrize(("columns", "stored"), [(40, True), (36, False)])
+def test_rows_of_results_that_end_amid_16_bytes_are_not_stored_by_descriptor(columns, stored):
+    """The hardware would write zeros over what lies behind them."""
+    a, b = torch.empty(12, 64).half(), torch.empty(3, 64, 64).half()[..., :columns]
+    out = torch.empty(12, 64).half()[:, :columns]
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
+    (step,) = work_of(described(Operands(a, b, OFFS, None, None), out, "ieee"), config, 132, True).steps
+    assert (step.args["BY_DESCRIPTOR"], step.args["out_desc"] is not None) == (stored, stored)
+
+
+def test_groups_of_k_are_looked_at_to_the_end_of_k():
+    """Which is longer here than rows are many; offsets beyond it count as it."""
+    call = on_host(replace(SMALL, ragged="k", a_layout="column", m=16, k=96))
+    call.offs.copy_(torch.tensor([8, 40, 40, 90, 200], dtype=torch.int32))
+    assert [group.a.shape[1] for group in groups_of(call)] == [8, 32, 0, 50, 6]
+    assert [len(group.b) for group in groups_of(call)] == [8, 32, 0, 50, 6]

@@ -63,6 +63,11 @@ def specialised(m, n, k, consumers, family="warpgroups"):
     return Config.of(4, 4, family, **blocks, PERSISTENT=True, SUBTILES=1)
 
 
+def groups_by_tma(m, n, k):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
+
+
 def of_type(dtype, precision="ieee", out="", **changes):
     fields = {"dtype": dtype, "out_dtype": out or dtype, "precision": precision} | changes
     return replace(HALF, **fields)
@@ -72,6 +77,7 @@ TF32 = of_type("float32", "tf32")
 FP8 = of_type("float8_e4m3fn", out="bfloat16")
 GROUPS = GroupedProblem("m", 8, 256, 1024, 1024, "float16", "float16", invariant=True)
 PACKED = QuantizedProblem(64, 1024, 1024, "bfloat16", 4, 128, invariant=True)
+BY_TMA = Numerics("warpgroup", rounding="tma")
 SUMS = Numerics("warpgroup", step=128, scaled="sums")
 WEIGHTS = Numerics("warp", parts=2, scaled="weights")
 TURNED = Numerics("warpgroup", turned=True, scaled="weights")
@@ -98,6 +104,7 @@ FOUND = [
     (specialised(128, 128, 64, 2), FP8, HOPPER, Numerics("warpgroup", step=128)),
     (specialised(128, 128, 64, 2), replace(FP8, precision="fast"), HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 64), replace(GROUPS, dtype="float32"), HOPPER, Numerics("fma")),
+    (groups_by_tma(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),
     (Config.of(4, 3, "tile", **FUSED, SPLIT_K=1), PACKED, HOPPER, SUMS),
     (Config.of(2, 3, "tile", **FUSED | {"BLOCK_K": 256}, SPLIT_K=2), PACKED, HOPPER, WEIGHTS),
     (specialised(128, 128, 64, 2, "unpacked"), PACKED, HOPPER, TURNED),
@@ -356,3 +363,11 @@ def test_permutations_are_as_they_were():
     assert plans.plan_for(problem, HOPPER).source == "model"
     with tritile.batch_invariant():
         assert torch.equal(tritile.transpose(X), X.t())
+
+
+@pytest.mark.parametrize("out_layout", ["row", "column"])
+def test_a_single_column_of_tf32_is_made_in_one_way_too(out_layout):
+    """As rows by columns it lies either way, of which TMA sees one: the kernel rounds."""
+    column = replace(TF32, n=1, out_layout=out_layout, b_layout="column")
+    found = {numerics(config, column, HOPPER) for config in legal_configs(column, HOPPER)}
+    assert found == {Numerics("warpgroup", rounding="kernel")}

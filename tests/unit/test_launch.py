@@ -1,5 +1,6 @@
 """How a call becomes launches; no kernel runs."""
 
+import itertools
 import os
 import subprocess
 from dataclasses import replace
@@ -12,12 +13,17 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
-from tritile.core.problem import MatmulProblem
+from tritile.core.pointer import Pointer
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.views import posed
 from tritile.errors import UntunedWarning
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
+from tritile.families.lowering import lowered
 from tritile.families.matmul_tile import family as tile
-from tritile.families.pieces import pieces_of, workspace_bytes
+from tritile.families.pieces import laid_out, pieces_of, workspace_bytes
+from tritile.families.space import legal_configs
 from tritile.families.work import work_of
-from tritile.ops.described import described
+from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch, loading, offline
 from tritile.runtime.ahead import compiled_for
@@ -182,3 +188,178 @@ def test_a_plan_tells_the_bytes_of_workspace():
     assert plan.workspace == 1001 * 1024 * 2  # a, its rows padded to whole 128 bytes
     assert f"{plan.workspace} bytes of workspace" in repr(plan)
     assert plans.Plan(ragged, TINY, "model", HOPPER).workspace == 0
+
+
+class _Noting:
+    """A compiled kernel that Triton's launcher runs: notes its arguments."""
+
+    function, packed_metadata = 1, ()
+    metadata = SimpleNamespace(tensordesc_meta=None)
+
+    def __init__(self) -> None:
+        self.given: list[object] = []
+
+    def launch_metadata(self, grid, stream, *args):
+        return None
+
+    def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *args):
+        self.given = list(args)
+
+
+def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(monkeypatch):
+    """Of a product whose a is copied, and whose K programs share."""
+    a, b, out = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0, 0))
+    call, counters = described(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1}
+    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=2, SUBTILES=1)
+    work = work_of(call, config, 132, False)
+    kernels, memory, asked = [_Noting() for _ in work.steps], torch.empty(1 << 20, dtype=torch.uint8), []
+    take = SimpleNamespace(take=lambda count, stream: asked.append(count) or counters)
+    monkeypatch.setattr(launch, "counters_of", lambda device: take)
+    monkeypatch.setattr(launch, "current_gpu", lambda: 0)
+    monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)
+    made = launch.Launch(work, kernels, call.buffers, 0)
+    monkeypatch.setattr(torch, "empty", lambda size, **rest: memory[:size])
+    made(*call.tensors)
+    lies = {name: tensor.data_ptr() for name, tensor in call.buffers.items()}
+    offsets, end = laid_out(work.scratch.values())
+    lies |= {name: memory.data_ptr() + by for name, by in zip(work.scratch, offsets, strict=True)}
+    lies[COUNTERS] = counters.data_ptr()
+    for step, kernel in zip(work.steps, kernels, strict=True):
+        for value, given in zip(step.values, kernel.given, strict=True):
+            if isinstance(value, Buffer):
+                assert given == lies[value.buffer]
+            elif isinstance(value, Descriptor):
+                assert given.base.address == lies[value.buffer]
+    assert set(work.scratch) == {"copy_a", "parts"}
+    assert (asked, work.counters) == ([16], 16)  # one for each tile
+    parts = 2 * 16 * 64 * 64 * 4
+    assert end == made._bytes == 256 * 256 * 2 + parts
+
+
+def test_workspaces_start_where_descriptors_can():
+    offsets, end = laid_out([Section("int8", 3), Section("float32", 65), Section("float64", 1)])
+    assert (offsets, end) == ([0, 256, 768], 1024)
+
+
+def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatch):
+    """Also of what is added, and of a second matrix: what is stretched over the batch stays where it is."""
+    a, b, up, residual = (torch.empty(4, *sizes) for sizes in ((3, 5), (5, 7), (5, 7), (3, 7)))
+    extras = Extras(bias=torch.empty(7), residual=residual)
+    gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
+    posed_of, given = [], []
+
+    def noted(piece, config, index):
+        posed_of.append(piece.tensors)
+        return lambda *tensors: given.append(tensors)
+
+    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 1)
+    monkeypatch.setattr(launch, "_prepared", noted)
+    for more in (extras, gated):
+        call = described(a, b, torch.empty(4, 3, 7), "ieee", more)
+        launch.prepare(call, TINY)(*call.tensors)
+        starts = [[tensor.data_ptr() for tensor in tensors] for tensors in given[-4:]]
+        assert starts == [[tensor.data_ptr() for tensor in tensors] for tensors in posed_of[-4:]]
+        for name, *found in zip(call.buffers, *starts, strict=True):
+            tensor = call.buffers[name]
+            step = 0 if tensor.ndim == 1 else tensor.stride(0) * tensor.element_size()
+            assert found == [tensor.data_ptr() + step * i for i in range(4)], name
+
+
+def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
+    a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
+    call = described(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1}
+    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    copied = 256 * 256 * 2  # a
+    assert workspace_bytes(call, config, HOPPER) == 4 * copied
+    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 32)
+    assert workspace_bytes(call, config, HOPPER) == copied
+
+
+@pytest.mark.parametrize("op", ["matmul", "linear_quantized"])
+def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
+    """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain."""
+    if op == "matmul":
+        call, family = described(*(torch.empty(256, 256).half() for _ in range(3)), "ieee"), "descriptor"
+        rest = {"PERSISTENT": False, "SUBTILES": 1}
+    else:
+        problem = QuantizedProblem(256, 256, 256, "float16", 8, 128)
+        call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
+        family, rest = "tile", {}
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "SPLIT_K": 2}
+    config = Config.of(4, 4, family, **blocks, **rest)
+    polls = [work_of(call, config, processors, True).steps[-1].args["POLLS"] for processors in (31, 32)]
+    assert (polls[0], polls[1] > 0) == (0, True)
+
+
+@pytest.mark.parametrize("family", ["descriptor", "warpgroups"])
+@pytest.mark.parametrize(("columns", "stored"), [(40, True), (36, False)])
+def test_rows_of_results_that_end_amid_16_bytes_are_not_stored_by_descriptor(family, columns, stored):
+    """The hardware would write zeros over what lies behind them."""
+    a, b, out = (torch.empty(64, 64).half()[:, :wide] for wide in (64, columns, columns))
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    rest = {"SPLIT_K": 1} if family == "descriptor" else {"CONSUMERS": 1}
+    config = Config.of(4, 4, family, **blocks, **rest, PERSISTENT=False, SUBTILES=1)
+    (step,) = work_of(described(a, b, out, "ieee"), config, 132, True).steps
+    assert (step.args["BY_DESCRIPTOR"], step.args["out_desc"] is not None) == (stored, stored)
+
+
+def test_what_is_never_stepped_over_makes_no_operand_less_aligned():
+    """A row, and a column, of matrices whose rows start anywhere."""
+    wide = torch.empty(64, 77).half()
+    row, column = wide[:1, :64], wide.mT[:64, :1]
+    assert described(row, torch.empty(64, 64).half(), torch.empty(1, 64).half(), "ieee").a.align == 16
+    assert described(torch.empty(64, 64).half(), column, torch.empty(64, 1).half(), "ieee").b.align == 16
+    assert (
+        described(wide[:2, :64], torch.empty(64, 64).half(), torch.empty(2, 64).half(), "ieee").a.align == 2
+    )
+
+
+OPERATIONS = [
+    MatmulProblem(1, 256, 256, 256, "float16", "float16", a_align=2),
+    MatmulProblem(1, 256, 256, 256, "float16", "float16", epilogue="gated silu"),
+    MatmulProblem(1, 256, 256, 256, "int8", "bfloat16", epilogue="scale_a=column scale_b=row zero_a=column"),
+    MatmulProblem(1, 256, 256, 256, "float32", "float32", b_layout="column"),
+    MatmulProblem(1, 256, 256, 256, "float32", "float32", precision="fp16x3"),
+    MatmulProblem(1, 256, 256, 256, "complex64", "complex64"),
+    MatmulProblem(1, 256, 256, 256, "float64", "float64", precision="ozaki"),
+    GroupedProblem("m", 4, 256, 256, 256, "float16", "float16"),
+    PermuteProblem.turned(1, 256, 256, 2),
+    QuantizedProblem(256, 256, 256, "bfloat16", 4, 128),
+]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("problem", OPERATIONS, ids=lambda problem: problem.label)
+def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, starts):
+    call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    early = 0
+    for family in model.families(problem, HOPPER):
+        config = legal_configs(problem, HOPPER, family)[0]
+        for step in work_of(call, config, 132, starts).steps:
+            waits = step.args.get("WAIT", False)
+            assert step.options.get("launch_pdl", False) == waits, step.kernel
+            early += waits
+    assert bool(early) == starts
+
+
+def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
+    """A second one would add to what the first has stored, where a residual is overwritten in place."""
+    call = posed(OPERATIONS[4], lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    parts = lowered(call, False)
+    ranges = [parts.core.verdict[1:], *(step.args["VERDICTS"] for step in parts.after)]
+    assert ranges[0][0] == 0
+    assert all(one[1] == following[0] for one, following in itertools.pairwise(ranges))
+    assert all(least < end for least, end in ranges)
+
+
+def test_a_grid_has_no_more_programs_on_an_axis_than_a_launch_takes():
+    """Whole columns of tiles as bands, of a batch too long for the third axis."""
+    for batch in (65535, 65536):
+        a = torch.empty(batch, 64, 64, dtype=torch.bfloat16, device="meta")
+        blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+        config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+        *_, step = work_of(described(a, a, torch.empty_like(a), "ieee"), config, 132, True).steps
+        assert prod(step.grid) == batch
+        assert max(step.grid[1:]) <= 65535

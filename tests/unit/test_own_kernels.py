@@ -57,12 +57,25 @@ def test_a_product_is_searched_remembered_and_made():
     assert (bench.count, str(again.best_config)) == (asked, str(best))
 
 
-@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize("layout", ["row", "column", "apart"])
 def test_configs_are_those_of_the_product_that_is_asked_for(layout):
     a, b = torch.empty(2, 64, 48), torch.empty(2, 48, 32)
-    a = a if layout == "row" else a.mT.contiguous().mT
+    a = a.mT.contiguous().mT if layout == "column" else a
+    a = a if layout != "apart" else torch.empty(2, 64 * 48 + 1)[:, :-1].unflatten(1, (64, 48))
     out = torch.empty(2, 64, 32)
     assert kernels.problem_of(arguments(a, b, out)) == described(a, b, out, "ieee").problem
+
+
+def test_each_precision_is_measured_for_itself(monkeypatch):
+    monkeypatch.setattr(kernels, "_MEASURED", 2)
+    a, b, out = (torch.zeros(32, 32) for _ in range(3))
+    bench, asked = Bench(), []
+    kernel = kernels.tuned(do_bench=bench)
+    with tritile.mode("tune"):
+        for precision in ("ieee", "tf32", "ieee"):
+            kernel[tiles(32, 32)](**arguments(a, b, out) | {"PRECISION": precision})
+            asked.append(bench.count)
+    assert asked == [2, 4, 4]
 
 
 def test_only_legal_configs_are_measured():

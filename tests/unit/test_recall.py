@@ -5,7 +5,7 @@ import torch
 
 import tritile
 from tritile.errors import OverlapError
-from tritile.ops import recall
+from tritile.ops import grouped, recall
 from tritile.ops.described import Extras, described
 from tritile.ops.groups import Operands
 from tritile.ops.groups import described as described_groups
@@ -147,4 +147,50 @@ def test_what_cannot_be_remembered_is_not():
     negated = torch.complex(x, x).conj().imag
     call = described(x, f32(5, 7), f32(3, 7), "ieee")
     recall.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
+    assert recall.CALLS == {}
+
+
+PLACES = {
+    "shape": f32(5, 3),
+    "strides": f32(5, 3).mT,
+    "dtype": f32(3, 5).half(),
+    "address": f32(16)[1:].view(3, 5),
+    "conj": torch.zeros(3, 5, dtype=torch.complex64).conj(),
+    "neg": torch.zeros(3, 5, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
+    plain = {"conj": PLACES["conj"].conj(), "neg": torch.view_as_real(PLACES["conj"].conj())[..., 1]}
+    other, same = PLACES[which], plain.get(which, f32(3, 5))
+    one, again = (recall.met("linear", x, (x,), None, ())[0] for x in (same, same.detach()))
+    assert one == again != recall.met("linear", other, (other,), None, ())[0]
+
+
+@pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
+def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
+    offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
+    of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
+    monkeypatch.setattr(grouped, "_first", lambda *args: keys.append(args[-1]))
+    for asked in ((None, None), words, words):
+        grouped.eager(of, None, *asked)
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
+    found = []
+    for setting in ("ieee", "tf32"):
+        monkeypatch.setattr(recall, "default_precision", lambda setting=setting: setting)
+        found.append([recall.met("linear", x, (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def test_a_stopgap_is_not_kept(monkeypatch):
+    """As mode "tune" takes one while a graph is captured."""
+    monkeypatch.setattr(recall, "lasting", lambda: False)
+    x = f32(3, 5)
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    recall.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
     assert recall.CALLS == {}

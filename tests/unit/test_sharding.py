@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional as F
 
 from tritile.ops import sharding
@@ -199,3 +199,14 @@ def test_what_parallel_layers_need_is_there():
     assert not any(each[1] == S(0) for each in experts)  # the rows of a are shared by groups
     heads = placed(sharding.matmul(whole(2, 4, 6, 3), whole(2, 4, 3, 6)))
     assert (S(1), S(1), S(1)) in heads
+
+
+def test_words_tell_calls_of_sharded_tensors_apart():
+    """Torch keeps what it found for a call: types of results, that words ask for, are a part of it."""
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    sharding.register()
+    for name in sharding.RULES:
+        operator = getattr(torch.ops.tritile, name).default
+        words = [argument.name for argument in operator._schema.arguments if argument.kwarg_only]
+        assert (known[operator].static_kwargkey or []) == words
+    assert "out_dtype" in known[torch.ops.tritile.matmul.default].static_kwargkey

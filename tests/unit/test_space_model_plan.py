@@ -23,6 +23,8 @@ from tritile.families.space import illegal, legal_configs
 from tritile.planning import model, plans, table
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
+from tritile.tune.subject import is_tuned
+from tritile.tune.subject.problem import task_of
 
 SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
 HOPPER = TARGETS["nvidia-h200"]
@@ -203,6 +205,51 @@ def test_the_model_knows_the_obvious():
     fast, slow = model.predict_us(tile(), big, HOPPER), model.predict_us(tile(), big, TARGETS["sm_80"])
     assert fast < slow
     assert model.predict_us(tile(), big, HOPPER) > model.predict_us(tile(), SQUARE, HOPPER)
+
+
+@pytest.mark.parametrize("align", [2, 4])
+def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
+    """Shorter ones are not asynchronous, and of several stages hold nothing in flight."""
+    ragged = replace(SQUARE, a_align=align)
+    deep = [config for config in legal_configs(ragged, SMALL, "tile") if config.num_stages > 3]
+    assert bool(deep) == (align >= 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES["matmul"])
+def test_a_batch_takes_longer_than_one_of_its_products(family):
+    one, many = SQUARE, replace(SQUARE, batch=64)
+    config = next(config for config in model.ranked(one, HOPPER, family) if not illegal(config, many, HOPPER))
+    assert model.predict_us(config, many, HOPPER) > 30 * model.predict_us(config, one, HOPPER)
+
+
+def test_parts_of_k_may_be_one_block_each():
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    shared = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=4, SUBTILES=1)
+    assert illegal(shared, replace(SQUARE, k=256), HOPPER) is None
+    assert "without a block of K = 255" in illegal(shared, replace(SQUARE, k=255), HOPPER)
+
+
+@pytest.mark.parametrize("family", ["descriptor", "warpgroups"])
+def test_results_wider_than_operands_take_more_shared_memory(family):
+    """As sums of 16-bit operands do that are stored in fp32, through shared memory."""
+    wide = replace(SQUARE, m=4096, n=4096, out_dtype="float32")
+    configs = FAMILIES["matmul"][family].configs
+    apart = [
+        c
+        for c in configs
+        if illegal(c, wide, HOPPER) and not illegal(c, replace(wide, out_dtype="float16"), HOPPER)
+    ]
+    assert apart
+    assert all("bytes of shared memory" in illegal(config, wide, HOPPER) for config in apart)
+
+
+@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "column"), ("column", "row")], ids=str)
+def test_warpgroups_take_bytes_along_k_alone(layouts):
+    a_layout, b_layout = layouts
+    config = FAMILIES["matmul"]["warpgroups"].configs[0]
+    turned = replace(FP8, a_layout=a_layout, b_layout=b_layout)
+    assert "bytes must lie along K" in illegal(config, turned, HOPPER)
+    assert illegal(config, replace(FP8, b_layout="column"), HOPPER) is None
 
 
 BEST, SECOND, TABLED = tile(group=1), tile(n=128), tile(k=64)
@@ -501,3 +548,23 @@ def test_unknown_targets():
     with pytest.raises(InvalidValueError, match=r"'sm_42'.*nvidia-h200"):
         target_device("sm_42")
     assert {target_device(name).slug for name in TARGETS} >= {"nvidia-h200", "amd-instinct-mi300x"}
+
+
+def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked():
+    """Quick looks of every family are not enough."""
+    for family in model.families(SQUARE, HOPPER):
+        remember(SQUARE, model.ranked(SQUARE, HOPPER, family)[0], 10.0)
+    assert not is_tuned(SQUARE, HOPPER)
+    assert task_of(SQUARE, HOPPER).incumbent is None
+    remember(SQUARE, SECOND, 20.0, error=1e-4)
+    assert is_tuned(SQUARE, HOPPER)
+    assert task_of(SQUARE, HOPPER).incumbent == SECOND
+
+
+def test_a_neighbours_config_is_taken_only_where_it_may_run():
+    """One that shares the neighbour's K among more programs than there are blocks here."""
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
+    shared = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=4, SUBTILES=1)
+    remember(replace(SQUARE, k=256), shared, 10.0, error=1e-4)
+    assert plans.near(replace(SQUARE, k=320), HOPPER).config == shared
+    assert plans.near(replace(SQUARE, k=192), HOPPER) is None

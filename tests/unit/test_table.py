@@ -304,6 +304,15 @@ def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
     assert read(tmp_path / "t.json") == made
 
 
+def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_path: Path) -> None:
+    store, problem = Store(DEVICE, tmp_path), PROBLEMS[1]
+    names = {label: label for label in ("matmul/tile", "matmul/descriptor")}
+    store.add("matmul/tile", Trial(problem, CONFIG, 5.0, error=1e-3))
+    store.add("matmul/descriptor", Trial(problem, Config.of(BLOCK_M=16), 2.0))
+    for kernels in (names, dict(reversed(names.items()))):
+        assert from_store(store, DEVICE, kernels).entries == (Entry(problem, CONFIG, 5.0),)
+
+
 def test_shipped_is_read_once(folder: Path) -> None:
     write(TABLE, folder / "nvidia-h200.json")
     found = shipped(DEVICE)

@@ -75,6 +75,49 @@ def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     assert len(first_calls) == 2
 
 
+def test_calls_by_another_setting_of_torch_are_planned_anew(first_calls):
+    a, b = parts(0, 256)
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    try:
+        for _ in range(2):
+            for settings.fp32_precision in ("ieee", "tf32"):
+                matmul_op.eager(a, b)
+    finally:
+        settings.fp32_precision = before
+    assert [call.precision for call in first_calls] == ["ieee", "tf32"]
+
+
+def test_a_complex_product_of_several_launches_is_planned_anew(first_calls):
+    """Its pieces start at so many real numbers, and another call's tensors count complex ones."""
+    a = torch.zeros(6, 6, dtype=torch.complex64)
+    for _ in range(2):  # of which the stand-in, which is no `Launch`, could be several
+        matmul_op.eager(a, a)
+    assert len(first_calls) == 2
+
+
+@pytest.mark.parametrize(
+    "rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"]
+)
+def test_packed_weights_by_other_rules_are_planned_anew(first_calls, rules):
+    weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
+    for _ in range(2):
+        tritile.linear(torch.zeros(4, 32).half(), weight)
+        with rules():
+            tritile.linear(torch.zeros(4, 32).half(), weight)
+    assert len(first_calls) == 2
+
+
+def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
+    weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
+    bias = torch.complex(torch.zeros(16), torch.ones(16)).conj().imag
+    assert bias.is_neg()
+    for _ in range(2):
+        tritile.linear(torch.zeros(4, 32).half(), weight, bias)
+        assert torch.equal(first_calls.launch.given[-2], -torch.ones(16))
+    assert len(first_calls) == 2
+
+
 @pytest.mark.parametrize("op", ["permute", "transpose"])
 def test_permutations(first_calls, op):
     x, apart, over = parts(0, 256, 4)
