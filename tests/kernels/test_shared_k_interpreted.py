@@ -12,7 +12,6 @@ from tests.interleaved import interleaved
 from tests.reference import assert_product, values
 from tritile.core.config import Config
 from tritile.families.common.work import COUNTERS
-from tritile.families.matmul_tma import family as tma
 from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
@@ -59,7 +58,7 @@ ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (o
 @pytest.mark.parametrize(("order", "polls"), ORDERS)
 @pytest.mark.parametrize("split", [2, 4])
 def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
-    monkeypatch.setattr(tma, "_POLLS", polls)
+    monkeypatch.setattr("tritile.families.common.descriptors._POLLS", polls)
     blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
     config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
     counters = torch.zeros(8, dtype=torch.int64)

@@ -12,12 +12,11 @@ from tritile.core.problem import (
     Tiled,
 )
 from tritile.core.problem.checks import THREE
-from tritile.families.common.numerics import Numerics
+from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES
 
 BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
 _ROWS: Final = 64  # of a tile, from which on warpgroups multiply
-_AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
 
 
 def by_data(problem: Tiled) -> bool:
@@ -65,5 +64,5 @@ def roomy(problem: Tiled, device: Device) -> Tiled:
     if wanted.instruction == "warpgroup":
         problem = replace(problem, m=max(problem.m, _ROWS))
     elif wanted.instruction == "matrix 32":
-        problem = replace(problem, m=max(problem.m, _AMD_SIDE), n=max(problem.n, _AMD_SIDE))
+        problem = replace(problem, m=max(problem.m, AMD_SIDE), n=max(problem.n, AMD_SIDE))
     return replace(problem, k=max(problem.k, wanted.step)) if wanted.step else problem

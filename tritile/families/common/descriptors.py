@@ -5,12 +5,19 @@ from typing import Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
+from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.operands import Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
 BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
 _MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
-_MAX_EXTENT: Final = 2**31 - 2**16  # coordinates are 32 bits
+
+_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
+
+
+def polls(programs: int, processors: int) -> int:
+    """Return how often the programs of a tile look for each other's parts: not where some wait to run."""
+    return _POLLS if programs <= processors else 0
 
 
 class Output(NamedTuple):
@@ -33,7 +40,7 @@ def output_of(call: MatmulCall) -> Output:
 def check_sizes(call: MatmulCall) -> None:
     """Raise TuningError where a size is beyond what descriptors count."""
     sizes = (call.a.shape[0], call.a.shape[1], call.b.shape[1], *call.batch_shape)
-    if max(sizes) > _MAX_EXTENT:
+    if max(sizes) > WIDE_FROM:
         raise TuningError(f"a size of {max(sizes)}: descriptors count in 32 bits")
 
 

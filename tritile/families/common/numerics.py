@@ -46,7 +46,7 @@ from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
 _STEP: Final = 32  # of K, that fp32 sums apart
 _BLACKWELL_WARPS: Final = 8  # of a program, with more of which they do not on Blackwell
-_AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
+AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
 
 
 class Numerics(NamedTuple):
@@ -92,7 +92,7 @@ def _sums_apart(problem: Product) -> bool:
 
 def matrix(config: Config) -> str:
     """The instruction of AMD's matrix cores for a tile."""
-    return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= _AMD_SIDE else "matrix 16"
+    return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= AMD_SIDE else "matrix 16"
 
 
 def fastest(device: Device) -> str:

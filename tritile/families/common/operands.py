@@ -10,10 +10,10 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
+from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
 
-_MAX_SIZE: Final = 2**31 - 2**16  # coordinates are 32 bits
 _TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
@@ -28,8 +28,8 @@ def reachable(problem: MatmulProblem) -> str | None:
     """
     if problem.out_layout != "row":
         return f"out is {problem.out_layout}, not row by row"
-    if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
-        return f"sizes above {_MAX_SIZE}"
+    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
+        return f"sizes above {WIDE_FROM}"
     return None
 
 

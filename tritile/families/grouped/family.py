@@ -200,10 +200,10 @@ def _described(view: View, buffer: str, groups: int, rows: int, columns: int) ->
 
 
 def _cut(whole: Descriptor) -> Descriptor:
-    """The same of one matrix, which a kernel can have end at any row: see `grouped_descriptor.load_cut`."""
+    """The same of one matrix, which a kernel can have end at any row: see `load_cut`."""
     _, columns = whole.shape[1:]
     step = whole.strides[1]
-    shape = (2**31 - 2**16, 2**31 - 2**16, FAR.value, columns)
+    shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR.value, columns)
     return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))
 
 

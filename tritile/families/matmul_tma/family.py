@@ -17,7 +17,15 @@ from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
-from tritile.families.common.descriptors import BARRIER, Output, check_sizes, grid_of, output_of, sizes_of
+from tritile.families.common.descriptors import (
+    BARRIER,
+    Output,
+    check_sizes,
+    grid_of,
+    output_of,
+    polls,
+    sizes_of,
+)
 from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import options
 from tritile.families.common.numerics import canonical_product, of_product
@@ -37,7 +45,6 @@ PARAMETERS: Final = (
 )  # fmt: skip
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
 _MAX_WORDS: Final = 128
-_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -203,7 +210,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "out_desc": out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         "parts_ptr": parts, "counters_ptr": counters, "scales": scales, "SCALE_BLOCKS": shared,
         "verdict_ptr": word, "VERDICTS": verdicts, "BY_DESCRIPTOR": by_descriptor,
-        "PRECISION": input_precision(call), "POLLS": _POLLS if tiles * split <= processors else 0,
+        "PRECISION": input_precision(call), "POLLS": polls(tiles * split, processors),
         "FLAT": flat, "PROMOTE": in_parts(call),
     }  # fmt: skip
     step = step_of(matmul_descriptor, grid, values, options(config) | {"launch_pdl": early})

@@ -17,9 +17,9 @@ from tritile.core.problem import QuantizedProblem, unit_columns
 from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault
-from tritile.families.common.descriptors import BARRIER
+from tritile.families.common.descriptors import BARRIER, polls
 from tritile.families.common.fused import extra
-from tritile.families.common.grids import options, unit
+from tritile.families.common.grids import WIDE_FROM, options, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
@@ -32,11 +32,10 @@ from tritile.families.quantized.kernel import linear_quantized
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
 BLOCKS_M: Final = (16, 32, 64, 128, 256)
-_MAX_SIZE: Final = 2**31 - 2**16  # indices are 32 bits
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _FEW_ROWS: Final = 64  # of x, up to which there are fewer sums to scale than weights
 _REGISTERS: Final = 192  # the same with the unpacked weight, and addresses beside them
-_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
+
 MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
 
 
@@ -99,8 +98,8 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
         return "num_ctas must be 1, num_warps at most 8, num_stages 2 to 8"
     if 0 < device.nvidia < 80:
         return f"{device.name} has no asynchronous copies, and no bfloat16"
-    if max(problem.m, problem.n, problem.k) > _MAX_SIZE:
-        return f"sizes above {_MAX_SIZE}"
+    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
+        return f"sizes above {WIDE_FROM}"
     if config["BLOCK_M"] < 16 or config["BLOCK_N"] < 16:
         return "BLOCK_M and BLOCK_N must be 16 at the least"
     unit = unit_columns(problem.bits)
@@ -277,7 +276,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
         "MASK_M": m % block_m != 0, "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0,
-        "WAIT": early, "POLLS": _POLLS if tiles * split <= processors else 0,
+        "WAIT": early, "POLLS": polls(tiles * split, processors),
         "SCALES": scales_at_once(config, call.problem),
         "SCALE_SUMS": scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
     }  # fmt: skip
