@@ -1,12 +1,13 @@
 """Products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
+from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import WIDE_FROM
-from tritile.families.common.operands import Seen, batch_of, described, storable
+from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
 BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
@@ -67,3 +68,20 @@ def grid_of(
     if in_order and min(batch, split) == 1 and max(columns, rest) <= _MAX_AXIS:
         return (rows, columns, rest), True
     return (tiles, split, 1), False
+
+
+def arguments(call: MatmulCall, config: Config, read: Inputs, out: Output, early: bool) -> dict[str, Any]:
+    """What kernels take whose tiles travel by descriptor, by name: all but these and the order of tiles."""
+    m, n, k, batch, inner = sizes_of(call)
+    scales, shared = block_scales(call)
+    word, verdicts = verdict(call)
+    names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
+    return {
+        "out_ptr": buffer_of(call.out.tensor, "out"),
+        "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
+        **dict(zip(names, out.strides, strict=True)),
+        "scales": scales, "SCALE_BLOCKS": shared, "verdict_ptr": word, "VERDICTS": verdicts,
+        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
+        "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "UP_ROW": not read.up.transposed,
+        "BY_DESCRIPTOR": out.by_descriptor, "WAIT": early, "BATCHED": batch > 1, **dict(config.kwargs),
+    }  # fmt: skip

@@ -8,7 +8,7 @@ pointers.
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -19,22 +19,21 @@ from tritile.families.common import tma_time
 from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
 from tritile.families.common.descriptors import (
     BARRIER,
-    Output,
+    arguments,
     check_sizes,
     grid_of,
     output_of,
     polls,
     sizes_of,
 )
-from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import options
 from tritile.families.common.numerics import canonical_product, of_product
-from tritile.families.common.operands import Inputs, inputs, reachable, tiles
+from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
 from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, input_precision
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
-from tritile.families.common.work import COUNTERS, Buffer, Section, Work, buffer_of, step_of
+from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tma.gated import gated_descriptor
 from tritile.families.matmul_tma.kernel import matmul_descriptor
@@ -204,12 +203,12 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = {**scratch, "parts": Section(kind, tiles * split * block_m * block_n)}
     grid, flat = grid_of(call, config, split, processors)
-    scales, shared = block_scales(call)
-    word, verdicts = verdict(call)
-    values = _common(call, read, out, config, early) | {
+    rounded = call.precision == "tf32"
+    values = arguments(call, config, read, out, early) | {
+        "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
+        "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
         "out_desc": out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
-        "parts_ptr": parts, "counters_ptr": counters, "scales": scales, "SCALE_BLOCKS": shared,
-        "verdict_ptr": word, "VERDICTS": verdicts, "BY_DESCRIPTOR": by_descriptor,
+        "parts_ptr": parts, "counters_ptr": counters, "BY_DESCRIPTOR": by_descriptor,
         "PRECISION": input_precision(call), "POLLS": polls(tiles * split, processors),
         "FLAT": flat, "PROMOTE": in_parts(call),
     }  # fmt: skip
@@ -217,35 +216,18 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
 
 
-def _common(call: MatmulCall, read: Inputs, out: Output, config: Config, early: bool) -> dict[str, Any]:
-    """What both kernels take, by name."""
-    m, n, k, batch, inner = sizes_of(call)
-    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    rounded = call.precision == "tf32"
-    names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
-    return {
-        "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
-        "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
-        "out_ptr": buffer_of(call.out.tensor, "out"),
-        "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
-        **dict(zip(names, out.strides, strict=True)),
-        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
-        "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "WAIT": early, "BATCHED": batch > 1,
-        **dict(config.kwargs),
-    }  # fmt: skip
-
-
 def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """The same of a gated product, whose tiles no programs share."""
     read, out = inputs(call, early), output_of(call)
-    block_n, block_k = config["BLOCK_N"], config["BLOCK_K"]
+    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     grid, flat = grid_of(call, config, 1, processors)
-    stored = (config["BLOCK_M"], block_n // config["SUBTILES"])
-    values = _common(call, read, out, config, early) | {
-        "up_desc": read.up.descriptor(block_k, block_n, rounded=call.precision == "tf32"),
+    stored, rounded = (block_m, block_n // config["SUBTILES"]), call.precision == "tf32"
+    values = arguments(call, config, read, out, early) | {
+        "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
+        "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
+        "up_desc": read.up.descriptor(block_k, block_n, rounded=rounded),
         "out_desc": out.seen.descriptor(*stored) if out.by_descriptor else None,
-        "UP_ROW": not read.up.transposed, "BY_DESCRIPTOR": out.by_descriptor, "PRECISION": call.precision,
-        "FLAT": flat,
+        "PRECISION": call.precision, "FLAT": flat,
     }  # fmt: skip
     step = step_of(gated_descriptor, grid, values, options(config) | {"launch_pdl": early})
     return Work((*read.steps, step), read.scratch)

@@ -13,14 +13,13 @@ from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, promotes_late
-from tritile.families.common.descriptors import check_sizes, grid_of, output_of, sizes_of
-from tritile.families.common.fused import block_scales, extra, verdict
+from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
-from tritile.families.common.work import Work, buffer_of, step_of
+from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 
@@ -168,30 +167,19 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     """
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
-    m, n, k, batch, inner = sizes_of(call)
     consumers, main = config["CONSUMERS"], main_columns(config)
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     grid, flat = grid_of(call, config, 1, processors)
     inward, outward = _swizzled(call.dtype), _swizzled(call.out_dtype)
     by = out.by_descriptor
-    scales, shared = block_scales(call)
-    word, verdicts = verdict(call)
-    names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
-    values = {
+    values = arguments(call, config, read, out, early) | {
         "a_desc": read.a.descriptor(rows, config["BLOCK_K"], inward),
         "b_desc": read.b.descriptor(config["BLOCK_K"], main, inward),
         "b_rest_desc": read.b.descriptor(config["BLOCK_K"], rest, inward) if rest else None,
         "out_desc": out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
         "out_rest_desc": out.seen.descriptor(rows, rest, outward) if by and rest else None,
-        "out_ptr": buffer_of(call.out.tensor, "out"),
-        "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
-        **dict(zip(names, out.strides, strict=True)),
-        "scales": scales, "SCALE_BLOCKS": shared, "verdict_ptr": word, "VERDICTS": verdicts,
-        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
-        "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "BY_DESCRIPTOR": by, "WAIT": early,
-        "MAIN_N": main, "REGISTERS": REGISTERS[consumers], "STAGES": config.num_stages,
-        "FLAT": flat, "BATCHED": batch > 1,
-        "PROMOTE": promoted_turns(call, config), "IN_PARTS": in_parts(call), **dict(config.kwargs),
+        "MAIN_N": main, "REGISTERS": REGISTERS[consumers], "STAGES": config.num_stages, "FLAT": flat,
+        "PROMOTE": promoted_turns(call, config), "IN_PARTS": in_parts(call),
     }  # fmt: skip
     step = step_of(matmul_warpgroups, grid, values, {"num_warps": config.num_warps, "launch_pdl": early})
     return Work((*read.steps, step), read.scratch)
