@@ -83,11 +83,11 @@ class Config:
         family: str = "",
         **kwargs: int | bool | float | str,
     ) -> "Config":
-        """The config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
+        """Return the config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
         return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, family=family)
 
     def __getitem__(self, name: str) -> Any:
-        """The value of one parameter. Raises KeyError where there is none of that name."""
+        """Return the value of one parameter. Raises KeyError where there is none of that name."""
         return self._values[name]
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Config:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary that JSON holds and `from_dict` reads back."""
+        """Return a dictionary that JSON holds and `from_dict` reads back."""
         return {
             "kwargs": dict(self.kwargs),
             "num_warps": self.num_warps,
@@ -117,7 +117,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Config":
-        """The config that `to_dict` wrote. Raises InvalidValueError for anything else."""
+        """Return the config that `to_dict` wrote. Raises InvalidValueError for anything else."""
         known = {"kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "family"}
         if not isinstance(data, Mapping) or set(data) - known or not isinstance(data.get("kwargs"), Mapping):
             raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
@@ -127,18 +127,18 @@ class Config:
 
     @functools.cached_property
     def key(self) -> str:
-        """The config as one line of JSON, the same for equal configs."""
+        """Return the config as one line of JSON, the same for equal configs."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     def to_triton(self) -> triton.Config:
-        """The same as a `triton.Config`."""
+        """Return the same as a `triton.Config`."""
         return triton.Config(
             dict(self.kwargs), self.num_warps, self.num_stages, self.num_ctas, maxnreg=self.maxnreg
         )
 
     @classmethod
     def from_triton(cls, config: triton.Config) -> "Config":
-        """The same from a `triton.Config`. Raises InvalidValueError if a value is not plain data."""
+        """Return the same from a `triton.Config`. Raises InvalidValueError if a value is not plain data."""
         return cls(
             tuple(sorted(config.kwargs.items())),
             config.num_warps,

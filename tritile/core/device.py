@@ -34,12 +34,12 @@ class Device:
 
     @property
     def slug(self) -> str:
-        """The name of this GPU in file names: nvidia-h200."""
+        """Return the name of this GPU in file names: nvidia-h200."""
         return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-") or "gpu"
 
     @property
     def nvidia(self) -> int:
-        """The compute capability times ten; 0 on a GPU that is not NVIDIA's."""
+        """Return the compute capability times ten; 0 on a GPU that is not NVIDIA's."""
         return self.arch if self.backend == "cuda" and isinstance(self.arch, int) else 0
 
     @property
@@ -49,16 +49,16 @@ class Device:
 
     @property
     def target(self) -> GPUTarget:
-        """The same as Triton's compiler names it."""
+        """Return the same as Triton's compiler names it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary that JSON holds."""
+        """Return a dictionary that JSON holds."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> "Device":
-        """The GPU whose facts `to_dict` gave, anywhere, with the versions that are here.
+        """Return the GPU whose facts `to_dict` gave, anywhere, with the versions that are here.
 
         Raises InvalidValueError for anything else.
         """
@@ -90,7 +90,7 @@ INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 
 
 @functools.cache
 def compiler_version(backend: str, arch: int | str) -> str:
-    """The version of the assembler that Triton calls for this target, "" where none can be asked."""
+    """Return the version of the assembler that Triton calls for this target, "" where none can be asked."""
     if backend != "cuda" or not isinstance(arch, int):
         return ""
     try:
@@ -103,7 +103,7 @@ def compiler_version(backend: str, arch: int | str) -> str:
 
 
 def target_device(name: str) -> Device:
-    """The device that `--target name` stands for. Raises InvalidValueError for an unknown name."""
+    """Return the device that `--target name` stands for. Raises InvalidValueError for an unknown name."""
     if name not in TARGETS:
         raise InvalidValueError(f"unknown target {name!r}: wanted one of {', '.join(TARGETS)}")
     facts = asdict(TARGETS[name])
@@ -113,7 +113,7 @@ def target_device(name: str) -> Device:
 
 @functools.cache
 def gpu(index: int) -> Device:
-    """The facts of CUDA or ROCm device `index`. Raises DeviceError where there is no such GPU."""
+    """Return the facts of CUDA or ROCm device `index`. Raises DeviceError where there is no such GPU."""
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         raise DeviceError(f"there is no GPU {index} here: {torch.cuda.device_count()} seen")
     facts = torch.cuda.get_device_properties(index)
@@ -135,12 +135,12 @@ def gpu(index: int) -> Device:
 
 
 def current_gpu() -> Device | None:
-    """The facts of the current GPU, or None on a machine without one."""
+    """Return the facts of the current GPU, or None on a machine without one."""
     return gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 def current_index() -> int | None:
-    """The number of the current GPU, or None on a machine without one."""
+    """Return the number of the current GPU, or None on a machine without one."""
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """An activation of `tritile.core.problem.ACTIVATIONS`, or x where it is ""."""
+    """Return an activation of `tritile.core.problem.ACTIVATIONS`, or x where it is ""."""
     if activation in ("gelu", "gelu_tanh"):
         return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
     return {"": lambda y: y, "relu": F.relu, "silu": F.silu}[activation](x)

@@ -5,7 +5,7 @@ from html import escape
 
 
 def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with a caption and a line of headings, each left out where it is empty."""
+    """Return a table with a caption and a line of headings, each left out where it is empty."""
 
     def line(cells: Iterable[object], tag: str, of: str = "") -> str:
         return "<tr>" + "".join(f"<{tag}{of}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"

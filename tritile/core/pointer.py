@@ -13,17 +13,17 @@ class Pointer:
         self.dtype, self._offset = dtype, offset
 
     def data_ptr(self) -> int:
-        """An address of that alignment; nothing lies there."""
+        """Return an address of that alignment; nothing lies there."""
         return 4096 + self._offset * self.dtype.itemsize
 
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """Return bytes of an element."""
         return self.dtype.itemsize
 
     def storage_offset(self) -> int:
-        """Where it begins, in elements."""
+        """Tell where it begins, in elements."""
         return self._offset
 
     def as_strided(self, size: tuple[int, ...], strides: tuple[int, ...], offset: int) -> "Pointer":
-        """The same from another offset on."""
+        """Return the same from another offset on."""
         return Pointer(self.dtype, offset)

@@ -55,7 +55,7 @@ def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpacked(words: torch.Tensor, n: int, k: int, bits: int) -> torch.Tensor:
-    """The numbers that `packed` packed, (N, K) of dtype uint8."""
+    """Return the numbers that `packed` packed, (N, K) of dtype uint8."""
     eights, width = words.shape
     apart = words.reshape(eights, width // UNIT_WORDS, 8, 4, 4)
     shifts = [bits * run + 16 * half for run in range(16 // bits) for half in range(2)]
@@ -86,7 +86,7 @@ def meaning(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """What packed numbers stand for, (N, K) of dtype float32, in which it is exact."""
+    """Tell what packed numbers stand for, (N, K) of dtype float32, in which it is exact."""
     n, k = shape
     groups = -(-k // group_size)
     numbers = unpacked(words, n, k, bits).float()
@@ -162,23 +162,23 @@ class QuantizedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where its parts are."""
+        """Tell where its parts are."""
         return self.packed.device
 
     @functools.cached_property
     def place(self) -> tuple[Any, ...]:
-        """What decides how it is launched: all but its values and addresses."""
+        """Tell what decides how it is launched: all but its values and addresses."""
         parts = (self.packed, self.scales, self.zeros)
         aligned = tuple(None if part is None else part.data_ptr() % 16 for part in parts)
         return (self.dtype, self.bits, self.group_size, self.shape, self.device, aligned)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """Return bytes of all parts."""
         return sum(t.nbytes for t in (self.packed, self.scales, self.zeros) if t is not None)
 
     def to(self, device: torch.device | str | int) -> "QuantizedWeight":
-        """The same on another device; itself where it is there already."""
+        """Return the same on another device; itself where it is there already."""
         packed, scales = self.packed.to(device), self.scales.to(device)
         zeros = None if self.zeros is None else self.zeros.to(device)
         if packed is self.packed:
@@ -186,7 +186,7 @@ class QuantizedWeight:
         return QuantizedWeight(packed, scales, zeros, self.bits, self.group_size, self.shape)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The weight (N, K) that the numbers stand for, of a floating dtype (default: the scales').
+        """Return the weight (N, K) that the numbers stand for, of a floating dtype (default: the scales').
 
         In float32 and float64 it is exact, in the scales' dtype rounded once: `tritile.linear` multiplies by
         one or the other, as its config says. Raises DtypeError for a dtype that is not floating.

@@ -68,7 +68,7 @@ def _checked_mode(value: str, origin: str) -> str:
 
 
 def current_mode() -> str:
-    """The mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
+    """Return the mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
     chosen = _mode.get()
     if chosen is not None:
         return chosen.value
@@ -119,14 +119,14 @@ def is_batch_invariant() -> bool:
 
 
 def environment_is_silent() -> bool:
-    """Whether the environment certainly says nothing of the rules."""
+    """Tell whether the environment certainly says nothing of the rules."""
     return _ENVIRON is not None and not (
         b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
     )
 
 
 def rules() -> Rules:
-    """What is in force for a call made now: a key of what is remembered of calls has it."""
+    """Tell what is in force for a call made now: a key of what is remembered of calls has it."""
     if environment_is_silent() and _mode.get() is None and _invariant.get() is None:
         return _DEFAULT
     return _RULES[current_mode(), is_batch_invariant()]
@@ -134,7 +134,7 @@ def rules() -> Rules:
 
 @contextlib.contextmanager
 def under(found: Rules) -> Iterator[None]:
-    """What was in force elsewhere, as in another thread, counts inside the `with`."""
+    """Have what was in force elsewhere, as in another thread, count inside the `with`."""
     if rules() == found:
         yield
         return
@@ -187,7 +187,7 @@ def tune_budget_s() -> float:
 
 
 def tune_log() -> Path | None:
-    """The file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none.
+    """Return the file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none.
 
     Raises InvalidValueError where that is in the home folder of nobody known.
     """
@@ -199,7 +199,7 @@ def tune_log() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
+    """Tell where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
 
     Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
     """
@@ -213,7 +213,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def _homeless(wanted: str) -> Path:
-    """A folder for temporary files instead; told once."""
+    """Return a folder for temporary files instead; told once."""
     folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
     text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
     warnings.warn(text, StoreWarning, stacklevel=3)
@@ -221,7 +221,7 @@ def _homeless(wanted: str) -> Path:
 
 
 def wants_crossing() -> bool:
-    """Whether `use_in_torch` may build and use its library in C++: `TRITILE_CROSSING`, by default 1.
+    """Tell whether `use_in_torch` may build and use its library in C++: `TRITILE_CROSSING`, by default 1.
 
     Raises InvalidValueError where that is neither 0 nor 1.
     """

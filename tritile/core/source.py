@@ -26,7 +26,7 @@ def _layers(kernel: Any) -> list[Any]:
 
 
 def _body(layers: list[Any]) -> str:
-    """The source from `def` on: decorators, and where in its file it stands, do not count.
+    """Return the source from `def` on: decorators, and where in its file it stands, do not count.
 
     That of a jitted function is what Triton read as it was jitted: by now its file may hold another.
     """
@@ -43,7 +43,7 @@ def _body(layers: list[Any]) -> str:
 
 
 def named_values(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a kernel's function may name outside itself: globals, closure, attributes of modules.
+    """Yield what a kernel's function may name outside itself: globals, closure, attributes of modules.
 
     Triton's own library is left out.
     """

@@ -51,7 +51,7 @@ class Family:
 
     @property
     def label(self) -> str:
-        """The kernel's name in files: "matmul/tile"."""
+        """Return the kernel's name in files: "matmul/tile"."""
         return f"{self.op}/{self.name}"
 
     @functools.cached_property
@@ -61,5 +61,5 @@ class Family:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the source for which measurements count."""
+        """Return the digest of the source for which measurements count."""
         return source_hash(self.kernel, *self.also)

@@ -25,7 +25,7 @@ LOWERINGS: Final = (complexes, zeros, fp16x3, ozaki, rows)
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
-    """What a product becomes, None where kernels make it as it is.
+    """Tell what a product becomes, None where kernels make it as it is.
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """

@@ -20,18 +20,18 @@ _ROWS: Final = 64  # of a tile, from which on warpgroups multiply
 
 
 def by_data(problem: Tiled) -> bool:
-    """Whether the data of a product decide how it is made, so that rows depend on each other."""
+    """Tell whether the data of a product decide how it is made, so that rows depend on each other."""
     return isinstance(problem, MatmulProblem) and problem.precision.removesuffix(THREE) in BY_DATA
 
 
 def in_one_way(problem: Tiled) -> Tiled:
-    """The problem of a batch-invariant call; a permutation's is the same."""
+    """Return the problem of a batch-invariant call; a permutation's is the same."""
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
 
 
 def numerics(config: Config, problem: Tiled, device: Device) -> Numerics:
-    """What decides the bits of an element where `config` makes `problem` on `device`.
+    """Tell what decides the bits of an element where `config` makes `problem` on `device`.
 
     The problem is one that kernels make as it is: see `MatmulProblem.core`.
     """
@@ -39,12 +39,12 @@ def numerics(config: Config, problem: Tiled, device: Device) -> Numerics:
 
 
 def canonical(problem: Tiled, device: Device) -> Numerics:
-    """The numerics that a problem has in batch-invariant mode, whatever its m."""
+    """Return the numerics that a problem has in batch-invariant mode, whatever its m."""
     return next(iter(FAMILIES[problem.op].values())).canonical(problem, device)
 
 
 def fault(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Why a config would not sum as every other of the mode does, or None where it does."""
+    """Say why a config would not sum as every other of the mode does, or None where it does."""
     found, wanted = numerics(config, problem, device), canonical(problem, device)
     if found == wanted:
         return None

@@ -40,7 +40,7 @@ def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
-    """The part of a call from `start` on along one axis of its batch."""
+    """Return the part of a call from `start` on along one axis of its batch."""
     if isinstance(call, PermuteCall):
         problem, axis = call.problem, call.batch_dims[axis]
         shape = (*problem.shape[:axis], size, *problem.shape[axis + 1 :])
@@ -62,7 +62,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
 
 def pieces_of(call: Call, config: Config) -> list[Call]:
-    """The call, in as many parts of its batch as keep each within what one launch can count."""
+    """Return the call, in as many parts of its batch as keep each within what one launch can count."""
     if max(prod(step.grid) for step in work_of(call, config, 1, False).steps) <= _MAX_PROGRAMS:
         return [call]
     if max(call.batch_shape, default=1) == 1:

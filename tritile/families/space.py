@@ -11,17 +11,17 @@ from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
-    """The families of its operation that can be the fastest for a problem, where they may run it."""
+    """Return the families of its operation that can be the fastest for a problem, where they may run it."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
 
 
 def _core(problem: Tiled) -> Tiled:
-    """What kernels make for a problem: another product, where they make it through that."""
+    """Tell what kernels make for a problem: another product, where they make it through that."""
     return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may.
+    """Say why `config` may not run `problem` on `device`, or None where it may.
 
     This is a statement about values before compiling. What the compiled kernel really takes is
     checked where it is compiled.
@@ -39,7 +39,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def invariant(problem: Tiled) -> bool:
-    """Whether all configs of a problem must sum in one way: see `tritile.families.numerics`."""
+    """Tell whether all configs of a problem must sum in one way: see `tritile.families.numerics`."""
     return not isinstance(problem, PermuteProblem) and problem.invariant
 
 
@@ -51,7 +51,7 @@ def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> lis
 
 
 def _roomy(problem: Tiled, device: Device) -> Tiled:
-    """What tells which configs are pointless for a problem."""
+    """Tell what tells which configs are pointless for a problem."""
     core = _core(problem)
     return numerics.roomy(core, device) if invariant(problem) else core
 

@@ -10,12 +10,12 @@ from tritile.families.registry import FAMILIES
 
 
 def early(device: Device) -> bool:
-    """Whether kernels on this GPU may start before the one ahead of them is done."""
+    """Tell whether kernels on this GPU may start before the one ahead of them is done."""
     return 90 <= device.nvidia < 120
 
 
 def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
-    """What launches `call` with `config` on a GPU of so many processors.
+    """Tell what launches `call` with `config` on a GPU of so many processors.
 
     `early`: kernels may start before the one ahead of them in the stream is done, and wait in themselves
     for what they read (programmatic dependent launch). Raises TuningError where the family cannot.

@@ -84,19 +84,19 @@ FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError, DamagedErr
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the error says that the file is no store, rather than that it cannot be used now."""
+    """Tell whether the error says that the file is no store, rather than that it cannot be used now."""
     codes = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
     return isinstance(error, DamagedError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether the error says that another holds a lock, or that none can be had now."""
+    """Tell whether the error says that another holds a lock, or that none can be had now."""
     codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return isinstance(error, TimeoutError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
 def identity_of(path: Path) -> Identity:
-    """Which file lies at this path now: a file set aside and its successor differ in it."""
+    """Tell which file lies at this path now: a file set aside and its successor differ in it."""
     try:
         facts = path.stat()
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _check(connection: sqlite3.Connection) -> None:
 
 
 def open_store(path: Path, new: bool, check: bool = True) -> sqlite3.Connection | None:
-    """A connection to the store at this path, created if `new`; else None where the file is empty.
+    """Return a connection to the store at this path, created if `new`; else None where the file is empty.
 
     `check`: read the whole file, some 3 ms for each megabyte. Raises DamagedError for one that is no store.
     """
@@ -200,7 +200,7 @@ def put(connection: sqlite3.Connection, environment: Row, row: Row) -> None:
 
 
 def _is_newer(connection: sqlite3.Connection, environment: Row, row: Row) -> bool:
-    """Whether a row is newer than the one in its place, or there is none, or a bad one."""
+    """Tell whether a row is newer than the one in its place, or there is none, or a bad one."""
     query = f"{SELECT} AND problem = ? AND config = ?"
     known = connection.execute(query, (*environment, row[0], row[2])).fetchone()
     try:
@@ -250,7 +250,7 @@ def rename(path: Path, aside: Path) -> None:
 
 
 def _mended(data: bytes) -> bytes:
-    """The pages of a store under the first page of a fresh one.
+    """Return the pages of a store under the first page of a fresh one.
 
     That page holds the schema, and where each table begins, which is the same in every store.
     """
@@ -263,7 +263,7 @@ def _mended(data: bytes) -> bytes:
 
 
 def _readable(connection: sqlite3.Connection, query: str, orders: Sequence[str]) -> dict[int, Row]:
-    """The rows of a query by their first column, from either end as far as pages can be read."""
+    """Return the rows of a query by their first column, from either end as far as pages can be read."""
     found: dict[int, Row] = {}
     for order in orders:
         with contextlib.suppress(*FAULTS), contextlib.closing(connection.execute(query + order)) as rows:

@@ -17,7 +17,7 @@ _SHAPES = 4  # of tiles, at the least, among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
-    """Predicted microseconds of a legal config on a problem."""
+    """Return predicted microseconds of a legal config on a problem."""
     made = problem.core if isinstance(problem, MatmulProblem) else problem
     return FAMILIES[problem.op][config.family].predicted_us(config, made, device)
 
@@ -62,13 +62,13 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
 
 
 def families(problem: Tiled, device: Device) -> list[str]:
-    """The contenders that have a legal config for the problem."""
+    """Return the contenders that have a legal config for the problem."""
     configs = ((name, FAMILIES[problem.op][name].configs) for name in contenders(problem))
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 
 def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
-    """The `count` configs to try first: each family's likeliest in turn, over varied tiles.
+    """Return the `count` configs to try first: each family's likeliest in turn, over varied tiles.
 
     Where families agree on fewer than four tile shapes, the last place goes to the next shape.
     """

@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes of workspace that a call takes while it runs, 0 in the interpreter."""
+        """Return bytes of workspace that a call takes while it runs, 0 in the interpreter."""
         if self.source == "interpreter":
             return 0
 
@@ -93,13 +93,13 @@ def trials(problem: Tiled, device: Device) -> list[Trial]:
 
 
 def _plainly(problem: Tiled) -> Tiled:
-    """The same problem of a call that need not be batch-invariant, of which more is known."""
+    """Return the same problem of a call that need not be batch-invariant, of which more is known."""
     free: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=False)
     return free
 
 
 def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
-    """The fastest config of those measured for `asked` that may run the problem."""
+    """Return the fastest config of those measured for `asked` that may run the problem."""
     known = [trial for trial in trials(asked, device) if trial.works]
     good = [trial for trial in known if illegal(trial.config, problem, device) is None]
     best = best_of(good)
@@ -110,7 +110,7 @@ def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
-    """What the shipped table holds, if it may run here."""
+    """Tell what the shipped table holds, if it may run here."""
     shipped = table.shipped(device)
     entry = _entry(shipped, problem) if shipped is not None else None
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
@@ -136,7 +136,7 @@ def _entry(shipped: table.Table, problem: Tiled) -> table.Entry | None:
 
 
 def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
-    """Whether a table's times are measurements of the kernels as they are."""
+    """Tell whether a table's times are measurements of the kernels as they are."""
     entry = _entry(shipped, problem)
     kernel = FAMILIES[problem.op].get(entry.config.family) if entry is not None else None
     return kernel is not None and shipped.counts(problem.op, kernel.name, kernel.digest)
@@ -164,7 +164,7 @@ def winners(problem: Tiled, device: Device) -> list[Winner]:
 
 
 def near(problem: Tiled, device: Device) -> Plan | None:
-    """The config of the nearest tuned problem of the same class, if near enough and legal here."""
+    """Return the config of the nearest tuned problem of the same class, if near enough and legal here."""
     return nearest(problem, device, winners(problem, device))
 
 
@@ -200,7 +200,7 @@ def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
 
 
 def predicted(problem: Tiled, device: Device) -> Plan:
-    """What the model picks."""
+    """Tell what the model picks."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
     return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
@@ -242,14 +242,14 @@ def interpreted(problem: Tiled) -> Plan:
 
 
 def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """What was measured here, or ships: also of a call with more choice, but in mode "tune"."""
+    """Tell what was measured here, or ships: also of a call with more choice, but in mode "tune"."""
     asked = dict.fromkeys((problem, problem if mode == "tune" else _plainly(problem)))
     found = (_measured(problem, device, each) for each in asked)
     return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
 
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """The first rung that holds; None where mode "tune" is to measure."""
+    """Return the first rung that holds; None where mode "tune" is to measure."""
     warn_untested()
     if mode == "tune" and is_frozen(device):
         mode = "cached"
@@ -269,7 +269,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:
-    """The plan for a problem by the mode given, else the one in force.
+    """Return the plan for a problem by the mode given, else the one in force.
 
     None only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode
     "strict" for a problem of which nothing measured is remembered.

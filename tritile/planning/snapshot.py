@@ -25,7 +25,7 @@ Pair = tuple[str, Trial]
 
 
 def text_of(store: Store) -> str:
-    """What a store knows that counts today, as JSON: kernel and trial, a line each.
+    """Tell what a store knows that counts today, as JSON: kernel and trial, a line each.
 
     That is the `PER_PROBLEM` best trials that did not fail of each problem and kernel, of this device
     with these versions.

@@ -119,7 +119,7 @@ class Store:
         return found[0] if found else None
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
-        """The best trial of each problem of this op."""
+        """Return the best trial of each problem of this op."""
         # Not by the column of ops, which no index holds twice: a damaged one would hide its row unseen.
         found = self._selected(
             kernel, f"{database.WORKED} ORDER BY problem, {database.BEST_FIRST}", first=True
@@ -161,7 +161,7 @@ class Store:
     def _selected(
         self, kernel: str, where: str, wanted: Problem | None = None, first: bool = False
     ) -> list[Trial]:
-        """The valid trials that meet the condition, of each problem all or only the first."""
+        """Return the valid trials that meet the condition, of each problem all or only the first."""
         try:
             values = self._environment(kernel)
             values += () if wanted is None else (problem_key(wanted),)
@@ -203,7 +203,7 @@ class Store:
             warnings.warn(text, StoreWarning, stacklevel=4)
 
     def _attempt(self, work: Callable[..., T], nothing: T, *arguments: Any, write: bool = False) -> T:
-        """What `work(connection, *arguments)` returns, or `nothing` where the file does not let it.
+        """Tell what `work(connection, *arguments)` returns, or `nothing` where the file does not let it.
 
         Work is done again where the file was set aside meanwhile, by this process or by another: what
         was written into the old file would be lost otherwise. Where a lock is held, it waits a moment.
@@ -229,7 +229,7 @@ class Store:
     def _tried(
         self, work: Callable[..., T], nothing: T, arguments: tuple[Any, ...], create: bool
     ) -> tuple[bool, T]:
-        """Whether that was all, and what it gave. Raises `database.FAULTS`, damage excepted."""
+        """Tell whether that was all, and what it gave. Raises `database.FAULTS`, damage excepted."""
         identity, result = None, nothing
         try:
             if _unusable:
@@ -250,7 +250,7 @@ class Store:
             return False, nothing
 
     def _opened(self, identity: database.Identity, create: bool) -> _Opened | None:
-        """The connection of this thread, None where there is no store and none is to be created."""
+        """Return the connection of this thread, None where there is no store and none is to be created."""
         mine = os.getpid(), threading.get_ident()
         opened = self._connections.get(mine)
         if opened is not None and opened.identity == identity:
@@ -342,7 +342,7 @@ _standing_in: dict[Device, Store] = {}
 
 
 def store_of(device: Device) -> Store:
-    """What this process knows of a device: its own store, or what stands in for it."""
+    """Tell what this process knows of a device: its own store, or what stands in for it."""
     return _standing_in.get(device) or own_store(device)
 
 
@@ -357,5 +357,5 @@ def end_stand_ins() -> None:
 
 
 def is_frozen(device: Device) -> bool:
-    """Whether what is known of a device stays as it is, so that there is no use in measuring more."""
+    """Tell whether what is known of a device stays as it is, so that there is no use in measuring more."""
     return device in _standing_in

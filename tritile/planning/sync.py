@@ -82,7 +82,7 @@ def _attempted(work: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def _objection(rank: int, theirs: Any, first: Any) -> str | None:
-    """Why this rank and rank 0 cannot do as one."""
+    """Say why this rank and rank 0 cannot do as one."""
     if theirs["failure"] or first["failure"]:
         return theirs["failure"] and f"rank {rank}: {theirs['failure']}"
     differs = difference(first["facts"], theirs["facts"])
@@ -98,14 +98,14 @@ def _refuse(reasons: Sequence[str | None]) -> None:
 
 # Only text is sent: nothing of ours is pickled.
 def _gathered(data: Any, group: Any) -> list[Any]:
-    """What each rank has, by rank of the group."""
+    """Tell what each rank has, by rank of the group."""
     texts: list[Any] = [None] * _dist.get_world_size(group)
     _dist.all_gather_object(texts, json.dumps(data), group)
     return [json.loads(text) for text in texts]
 
 
 def _broadcast(data: Any, group: Any) -> Any:
-    """What rank 0 has."""
+    """Tell what rank 0 has."""
     texts = [json.dumps(data)]
     _dist.broadcast_object_list(texts, group=group, group_src=0)
     return json.loads(texts[0])

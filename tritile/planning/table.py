@@ -67,16 +67,16 @@ class Table:
     loss: Loss | None = None
 
     def find(self, problem: Problem) -> Entry | None:
-        """The entry of just this problem, None where there is none."""
+        """Return the entry of just this problem, None where there is none."""
         return self._by_problem.get(problem)
 
     def counts(self, op: str, family: str, digest: str) -> bool:
-        """Whether the times of a family are measurements of the kernel that has this digest."""
+        """Tell whether the times of a family are measurements of the kernel that has this digest."""
         return self.measured and self.kernels.get(FAMILIES[op][family].label) == digest
 
     @property
     def triton(self) -> str:
-        """The version of Triton that measured or compiled it, "" where the table does not say."""
+        """Return the version of Triton that measured or compiled it, "" where the table does not say."""
         return str(self.device.get("triton", ""))
 
     @functools.cached_property
@@ -85,7 +85,7 @@ class Table:
 
 
 def _entry(data: Any) -> Entry:
-    """The entry of a parsed line. Raises InvalidValueError for anything else."""
+    """Return the entry of a parsed line. Raises InvalidValueError for anything else."""
     if not isinstance(data, dict) or set(data) != {"problem", "config", "us"}:
         raise InvalidValueError(f"{str(data)[:80]!r} is no entry: wanted problem, config and us")
     problem, config = pair_from(data["problem"], data["config"])
@@ -93,7 +93,7 @@ def _entry(data: Any) -> Entry:
 
 
 def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
-    """The valid entries; of two for one problem, the first. One StoreWarning counts the others.
+    """Return the valid entries; of two for one problem, the first. One StoreWarning counts the others.
 
     Raises InvalidValueError where more than `_MOST_SKIPPED` are not valid.
     """
@@ -120,7 +120,7 @@ def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
 
 
 def _is_facts(device: Any) -> bool:
-    """Whether it could be what `Device.to_dict` gives."""
+    """Tell whether it could be what `Device.to_dict` gives."""
     if not isinstance(device, dict) or not isinstance(device.get("name"), str):
         return False
     return all(
@@ -133,7 +133,7 @@ def _is_digests(kernels: Any) -> bool:
 
 
 def _loss(data: Any, name: str) -> Loss | None:
-    """The loss of a parsed table. Raises InvalidValueError where there is one that is not valid."""
+    """Return the loss of a parsed table. Raises InvalidValueError where there is one that is not valid."""
     if data is None:
         return None
     names = [field.name for field in fields(Loss)]
@@ -146,7 +146,7 @@ def _loss(data: Any, name: str) -> Loss | None:
 
 
 def _parsed(raw: bytes, name: str) -> Table:
-    """The table in these bytes of JSON. Raises InvalidValueError if there is none."""
+    """Return the table in these bytes of JSON. Raises InvalidValueError if there is none."""
     if len(raw) > MAX_BYTES:
         raise InvalidValueError(f"{name} holds more than {MAX_BYTES >> 20} MiB: that is no table")
     try:
@@ -166,7 +166,7 @@ def _parsed(raw: bytes, name: str) -> Table:
 
 
 def read(path: Path) -> Table:
-    """The table of a file; single bad entries are skipped with one StoreWarning.
+    """Return the table of a file; single bad entries are skipped with one StoreWarning.
 
     Raises InvalidValueError where the file cannot be read or holds no table.
     """
@@ -193,7 +193,7 @@ def _order(entry: Entry) -> tuple[str, tuple[int, ...], str]:
 
 
 def _text(table: Table) -> str:
-    """The table as JSON, an entry a line, in order of problem: alike tables give alike bytes."""
+    """Return the table as JSON, an entry a line, in order of problem: alike tables give alike bytes."""
     dump: Callable[[Any], str] = functools.partial(json.dumps, sort_keys=True, allow_nan=False)
     lines = [
         dump({"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us})
@@ -224,7 +224,7 @@ def write(table: Table, path: Path) -> None:
 
 
 def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:
-    """The best trial of each problem that the store holds for these kernels: a name and a digest each.
+    """Return the best trial of each problem that the store holds for these kernels: a name and a digest each.
 
     One whose answer was checked goes before one that was only timed.
     """
@@ -239,7 +239,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 
 
 def completed(table: Table, old: Table) -> Table:
-    """The table, with the entries of an older one for problems it lacks.
+    """Return the table, with the entries of an older one for problems it lacks.
 
     Only entries that were measured on the same GPU model, of the same version of the kernel, are taken,
     and with them what the older table says of its loss.
@@ -280,5 +280,5 @@ def digest(table: Table | None) -> str:
 
 
 def shipped(device: Device) -> Table | None:
-    """The table that the package ships for this GPU model, None where there is none; read once."""
+    """Return the table that the package ships for this GPU model, None where there is none; read once."""
     return _shipped(device.slug, device.name)

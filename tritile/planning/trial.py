@@ -55,17 +55,17 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether it was timed, and did not fail."""
+        """Tell whether it was timed, and did not fail."""
         return self.time < math.inf
 
     @property
     def right(self) -> bool:
-        """Whether it works, and its answer was checked."""
+        """Tell whether it works, and its answer was checked."""
         return self.works and self.error is not None
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:
-    """Where a trial stands among those of one problem, the best first: `database.BEST_FIRST` in Python.
+    """Tell where a trial stands among those of one problem, the best first: `database.BEST_FIRST` in Python.
 
     A checked answer goes first: its time was also measured more carefully than that of a quick look.
     """
@@ -78,7 +78,7 @@ def best_of(trials: Iterable[Trial]) -> Trial | None:
 
 
 def parsed(text: Any) -> Any:
-    """The value of a short JSON text. Raises InvalidValueError for anything else."""
+    """Return the value of a short JSON text. Raises InvalidValueError for anything else."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise InvalidValueError(f"{str(text)[:80]!r} is no JSON text of at most {MAX_TEXT} characters")
     try:
@@ -99,7 +99,7 @@ def pair_from(problem: Any, config: Any) -> tuple[Problem, Config]:
 
 
 def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:
-    """A number from low to high, or None, as it is. Raises InvalidValueError for anything else."""
+    """Return a number from low to high, or None, as it is. Raises InvalidValueError for anything else."""
     kind = int if whole else (int, float)
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high
@@ -120,7 +120,7 @@ def moment(text: Any) -> float:
 
 
 def trial_from(row: Sequence[Any]) -> Trial:
-    """The trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
+    """Return the trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
     problem_text, op, config_text, us, spread, registers, spills, shared, error, failure, measured = row
     problem, config = pair_from(parsed(problem_text), parsed(config_text))
     # A second spelling of the same key would be a second row of the same trial.
@@ -145,7 +145,7 @@ def _line(text: str) -> str:
 
 
 def _settled(trial: Trial) -> Trial:
-    """The trial, failed if its time or error is no number: it must not win, nor be lost."""
+    """Return the trial, failed if its time or error is no number: it must not win, nor be lost."""
     us, spread, error, failure = trial.us, trial.spread, trial.error, trial.failure
     if us is not None and not 0 < us <= MAX_US:
         us, failure = None, failure or f"measured {us} us"
@@ -169,7 +169,7 @@ def row_of(trial: Trial) -> Row:
 
 
 def environment_from(row: Sequence[Any]) -> Row:
-    """The row of an environment, checked. Raises InvalidValueError for one that no device has."""
+    """Return the row of an environment, checked. Raises InvalidValueError for one that no device has."""
     for name, value in zip(ENVIRONMENT_COLUMNS, row, strict=True):
         count = isinstance(value, int) and 0 <= value < 2**63
         text = isinstance(value, str) and len(value) <= MAX_TEXT

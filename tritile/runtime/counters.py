@@ -56,7 +56,7 @@ _OF_GPU: Final[dict[int, Counters]] = {}
 
 
 def counters_of(device: int) -> Counters:
-    """The counters of a GPU."""
+    """Return the counters of a GPU."""
     found = _OF_GPU.get(device)
     if found is None:
         with _LOCK:

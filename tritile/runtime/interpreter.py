@@ -65,7 +65,7 @@ _JITTED = (JITFunction, InterpretedFunction)  # with TRITON_INTERPRET set triton
 
 
 def interpreted(kernel: Any) -> InterpretedFunction:
-    """The twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
+    """Return the twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
 
     What the interpreter compiles it keeps for good, with names that it puts among the function's globals. A
     twin's globals are its own, so that none are lost as `_interpreted_library` puts Triton's modules back.

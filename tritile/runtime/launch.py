@@ -42,12 +42,12 @@ class _At:
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
-        """The address."""
+        """Return the address."""
         return self.address
 
 
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
-    """An argument as Triton takes it, the buffers being tensors or what stands for them."""
+    """Return an argument as Triton takes it, the buffers being tensors or what stands for them."""
     if isinstance(value, Buffer):
         return buffers[value.buffer]
     if isinstance(value, Descriptor):
@@ -59,7 +59,7 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 
 
 def _addressed(arg: Any) -> Any:
-    """A bound argument with addresses for what stands for tensors."""
+    """Return a bound argument with addresses for what stands for tensors."""
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
     return arg.address if isinstance(arg, _At) else arg
@@ -128,7 +128,7 @@ class _TritonLaunch:
 
 
 def _listened() -> bool:
-    """Whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
+    """Tell whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
@@ -238,7 +238,7 @@ class SplitLaunch:
 
     @property
     def kernel(self) -> Any:
-        """The compiled kernel of the first piece."""
+        """Return the compiled kernel of the first piece."""
         return self.pieces[0][0].kernel
 
     def __call__(self, *tensors: torch.Tensor) -> None:

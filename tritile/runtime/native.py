@@ -47,7 +47,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """The CUDA driver's library; None where there is none, or one without tensor maps."""
+    """Return the CUDA driver's library; None where there is none, or one without tensor maps."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         library.cuLaunchKernelEx.argtypes = (ctypes.c_void_p,) * 4
@@ -82,7 +82,7 @@ def _checked(code: int, doing: str) -> None:
 
 @functools.cache
 def _context_of(device: int) -> ctypes.c_void_p:
-    """The context that torch and Triton share on a GPU. It is held for as long as the process runs."""
+    """Return the context that torch and Triton share on a GPU. It is held for as long as the process runs."""
     library, context = _driver(), ctypes.c_void_p()
     assert library is not None
     _checked(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering GPU {device}")
@@ -114,7 +114,7 @@ class _TensorMap:
 
 
 def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
-    """The (type, value) of every argument that reaches the kernel, tuples taken apart."""
+    """Yield the (type, value) of every argument that reaches the kernel, tuples taken apart."""
     for kind, value in zip(types, values, strict=True):
         if isinstance(kind, tuple):
             yield from _flat(kind, value)

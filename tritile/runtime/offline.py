@@ -76,7 +76,7 @@ class Resources:
     shared: int
 
     def excess(self, device: Device) -> str | None:
-        """What of this the device does not have, or is too slow to live with; None where it fits."""
+        """Tell what of this the device does not have, or is too slow to live with; None where it fits."""
         if self.shared > device.shared_memory:
             return _too_much(self.shared, device)
         if self.spills > 0:
@@ -90,7 +90,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _assembled(kernel: Any) -> str:
-    """What the assembler says of the kernel when asked to be verbose."""
+    """Tell what the assembler says of the kernel when asked to be verbose."""
     arch = kernel.metadata.target.arch
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -101,7 +101,7 @@ def _assembled(kernel: Any) -> str:
 
 
 def resources(kernel: Any) -> Resources:
-    """What `kernel` takes, read from its binary; no GPU is needed.
+    """Tell what `kernel` takes, read from its binary; no GPU is needed.
 
     Sources: `cuobjdump` for registers, `ptxas -v` for spills where a stack is in use (both come
     with Triton), and the metadata that LLVM writes into AMD code. Raises OSError or

@@ -77,12 +77,12 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def doublings(a: Problem, b: Problem) -> float:
-    """How far apart the sizes of two problems are: 1 where one size is twice the other's."""
+    """Tell how far apart the sizes of two problems are: 1 where one size is twice the other's."""
     return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """A dictionary that JSON holds and `problem_from_dict` reads back."""
+    """Return a dictionary that JSON holds and `problem_from_dict` reads back."""
     return {"op": problem.op} | {
         field.name: value
         for field, value in zip(fields(problem), astuple(problem), strict=True)
@@ -91,7 +91,7 @@ def problem_to_dict(problem: Problem) -> dict[str, Any]:
 
 
 def problem_key(problem: Problem) -> str:
-    """The problem as one line of JSON, the same for equal problems."""
+    """Return the problem as one line of JSON, the same for equal problems."""
     return json.dumps(problem_to_dict(problem), sort_keys=True, separators=(",", ":"))
 
 
@@ -100,7 +100,7 @@ def _tuples(value: Any) -> Any:
 
 
 def problem_from_dict(data: Any) -> Problem:
-    """The problem that `problem_to_dict` wrote. Raises InvalidValueError for anything else."""
+    """Return the problem that `problem_to_dict` wrote. Raises InvalidValueError for anything else."""
     kind = _KINDS.get(str(data.get("op"))) if isinstance(data, Mapping) else None
     names = {field.name for field in fields(kind)} if kind is not None else set()
     if kind is None or not names - set(_ADDED) <= set(data) - {"op"} <= names:

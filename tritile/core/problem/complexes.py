@@ -44,7 +44,7 @@ def moved(problem: Any) -> dict[Form, int]:
 
 
 def form_of(problem: Any) -> Form:
-    """How a product of complex numbers is made: of four real products by the form that moves least.
+    """Tell how a product of complex numbers is made: of four real products by the form that moves least.
 
     Each form adds up in an order of its own: one for all sizes where the product is invariant.
     """
@@ -57,7 +57,7 @@ def form_of(problem: Any) -> Form:
 
 
 def core_of(problem: Any) -> dict[str, Any]:
-    """The fields of the real product that makes this product of complex numbers."""
+    """Return the fields of the real product that makes this product of complex numbers."""
     form, (m, n, k) = form_of(problem), (problem.m, problem.n, problem.k)
     real = REAL_DTYPE[problem.dtype]
     core = {

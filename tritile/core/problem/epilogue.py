@@ -64,12 +64,12 @@ class Epilogue:
 
     @property
     def constants(self) -> tuple[str | bool, ...] | None:
-        """What kernels are compiled for: the fields in their order, None where nothing is to be done."""
+        """Tell what kernels are compiled for: the fields in their order, None where nothing is to be done."""
         return tuple(getattr(self, field.name) for field in fields(self)) if str(self) else None
 
     @property
     def transposed(self) -> "Epilogue":
-        """The same of the product out^T = b^T a^T."""
+        """Return the same of the product out^T = b^T a^T."""
         other = {"row": "column", "column": "row"}
         turned = {TURNED.get(name, name): getattr(self, name) for name in SIDES}
         return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})
@@ -83,7 +83,7 @@ _FLAGS: Final = ("weighted", "gated")
 
 @functools.cache
 def epilogue_of(text: str) -> Epilogue:
-    """The epilogue that `str` wrote. Raises InvalidValueError for anything else."""
+    """Return the epilogue that `str` wrote. Raises InvalidValueError for anything else."""
     found: dict[str, str | bool] = {}
     for word in text.split(" ") if text else []:
         name, _, spread = word.partition("=")

@@ -22,7 +22,7 @@ LOADS: Final = ("even", "skewed", "sparse")
 
 
 def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
-    """Where groups end that share `total`, for measuring, the same at every call.
+    """Tell where groups end that share `total`, for measuring, the same at every call.
 
     "even": all as large, but for what does not divide; "skewed": in any order, the i-th largest has 1 / i of
     the largest's share; "sparse": as "even" of every fourth group, the others being empty.
@@ -103,12 +103,12 @@ class GroupedProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an input element."""
+        """Return bytes of an input element."""
         return ITEMSIZE[self.dtype]
 
     @property
     def totals(self) -> bool:
-        """Whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
+        """Tell whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
         return self.dtype in FP8_DTYPES and self.precision != "fast"
 
     @property
@@ -124,7 +124,7 @@ class GroupedProblem:
 
     @property
     def even(self) -> MatmulProblem:
-        """The batch of products that it is where groups are as large as each other."""
+        """Return the batch of products that it is where groups are as large as each other."""
         m = -(-self.m // self.groups) if self.ragged == "m" else self.m
         k = -(-self.k // self.groups) if self.ragged == "k" else self.k
         layouts, aligns = self._layouts, self._aligns
@@ -134,7 +134,7 @@ class GroupedProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes by which two problems of one class are near or far."""
+        """Return the sizes by which two problems of one class are near or far."""
         return (self.groups, self.m, self.n, self.k)
 
     @property
@@ -145,7 +145,7 @@ class GroupedProblem:
 
     @property
     def of_groups(self) -> tuple[bool, bool, bool]:
-        """Whether a, b and out have a matrix for each group."""
+        """Tell whether a, b and out have a matrix for each group."""
         return self.ragged == "none", self.ragged != "k", self.ragged != "m"
 
     @property
@@ -161,7 +161,7 @@ class GroupedProblem:
 
     @property
     def scales(self) -> tuple[int, int]:
-        """How many scales a and b have, over all groups."""
+        """Tell how many scales a and b have, over all groups."""
         rows = self.m if self.ragged == "m" else self.groups * self.m
         return rows, self.groups * self.n
 

@@ -8,7 +8,7 @@ from tritile.core.problem.checks import check
 
 
 def _pairs(value: Any) -> bool:
-    """Whether it is a tuple of (name, value) pairs."""
+    """Tell whether it is a tuple of (name, value) pairs."""
     whole = isinstance(value, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
     return whole and all(isinstance(name, str) for name, _ in value)
 
@@ -34,10 +34,10 @@ class KernelProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The whole numbers of the key: by them two problems of one kernel are near or far."""
+        """Return the whole numbers of the key: by them two problems of one kernel are near or far."""
         return tuple(v for _, v in self.key if isinstance(v, int) and not isinstance(v, bool) and v > 0)
 
     @property
     def label(self) -> str:
-        """A short name for a table of results."""
+        """Return a short name for a table of results."""
         return f"{self.kernel} " + " ".join(f"{name}={value}" for name, value in self.key)

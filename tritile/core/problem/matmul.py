@@ -35,7 +35,7 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """How many elements of memory it spans."""
+        """Tell how many elements of memory it spans."""
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
@@ -44,7 +44,7 @@ GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 
 
 def _leading(extent: int, itemsize: int, alignment: int) -> int:
-    """The smallest stride of at least `extent` elements that has just this alignment, in bytes."""
+    """Return the smallest stride of at least `extent` elements that has just this alignment, in bytes."""
     unit = max(1, alignment // itemsize)
     stride = -(-extent // unit) * unit
     if alignment < 16 and stride * itemsize % (2 * alignment) == 0 and alignment >= itemsize:
@@ -132,12 +132,12 @@ class MatmulProblem:
 
     @property
     def rights(self) -> int:
-        """How many matrices a is multiplied by: two where gated."""
+        """Tell how many matrices a is multiplied by: two where gated."""
         return 2 if epilogue_of(self.epilogue).gated else 1
 
     @property
     def is_complex(self) -> bool:
-        """Whether its numbers are complex."""
+        """Tell whether its numbers are complex."""
         return self.dtype in REAL_DTYPE
 
     @property
@@ -152,7 +152,7 @@ class MatmulProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an input element."""
+        """Return bytes of an input element."""
         return ITEMSIZE[self.dtype]
 
     @property
@@ -162,7 +162,7 @@ class MatmulProblem:
 
     @property
     def bytes(self) -> int:
-        """Bytes moved if every input is read once and the output written once."""
+        """Return bytes moved if every input is read once and the output written once."""
         inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
         fused = epilogue_of(self.epilogue)
@@ -170,7 +170,7 @@ class MatmulProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes by which two problems of one class are near or far."""
+        """Return the sizes by which two problems of one class are near or far."""
         return (self.batch, self.m, self.n, self.k)
 
     @property
@@ -210,12 +210,12 @@ class MatmulProblem:
 
     @property
     def in_parts(self) -> bool:
-        """Whether it is a float32 product that is made of float16 parts."""
+        """Tell whether it is a float32 product that is made of float16 parts."""
         return self.dtype == "float32" and self.precision == "fp16x3"
 
     @property
     def by_rows(self) -> bool:
-        """Whether b is copied row by row first: see `tritile.families.rows.lowering`.
+        """Tell whether b is copied row by row first: see `tritile.families.rows.lowering`.
 
         The copy of an element takes as long as some 45 multiplications by it save.
         """
@@ -224,7 +224,7 @@ class MatmulProblem:
 
     @property
     def promoted(self) -> bool:
-        """Whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
+        """Tell whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
         return self.dtype == "float16" and self.precision == "fp16x3"
 
     @property
@@ -261,7 +261,7 @@ class MatmulProblem:
 
     @property
     def label(self) -> str:
-        """A short name for a table of results."""
+        """Return a short name for a table of results."""
         batch = f"{self.batch}x" if self.batch > 1 else ""
         letters = {"row": "N", "column": "T", "strided": "S"}
         layout = letters[self.a_layout] + letters[self.b_layout]

@@ -23,7 +23,7 @@ def promoted_every(k: int) -> int:
 
 
 def error_bound(k: int) -> float:
-    """How far an element of the product may be from exact, before it is rounded, as a share of |a| |b|.
+    """Tell how far an element of the product may be from exact, before it is rounded, as a share of |a| |b|.
 
     Holds for finite data and Hopper's tensor cores; derived in `tritile.families.fp16x3.lowering`.
     """

@@ -15,7 +15,7 @@ _TILE: Final = 4096  # elements that the dimensions of a tile should have
 def merged(
     sizes: Sequence[int], *strides: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The same index space with the fewest dimensions: ones dropped, neighbours merged.
+    """Return the same index space with the fewest dimensions: ones dropped, neighbours merged.
 
     Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
     through its whole size. Returns the sizes and, for each operand, its strides.
@@ -98,7 +98,7 @@ class PermuteProblem:
         addresses: tuple[int, int] = (0, 0),
         widen: bool = True,
     ) -> "PermuteProblem":
-        """The problem of moving x, whose dimensions are in out's order, to out.
+        """Return the problem of moving x, whose dimensions are in out's order, to out.
 
         `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
         """
@@ -114,7 +114,7 @@ class PermuteProblem:
 
     @classmethod
     def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
-        """A batch of contiguous m x n matrices, each transposed."""
+        """Return a batch of contiguous m x n matrices, each transposed."""
         sizes = (batch, m, n)
         if not all(map(extent_fits, sizes)):
             raise InvalidValueError(f"{sizes} matrices: wanted sizes of 1 and more")
@@ -122,7 +122,7 @@ class PermuteProblem:
 
     @functools.cached_property
     def plane(self) -> Plane:
-        """Which dimensions make the tiles."""
+        """Tell which dimensions make the tiles."""
         axes = [i for i, size in enumerate(self.shape) if size > 1]
         x, out = self.x_strides, self.out_strides
         dense_x = min(axes, key=lambda i: (x[i] == 0, x[i], -i), default=None)
@@ -149,17 +149,17 @@ class PermuteProblem:
 
     @functools.cached_property
     def m(self) -> int:
-        """The tile rows' extent: along it out is densest."""
+        """Return the tile rows' extent: along it out is densest."""
         return math.prod(self.shape[i] for i in self.plane.m)
 
     @functools.cached_property
     def n(self) -> int:
-        """The tile columns' extent: along it x is densest."""
+        """Return the tile columns' extent: along it x is densest."""
         return math.prod(self.shape[i] for i in self.plane.n)
 
     @functools.cached_property
     def batch(self) -> int:
-        """How many planes of m x n there are."""
+        """Tell how many planes of m x n there are."""
         return math.prod(self.shape[i] for i in self.plane.batch)
 
     def _layout(self, strides: tuple[int, ...]) -> str:
@@ -174,12 +174,12 @@ class PermuteProblem:
 
     @functools.cached_property
     def out_layout(self) -> str:
-        """The same of out."""
+        """Return the same of out."""
         return self._layout(self.out_strides)
 
     @functools.cached_property
     def turns(self) -> bool:
-        """Whether out is denser along m than along n: x and out then differ in the order of a tile."""
+        """Tell whether out is denser along m than along n: x and out then differ in the order of a tile."""
         m, n, _ = self.plane
         return bool(m) and self.out_strides[m[0]] < self.out_strides[n[0]]
 
@@ -195,7 +195,7 @@ class PermuteProblem:
         return {}
 
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
-        """How many elements of a tile lie side by side in x, and in out."""
+        """Tell how many elements of a tile lie side by side in x, and in out."""
         sides = (min(block_m, self.m), min(block_n, self.n))
         if sides not in self._known_runs:  # a space has many configs of one tile
             self._known_runs[sides] = self._runs(sides)
@@ -224,12 +224,12 @@ class PermuteProblem:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Bytes moved: every element read once and written once."""
+        """Return bytes moved: every element read once and written once."""
         return 2 * math.prod(self.shape) * self.itemsize
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes by which two problems of one class are near or far."""
+        """Return the sizes by which two problems of one class are near or far."""
         return (self.batch, self.m, self.n)
 
     @property
@@ -242,7 +242,7 @@ class PermuteProblem:
 
     @property
     def spans(self) -> tuple[int, int]:
-        """How many elements of memory x and out span."""
+        """Tell how many elements of memory x and out span."""
 
         def span(strides: tuple[int, ...]) -> int:
             return 1 + sum((size - 1) * step for size, step in zip(self.shape, strides, strict=True))
@@ -251,7 +251,7 @@ class PermuteProblem:
 
     @property
     def label(self) -> str:
-        """A short name for a table of results: out's dimensions, and where each stood in x."""
+        """Return a short name for a table of results: out's dimensions, and where each stood in x."""
         order = sorted(range(len(self.shape)), key=lambda i: (-self.x_strides[i], i))
         places = ",".join(str(order.index(i)) for i in range(len(self.shape)))
         return f"{'x'.join(map(str, self.shape)) or '1'} from ({places or '0'}) {self.itemsize}-byte"
@@ -264,7 +264,7 @@ def _widened(
     itemsize: int,
     addresses: tuple[int, int],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-    """The same with pairs of elements as one, again and again, where short runs stay side by side."""
+    """Return the same with pairs of elements as one, again and again, where short runs stay side by side."""
     while itemsize < 8:
         inner = [i for i, steps in enumerate(zip(x_strides, out_strides, strict=True)) if steps == (1, 1)]
         others = [s for steps in (x_strides, out_strides) for i, s in enumerate(steps) if [i] != inner]

@@ -36,7 +36,7 @@ def scales_shape(n: int, k: int, bits: int, group_size: int) -> tuple[int, int]:
 
 
 def unpacked_row(k: int) -> int:
-    """Elements from one row of K 16-bit floats to the next, where a weight is unpacked in memory."""
+    """Return elements from one row of K 16-bit floats to the next, where a weight is unpacked in memory."""
     return _padded(k, _LINE // 2)
 
 
@@ -82,33 +82,33 @@ class QuantizedProblem:
 
     @property
     def words(self) -> tuple[int, int]:
-        """The shape of the packed weight, in 32-bit words."""
+        """Return the shape of the packed weight, in 32-bit words."""
         return words_shape(self.n, self.k, self.bits)
 
     @property
     def scales(self) -> tuple[int, int]:
-        """The shape of the scales, and of the zero points."""
+        """Return the shape of the scales, and of the zero points."""
         return scales_shape(self.n, self.k, self.bits, self.group_size)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weight with its scales and zero points."""
+        """Return bytes of the packed weight with its scales and zero points."""
         words, scales = self.words, self.scales
         return 4 * words[0] * words[1] + 2 * scales[0] * scales[1] * (1 + self.zero_points)
 
     @property
     def unpacked_bytes(self) -> int:
-        """Bytes of the weight as a matrix of 16-bit floats: see `unpacked_row`."""
+        """Return bytes of the weight as a matrix of 16-bit floats: see `unpacked_row`."""
         return self.itemsize * self.scales[1] * unpacked_row(self.k)
 
     @property
     def bytes(self) -> int:
-        """Bytes moved if every input is read once and the output written once."""
+        """Return bytes moved if every input is read once and the output written once."""
         return self.weight_bytes + self.itemsize * (self.m * (self.k + self.n) + self.n * self.bias)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes by which two problems of one class are near or far."""
+        """Return the sizes by which two problems of one class are near or far."""
         return (self.m, self.n, self.k)
 
     @property
@@ -119,7 +119,7 @@ class QuantizedProblem:
 
     @functools.cached_property
     def product(self) -> MatmulProblem:
-        """The same product with a weight that is not quantized, which lies row by row."""
+        """Return the same product with a weight that is not quantized, which lies row by row."""
         dtypes, bias = (self.dtype, self.dtype), "bias=row" if self.bias else ""
         aligns = (self.x_align, 16, alignment(self.itemsize * self.n))
         return MatmulProblem(
@@ -133,7 +133,7 @@ class QuantizedProblem:
 
     @property
     def label(self) -> str:
-        """A short name for a table of results."""
+        """Return a short name for a table of results."""
         zeros, bias = " zeros" if self.zero_points else "", " bias" if self.bias else ""
         strided = " strided" if self.x_layout == "strided" else ""
         weight = f"int{self.bits}/{self.group_size}{zeros}"

@@ -36,7 +36,7 @@ _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
 
 
 def posed(problem: Tiled, make: Make) -> Call:
-    """A call that poses `problem`, on memory that `make(dtype, elements)` provides.
+    """Return a call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
     It is asked for in the order of the call's `tensors`. A complex number of a product is asked for as two
     real ones, other elements of 16 bytes as two of int64.

@@ -41,7 +41,7 @@ class GroupedCall:
 
     @property
     def problem(self) -> GroupedProblem:
-        """What planning needs to know of this call."""
+        """Tell what planning needs to know of this call."""
         a, b, out = self.a, self.b, self.out
         return GroupedProblem(
             self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
@@ -51,12 +51,12 @@ class GroupedCall:
 
     @property
     def target(self) -> Any:
-        """Which of its tensors is written."""
+        """Tell which of its tensors is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """What the kernel's pointers point to, by name."""
+        """Tell what the kernel's pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         if self.offs is not None:
             found["offs"] = self.offs
@@ -66,12 +66,12 @@ class GroupedCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """The tensors of `buffers`: a, b, out, and as there are offs and the scales."""
+        """Return the tensors of `buffers`: a, b, out, and as there are offs and the scales."""
         return tuple(self.buffers.values())
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What each of a caller's tensors is, in the order of `tensors`."""
+        """Tell what each of a caller's tensors is, in the order of `tensors`."""
         offs = () if self.offs is None else ("offs",)
         return ("a", "b", "out", *offs, *(("scale_a", "scale_b") if self.scales else ()))
 

@@ -25,7 +25,7 @@ class PermuteCall:
 
     @property
     def batch_dims(self) -> tuple[int, ...]:
-        """The dimensions over which tiles are repeated."""
+        """Return the dimensions over which tiles are repeated."""
         problem = self.problem
         steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
         return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
@@ -37,22 +37,22 @@ class PermuteCall:
 
     @property
     def target(self) -> Any:
-        """Which of its tensors is written."""
+        """Tell which of its tensors is written."""
         return self.out
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """What the kernel's pointers point to, by name."""
+        """Tell what the kernel's pointers point to, by name."""
         return {"x": self.x, "out": self.out}
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """The tensors of `buffers`."""
+        """Return the tensors of `buffers`."""
         return (self.x, self.out)
 
 
 def posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:
-    """A call that poses a permutation."""
+    """Return a call that poses a permutation."""
     kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
     x, out = (make(kind, lanes * span) for span in problem.spans)
     return PermuteCall(problem, x, out)

@@ -36,7 +36,7 @@ class View:
 
     @property
     def layout(self) -> str:
-        """Which dimension is contiguous: "row" (the last), "column" (the first), or neither."""
+        """Tell which dimension is contiguous: "row" (the last), "column" (the first), or neither."""
         rows, columns = self.shape
         if columns == 1:
             return "column" if rows > 1 and self.strides[0] == 1 else "row"
@@ -48,7 +48,7 @@ class View:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """The strides that are stepped over: all but that of the contiguous dimension."""
+        """Return the strides that are stepped over: all but that of the contiguous dimension."""
         pairs = zip(self.shape, self.strides, strict=True)
         inner = tuple(stride for size, stride in pairs if size > 1 and stride != 1)
         return (*inner, *self.batch_strides)
@@ -60,13 +60,13 @@ class View:
 
     @property
     def transposed(self) -> "View":
-        """The same matrices, rows for columns."""
+        """Return the same matrices, rows for columns."""
         rows, columns = self.shape
         return replace(self, shape=(columns, rows), strides=(self.strides[1], self.strides[0]))
 
     @property
     def span(self) -> int:
-        """The offset of the last element of one matrix, in elements."""
+        """Return the offset of the last element of one matrix, in elements."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
 
 
@@ -78,7 +78,7 @@ class Placed(NamedTuple):
     address: int = 0
 
     def data_ptr(self) -> int:
-        """An address as aligned as the buffer's."""
+        """Return an address as aligned as the buffer's."""
         return self.address
 
 
@@ -114,30 +114,30 @@ class Fused:
 
     @property
     def views(self) -> tuple[View | None, ...]:
-        """The operands, None where there is none."""
+        """Return the operands, None where there is none."""
         return tuple(getattr(self, name) for name in _VIEWS)
 
     @property
     def named(self) -> tuple[tuple[str, View | None], ...]:
-        """The same with their names."""
+        """Return the same with their names."""
         return tuple(zip(_VIEWS, self.views, strict=True))
 
     @property
     def epilogue(self) -> Epilogue:
-        """What of it decides how it is done."""
+        """Tell what of it decides how it is done."""
         weighted = (self.alpha, self.beta) != (1.0, 1.0)
         spreads = {name: spread(getattr(self, name)) for name in SIDES}
         return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
 
     def mapped(self, change: Callable[[View], View]) -> "Fused":
-        """The same with every operand changed."""
+        """Return the same with every operand changed."""
         changed = (view and change(view) for view in self.views)
         views: dict[str, Any] = dict(zip(_VIEWS, changed, strict=True))
         return replace(self, **views)
 
     @property
     def transposed(self) -> "Fused":
-        """The same of the product out^T = b^T a^T."""
+        """Return the same of the product out^T = b^T a^T."""
         turned = self.mapped(lambda view: view.transposed)
         return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
 
@@ -171,7 +171,7 @@ class BlockScales(NamedTuple):
 
     @property
     def transposed(self) -> "BlockScales":
-        """The same of the product out^T = b^T a^T."""
+        """Return the same of the product out^T = b^T a^T."""
         rows, columns = self.shared.split("x")
         turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
         return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
@@ -205,7 +205,7 @@ class MatmulCall:
 
     @property
     def problem(self) -> MatmulProblem:
-        """What planning needs to know of this call."""
+        """Tell what planning needs to know of this call."""
         return MatmulProblem(
             prod(self.batch_shape),
             self.a.shape[0],
@@ -237,12 +237,12 @@ class MatmulCall:
 
     @property
     def target(self) -> Any:
-        """Which of its tensors is written."""
+        """Tell which of its tensors is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """What the kernels' pointers point to, by name."""
+        """Tell what the kernels' pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         found |= {name: view.tensor for name, view in self.fused.named if view is not None}
         if self.up is not None:
@@ -255,12 +255,12 @@ class MatmulCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """The tensors of `buffers`: a, b, out, what is fused, up, scales, the verdict."""
+        """Return the tensors of `buffers`: a, b, out, what is fused, up, scales, the verdict."""
         return tuple(self.buffers.values())
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What each of a caller's tensors is, in the order of `tensors`."""
+        """Tell what each of a caller's tensors is, in the order of `tensors`."""
         fused = (name for name in SIDES if getattr(self.fused, name) is not None)
         up = ("up",) if self.up else ()
         return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
@@ -270,7 +270,7 @@ Make = Callable[[str, int], Any]
 
 
 def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
-    """An operand on memory of its own."""
+    """Return an operand on memory of its own."""
     batch_stride, *strides = operand.strides
     real = REAL_DTYPE.get(operand.dtype)
     tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
@@ -280,7 +280,7 @@ def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
 
 
 def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
-    """An operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
+    """Return an operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
 
     Full ones are a matrix each.
     """
@@ -306,7 +306,7 @@ def _fused(problem: MatmulProblem, make: Make) -> Fused:
 
 
 def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
-    """A call that poses a product."""
+    """Return a call that poses a product."""
     batch = (problem.batch,) if problem.batch > 1 else ()
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (

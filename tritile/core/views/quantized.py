@@ -31,7 +31,7 @@ class QuantizedCall:
 
     @property
     def problem(self) -> QuantizedProblem:
-        """What planning needs to know of this call."""
+        """Tell what planning needs to know of this call."""
         return QuantizedProblem(
             *self.out.shape,
             self.x.shape[1],
@@ -47,12 +47,12 @@ class QuantizedCall:
 
     @property
     def target(self) -> Any:
-        """Which of its tensors is written."""
+        """Tell which of its tensors is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """What the kernel's pointers point to, by name."""
+        """Tell what the kernel's pointers point to, by name."""
         bias = self.fused.bias and self.fused.bias.tensor
         found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
         found |= {"bias": bias, "out": self.out.tensor}
@@ -60,12 +60,12 @@ class QuantizedCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """The tensors of `buffers`: x, words, scales, zeros and bias if there are, and out."""
+        """Return the tensors of `buffers`: x, words, scales, zeros and bias if there are, and out."""
         return tuple(self.buffers.values())
 
 
 def posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
-    """A call that poses a product with a packed weight."""
+    """Return a call that poses a product with a packed weight."""
     m, n, size = problem.m, problem.n, problem.itemsize
     x = view_of(problem.x, size, 1, make)
     words, scales = make("int32", prod(problem.words)), make(problem.dtype, prod(problem.scales))

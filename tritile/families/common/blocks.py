@@ -7,7 +7,7 @@ from tritile.core.problem.parts import promoted_every
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
-    """What is wrong with a config's parameters: not these, not powers of two, or above `most`."""
+    """Tell what is wrong with a config's parameters: not these, not powers of two, or above `most`."""
     if tuple(name for name, _ in config.kwargs) != names:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
     for name, value in config.kwargs:
@@ -29,7 +29,7 @@ def launch_fault(config: Config) -> str | None:
 
 
 def shared_fault(shared: int, device: Device) -> str | None:
-    """Why a kernel may not take so many bytes of shared memory, or None where it may."""
+    """Say why a kernel may not take so many bytes of shared memory, or None where it may."""
     return (
         f"{shared} bytes of shared memory, of {device.shared_memory}"
         if shared > device.shared_memory
@@ -38,17 +38,17 @@ def shared_fault(shared: int, device: Device) -> str | None:
 
 
 def least_blocks(problem: Product) -> dict[str, int]:
-    """The smallest blocks that tl.dot takes."""
+    """Return the smallest blocks that tl.dot takes."""
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
 
 
 def promotes_late(config: Config, problem: Product) -> bool:
-    """Whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
+    """Tell whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
     return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
 
 
 def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
-    """Whether GROUP_M orders what has no order, or leaves unordered what has one."""
+    """Tell whether GROUP_M orders what has no order, or leaves unordered what has one."""
     if isinstance(problem, GroupedProblem):
         return False  # in bands, as groups may or may not have several rows of tiles
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
@@ -59,6 +59,6 @@ def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
 
 
 def oversized(config: Config, problem: Product, least: dict[str, int]) -> bool:
-    """Whether a block is twice as large as the problem, or more, though it could be halved."""
+    """Tell whether a block is twice as large as the problem, or more, though it could be halved."""
     blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
     return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

@@ -10,7 +10,7 @@ from tritile.families.common.work import Buffer, buffer_of
 
 
 def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
-    """The epilogue's operands, then alpha and beta, as `common.epilogue.finished` takes them.
+    """Return the epilogue's operands, then alpha and beta, as `common.epilogue.finished` takes them.
 
     `rank`: how many dimensions kernels see of the batch. None where nothing is fused. Where `dtype`, that of
     operands, is float64, alpha and beta are compiled in, to keep all their digits.
@@ -41,7 +41,7 @@ def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, i
 
 
 def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
-    """The word that says whether there is anything to do, and which of its values do."""
+    """Return the word that says whether there is anything to do, and which of its values do."""
     if call.verdict is None:
         return None, None
     return buffer_of(call.verdict.word, "verdict"), (call.verdict.least, call.verdict.end)

@@ -10,22 +10,22 @@ WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end 
 
 
 def unit(extent: int, itemsize: int) -> int:
-    """The largest power of two that divides `extent`, up to 16 bytes of elements."""
+    """Return the largest power of two that divides `extent`, up to 16 bytes of elements."""
     return min(extent & -extent, max(1, 16 // itemsize)) or 1
 
 
 def least_unit(strides: Iterable[int], itemsize: int) -> int:
-    """The same that divides all of these; one of 0 is never stepped."""
+    """Return the same that divides all of these; one of 0 is never stepped."""
     return min((unit(step, itemsize) for step in strides if step), default=16 // itemsize)
 
 
 def grid(tiles: int, batch: int) -> tuple[int, int, int]:
-    """Tiles of a matrix, then matrices, over two axes as one is too short."""
+    """Return tiles of a matrix, then matrices, over two axes as one is too short."""
     across = min(batch, _MAX_GRID_AXIS)
     return tiles, across, -(-batch // across)
 
 
 def options(config: Config) -> dict[str, Any]:
-    """How to compile a kernel for a config."""
+    """Tell how to compile a kernel for a config."""
     found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}

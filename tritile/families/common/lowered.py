@@ -25,7 +25,7 @@ class Lowered(NamedTuple):
 def copied_batch(
     view: View, batch_shape: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """How the matrices of an operand are copied side by side, those of a stretched dimension once.
+    """Tell how the matrices of an operand are copied side by side, those of a stretched dimension once.
 
     How many there are, their batch's sizes and strides, and the strides of the whole batch over the copies,
     in copies.

@@ -72,7 +72,7 @@ def _has_warpgroups(device: Device) -> bool:
 
 
 def _scalar(problem: Product) -> str:
-    """The instruction of a product that has no choice of it, "" where tensor cores have several."""
+    """Return the instruction of a product that has no choice of it, "" where tensor cores have several."""
     if problem.dtype == "int8":
         return "exact"
     if uses_tensor_cores(problem):
@@ -81,7 +81,7 @@ def _scalar(problem: Product) -> str:
 
 
 def _sums_apart(problem: Product) -> bool:
-    """Whether the sum of a block of K is made by itself, and then added to those before."""
+    """Tell whether the sum of a block of K is made by itself, and then added to those before."""
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
@@ -91,17 +91,17 @@ def _sums_apart(problem: Product) -> bool:
 
 
 def matrix(config: Config) -> str:
-    """The instruction of AMD's matrix cores for a tile."""
+    """Return the instruction of AMD's matrix cores for a tile."""
     return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= AMD_SIDE else "matrix 16"
 
 
 def fastest(device: Device) -> str:
-    """The instruction of tensor cores that is fastest where there are many rows."""
+    """Return the instruction of tensor cores that is fastest where there are many rows."""
     return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
 
 
 def _instruction(config: Config, problem: Product, device: Device) -> str:
-    """The instruction by which `tl.dot` makes a tile."""
+    """Return the instruction by which `tl.dot` makes a tile."""
     if not device.nvidia:
         return matrix(config)
     many = device.nvidia >= 100 and config.num_warps > _BLACKWELL_WARPS
@@ -113,7 +113,7 @@ def _instruction(config: Config, problem: Product, device: Device) -> str:
 def of_product(
     config: Config, problem: Product, device: Device, rounding: str = "kernel", specialised: bool = False
 ) -> Numerics:
-    """What decides the bits of an element of a product.
+    """Tell what decides the bits of an element of a product.
 
     `rounding`: who rounds to TF32 where anybody does. `specialised`: warps of a group multiply, and promote
     sums of fp8 after as many blocks as have 128 of K.
@@ -131,7 +131,7 @@ def of_product(
 
 
 def canonical_product(problem: Product, device: Device) -> Numerics:
-    """The numerics that a product has in batch-invariant mode, whatever its m.
+    """Return the numerics that a product has in batch-invariant mode, whatever its m.
 
     In one part, on the instruction that is fastest where there are many rows. TF32 is rounded by TMA, which
     reaches every layout but a result that does not lie by rows, as that of a single column may; where groups

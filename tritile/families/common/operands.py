@@ -22,7 +22,7 @@ _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 
 def reachable(problem: MatmulProblem) -> str | None:
-    """Why no kernel with tensor descriptors can make this product, or None where one can.
+    """Say why no kernel with tensor descriptors can make this product, or None where one can.
 
     An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
     """
@@ -34,7 +34,7 @@ def reachable(problem: MatmulProblem) -> str | None:
 
 
 def turned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
+    """Tell which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
 
     Left as they are, the kernel turns each tile over in registers, at half the speed. Where the other operand
     is thin, an element is read too few times to be copied for that alone.
@@ -49,20 +49,20 @@ def turned(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b no descriptor can see where they lie."""
+    """Tell which of a and b no descriptor can see where they lie."""
     sides = (problem.a_layout, problem.a_align), (problem.b_layout, problem.b_align)
     a, b = (align < 16 or layout == "strided" for layout, align in sides)
     return a, b
 
 
 def copied(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Which of a and b are copied before kernels by descriptor read them."""
+    """Tell which of a and b are copied before kernels by descriptor read them."""
     a, b = (any(pair) for pair in zip(_unreadable(problem), turned(problem), strict=True))
     return a, b
 
 
 def tiles(config: Config, problem: MatmulProblem) -> int:
-    """Tiles of the result, over all of the batch."""
+    """Return tiles of the result, over all of the batch."""
     return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
@@ -78,7 +78,7 @@ class Seen(NamedTuple):
     transposed: bool
 
     def descriptor(self, rows: int, columns: int, layout: Any = None, rounded: bool = False) -> Descriptor:
-        """The descriptor for tiles of so many of the operand's own rows and columns."""
+        """Return the descriptor for tiles of so many of the operand's own rows and columns."""
         block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
         return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
@@ -95,7 +95,7 @@ def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, 
 
 
 def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Seen:
-    """The operand with its contiguous dimension last, or if `turned` the other.
+    """Return the operand with its contiguous dimension last, or if `turned` the other.
 
     No descriptor need be able to read it.
     """
@@ -109,7 +109,7 @@ def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Se
 
 
 def readable(seen: Seen, view: View) -> bool:
-    """Whether a descriptor can read the operand where it lies."""
+    """Tell whether a descriptor can read the operand where it lies."""
     if view.tensor.data_ptr() % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
         return False
     steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
@@ -128,7 +128,7 @@ def storable(seen: Seen, view: View) -> bool:
 
 
 def described(seen: Seen, itemsize: int) -> Seen:
-    """The same with strides that a descriptor takes where a dimension of size 1 is never stepped."""
+    """Return the same with strides that a descriptor takes where a dimension of size 1 is never stepped."""
     unit = 16 // itemsize
     steps = [s if size > 1 else unit for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True)]
     return seen._replace(strides=(steps[0], steps[1], steps[2], 1))
@@ -149,15 +149,15 @@ class _Copy(NamedTuple):
 
     @property
     def gaps(self) -> bool:
-        """Whether elements of a row are not side by side."""
+        """Tell whether elements of a row are not side by side."""
         return self.strides[3] != 1
 
     def tiles(self, tile: tuple[int, int, int]) -> int:
-        """How many tiles are copied."""
+        """Tell how many tiles are copied."""
         return self.matrices * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
 
     def args(self, side: str) -> dict[str, Any]:
-        """The arguments of `repack` for this operand as its first ("a") or second ("b")."""
+        """Return the arguments of `repack` for this operand as its first ("a") or second ("b")."""
         names = (f"stride_{side}o", f"stride_{side}i", f"stride_{side}r", f"stride_{side}c")
         return {
             f"{side}_ptr": Buffer(self.source), f"{side}_copy": Buffer(self.seen.buffer),
@@ -168,7 +168,7 @@ class _Copy(NamedTuple):
 
 
 def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
-    """How to copy an operand into a buffer: a stretched batch once, its rows padded to whole units."""
+    """Tell how to copy an operand into a buffer: a stretched batch once, its rows padded to whole units."""
     outer, inner = (
         1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
     )
@@ -197,7 +197,7 @@ class Inputs(NamedTuple):
 
 
 def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
-    """The launch that copies one operand, or two."""
+    """Return the launch that copies one operand, or two."""
     nothing = first._replace(
         matrices=0, inner=1, rows=1, columns=1, strides=(0, 0, 0, 1), padded=_ROW_BYTES
     )  # fmt: skip

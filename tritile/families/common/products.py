@@ -6,17 +6,17 @@ from tritile.core.problem import Product
 
 
 def uses_tensor_cores(problem: Product) -> bool:
-    """Whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
+    """Tell whether tl.dot of this problem runs on tensor cores: not in fp64, nor in IEEE fp32."""
     return problem.dtype != "float64" and (problem.dtype != "float32" or problem.precision != "ieee")
 
 
 def accumulator_bytes(problem: Product) -> int:
-    """Bytes of one accumulated element."""
+    """Return bytes of one accumulated element."""
     return 8 if problem.dtype == "float64" else 4
 
 
 def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
-    """Whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
+    """Tell whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
     whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
     return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
 

@@ -63,7 +63,7 @@ def memory_us(
 
 
 def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:
-    """How much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
+    """Tell how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
 
     By pointers (`turned` is None) all do, to be rounded; and those whose K is not contiguous, to be turned
     over, but where `turned` says that a or b is copied first. Measured on an H200, beside tiles that

@@ -12,7 +12,7 @@ def in_parts(call: MatmulCall) -> bool:
 
 
 def input_precision(call: MatmulCall) -> str:
-    """What `tl.dot` is told of the precision of its operands."""
+    """Tell what `tl.dot` is told of the precision of its operands."""
     return "ieee" if in_parts(call) else call.precision
 
 

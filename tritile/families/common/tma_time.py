@@ -65,14 +65,14 @@ def resident(made: Programs, device: Device) -> int:
 
 
 def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
-    """Microseconds of copying the operands that no descriptor can read."""
+    """Return microseconds of copying the operands that no descriptor can read."""
     a, b = copied(problem)
     moved = 2 * problem.batch * problem.k * (problem.m * a + problem.n * b) * problem.itemsize
     return fit.repack_us + moved / (device.memory_gbps * fit.repack_share * 1e3) if moved else 0.0
 
 
 def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Programs, fit: TmaFit) -> float:
-    """Predicted microseconds of a product whose tiles travel by tensor descriptor."""
+    """Return predicted microseconds of a product whose tiles travel by tensor descriptor."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
     specialised, split = made.specialised, made.split
     whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100

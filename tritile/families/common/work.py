@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The arguments in the order of the kernel's parameters."""
+        """Return the arguments in the order of the kernel's parameters."""
         return tuple(self.args[name] for name in self.kernel.arg_names)
 
 

@@ -43,7 +43,7 @@ class _Call:
         self.scratch: dict[str, Section] = {}
 
     def place(self, name: str, elements: int) -> Placed:
-        """A new workspace."""
+        """Return a new workspace."""
         self.scratch[name] = Section(self.real, elements)
         return Placed(name, self.real)
 
@@ -66,7 +66,7 @@ class _Call:
         return sizes, steps, tuple(reversed(strides))
 
     def step(self, kernel: Any, view: View, args: dict[str, Any]) -> Step:
-        """A launch over tiles of complex matrices that lie as `view` tells."""
+        """Return a launch over tiles of complex matrices that lie as `view` tells."""
         rows, columns = view.shape
         batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
         args |= {
@@ -85,7 +85,7 @@ class _Call:
     def laid_out(
         self, role: Literal["a", "b"], values: Values, rows: Rows = "within", turn: bool = True
     ) -> View:
-        """An operand in a workspace, each element as `values`, as a real operand.
+        """Return an operand in a workspace, each element as `values`, as a real operand.
 
         It lies in columns if the complex one does, unless `turn` is false, else in rows. "batched": planes
         are one more dimension of the batch, the last.
@@ -146,7 +146,7 @@ def _as_it_lies(view: View) -> View:
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Whether a product is of complex numbers."""
+    """Tell whether a product is of complex numbers."""
     return call.dtype in REAL_DTYPE
 
 

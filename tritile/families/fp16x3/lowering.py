@@ -88,7 +88,7 @@ class _Blocks(NamedTuple):
     once: bool
 
     def constants(self, side: str) -> dict[str, Any]:
-        """The constants by their names for an operand."""
+        """Return the constants by their names for an operand."""
         names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
         return dict(zip(names, self, strict=True))
 
@@ -113,7 +113,7 @@ def _warps(k: int) -> int:
 
 
 def _blocks(view: View) -> _Blocks:
-    """How matrices are cut up. Rows run along K."""
+    """Tell how matrices are cut up. Rows run along K."""
     rows, k = view.shape
     turned = view.layout == "column"
     unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
@@ -127,7 +127,7 @@ def _blocks(view: View) -> _Blocks:
 def _parts(
     view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], side: str, word: int
 ) -> _Parts:
-    """How to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
+    """Tell how to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
 
     The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
     `word`: the first of the words that are this operand's.
@@ -184,13 +184,13 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
 
 
 def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdict) -> Step:
-    """The product by the tile kernel, where the verdict says so: the first of the workspaces."""
+    """Return the product by the tile kernel, where the verdict says so: the first of the workspaces."""
     (step,) = tile.work(replace(call, precision=precision, verdict=verdict), config).steps
     return step
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Whether a product is to be made of parts in fp16."""
+    """Tell whether a product is to be made of parts in fp16."""
     return call.problem.in_parts
 
 

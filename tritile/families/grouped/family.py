@@ -39,7 +39,7 @@ _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 
 
 def tiles(config: Config, problem: GroupedProblem) -> int:
-    """The most tiles that groups can make: of rows, each group but the largest may leave one unfilled.
+    """Return the most tiles that groups can make: of rows, each group but the largest may leave one unfilled.
 
     Rows of no group are one more group: they are filled with zeros.
     """
@@ -51,7 +51,7 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
 
 
 def shared_bytes(config: Config, problem: GroupedProblem) -> int:
-    """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
     stored = config["PERSISTENT"] and problem.out_align == 16 and problem.out_layout == "row"
@@ -59,7 +59,7 @@ def shared_bytes(config: Config, problem: GroupedProblem) -> int:
 
 
 def unreachable(problem: GroupedProblem) -> str | None:
-    """Why no tensor descriptor can see the operands, or None where one can.
+    """Say why no tensor descriptor can see the operands, or None where one can.
 
     A tile begins where its group does, at any row or column. Along the dimension that is contiguous TMA takes
     no such tile: the H200 reports an illegal instruction.
@@ -78,7 +78,7 @@ def unreachable(problem: GroupedProblem) -> str | None:
 
 
 def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
-    """Why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    """Say why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
     if reason is not None:
         return reason
@@ -94,7 +94,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
 
 
 def _tile_configs() -> Iterator[Config]:
-    """Those of products, in bands, as groups have several tiles or the order does not matter."""
+    """Yield those of products, in bands, as groups have several tiles or the order does not matter."""
     for config in tile.FAMILY.configs:
         if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
             yield config
@@ -116,7 +116,7 @@ def _tma_configs() -> Iterator[Config]:
 
 
 def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
-    """Whether another config of the descriptor family does the same or strictly less work."""
+    """Tell whether another config of the descriptor family does the same or strictly less work."""
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
@@ -136,12 +136,12 @@ def _tma_predicted_us(config: Config, problem: GroupedProblem, device: Device) -
 
 
 def _group_stride(view: View) -> int:
-    """Elements from the matrix of one group to the next one's; 0 where all share one."""
+    """Return elements from the matrix of one group to the next one's; 0 where all share one."""
     return view.batch_strides[0] if view.batch_strides else 0
 
 
 def _args(call: GroupedCall) -> dict[str, Any]:
-    """What both kernels take that no config decides, by name."""
+    """Tell what both kernels take that no config decides, by name."""
     a, b, out = call.a, call.b, call.out
     offs = None if call.offs is None else Buffer("offs")
     scales = (None, None) if call.scales is None else (Buffer("scale_a"), Buffer("scale_b"))
@@ -160,13 +160,13 @@ def _args(call: GroupedCall) -> dict[str, Any]:
 
 
 def _units(view: View) -> tuple[int, int, int]:
-    """The largest powers of two that divide a view's group, row and column strides."""
+    """Return the largest powers of two that divide a view's group, row and column strides."""
     rows, columns = (grids.unit(step, view.itemsize) for step in view.strides)
     return grids.least_unit(view.batch_strides, view.itemsize), rows, columns
 
 
 def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches products of groups with a config of the tile family."""
+    """Tell what launches products of groups with a config of the tile family."""
     values = _args(call) | dict(config.kwargs)
     a, b, out = call.a, call.b, call.out
     m, n, k = (values[f"BLOCK_{side}"] for side in "MNK")
@@ -200,7 +200,7 @@ def _described(view: View, buffer: str, groups: int, rows: int, columns: int) ->
 
 
 def _cut(whole: Descriptor) -> Descriptor:
-    """The same of one matrix, which a kernel can have end at any row: see `load_cut`."""
+    """Return the same of one matrix, which a kernel can have end at any row: see `load_cut`."""
     _, columns = whole.shape[1:]
     step = whole.strides[1]
     shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR.value, columns)
@@ -208,7 +208,7 @@ def _cut(whole: Descriptor) -> Descriptor:
 
 
 def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
-    """The descriptor that stores tiles of the result; None where none can: see `operands.storable`."""
+    """Return the descriptor that stores tiles of the result; None where none can: see `operands.storable`."""
     out = call.out
     if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
@@ -220,7 +220,7 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
 
 
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches products of groups with a config of the descriptor family.
+    """Tell what launches products of groups with a config of the descriptor family.
 
     `early`: the kernel may start before the one ahead of it is done, and waits in itself.
     Raises TuningError where no descriptor can see an operand.

@@ -47,7 +47,7 @@ _LAUNCH_US = 2.0
 
 
 def shared_bytes(config: Config, problem: Product, device: Device) -> int:
-    """Shared memory that the compiled kernel will ask for, at the least, in bytes.
+    """Return shared memory that the compiled kernel will ask for, at the least, in bytes.
 
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
     that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
@@ -89,7 +89,7 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
 
 
 def illegal(config: Config, problem: Product, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, or None where it may."""
     return (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -106,7 +106,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: Product, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+    """Tell whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
@@ -146,7 +146,7 @@ FITTED = Fit()
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
     by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
@@ -155,7 +155,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
-    """How much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
+    """Tell how much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
     if alignment < 4:
         return fit.narrow, fit.load_words
     return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
@@ -187,7 +187,7 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
-    """Predicted microseconds of a config of the tile family."""
+    """Return predicted microseconds of a config of the tile family."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     turns = -(-problem.k // k)
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
@@ -209,20 +209,20 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fi
 
 
 def _units(view: View) -> tuple[int, int, int]:
-    """The same of a view's row, column and batch strides."""
+    """Return the same of a view's row, column and batch strides."""
     rows, columns = (unit(step, view.itemsize) for step in view.strides)
     return rows, columns, least_unit(view.batch_strides, view.itemsize)
 
 
 def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
-    """The batch's shape and each operand's strides: never empty, which kernels could not index."""
+    """Return the batch's shape and each operand's strides: never empty, which kernels could not index."""
     if not batch_shape:
         return ((1,), *(((0,),) * len(views)))
     return (batch_shape, *(view.batch_strides for view in views))
 
 
 def _args(call: MatmulCall) -> dict[str, Any]:
-    """What `matmul_tile` takes that no config decides, by name."""
+    """Tell what `matmul_tile` takes that no config decides, by name."""
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
@@ -250,7 +250,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _up_args(call: MatmulCall) -> dict[str, Any]:
-    """The same that `gated_tile` takes besides."""
+    """Return the same that `gated_tile` takes besides."""
     if call.up is None:
         return {}
     up = call.up
@@ -262,12 +262,12 @@ def _up_args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _masks(values: dict[str, Any]) -> dict[str, bool]:
-    """Which edges the tiles of a product overhang."""
+    """Tell which edges the tiles of a product overhang."""
     return {f"MASK_{d}": values[d] % values[f"BLOCK_{d}"] != 0 for d in "MNK"}
 
 
 def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
-    """What launches a product: one kernel, the tensors as they lie, on any number of processors."""
+    """Tell what launches a product: one kernel, the tensors as they lie, on any number of processors."""
     values = _args(call) | _up_args(call) | dict(config.kwargs)
     kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)

@@ -47,7 +47,7 @@ _MAX_WORDS: Final = 128
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     fused = epilogue_of(problem.epilogue)
     # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
@@ -60,7 +60,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
-    """Why no product may be made so from tiles that TMA brings, be it one of groups or not."""
+    """Say why no product may be made so from tiles that TMA brings, be it one of groups or not."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if not uses_tensor_cores(problem):
@@ -79,7 +79,7 @@ def fault(config: Config, problem: Product, device: Device, parameters: tuple[st
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, or None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or reachable(problem)
     if reason is not None:
         return reason
@@ -144,7 +144,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+    """Tell whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["BLOCK_K"] == 32 and problem.itemsize < 4:
@@ -171,17 +171,17 @@ def _programs(config: Config, problem: MatmulProblem) -> Programs:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """How many programs one processor holds at once."""
+    """Tell how many programs one processor holds at once."""
     return tma_time.resident(_programs(config, problem), device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Predicted microseconds of a config."""
+    """Return predicted microseconds of a config."""
     return tma_us(config, problem, device, _programs(config, problem), fit)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches `call` with a config of the descriptor family on a GPU of so many processors.
+    """Tell what launches `call` with a config of the descriptor family on a GPU of so many processors.
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     Raises TuningError where no descriptor can see the operands.
@@ -217,7 +217,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """The same of a gated product, whose tiles no programs share."""
+    """Return the same of a gated product, whose tiles no programs share."""
     read, out = inputs(call, early), output_of(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     grid, flat = grid_of(call, config, 1, processors)

@@ -35,12 +35,12 @@ _GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8
 
 
 def main_columns(config: Config) -> int:
-    """The largest power of two in BLOCK_N: the columns of its first accumulator."""
+    """Return the largest power of two in BLOCK_N: the columns of its first accumulator."""
     return 1 << (config["BLOCK_N"].bit_length() - 1)
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Shared memory that the compiled kernel asks for, in bytes."""
+    """Return shared memory that the compiled kernel asks for, in bytes."""
     main = main_columns(config)
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     stored = config["BLOCK_M"] * (main // config["SUBTILES"] + config["BLOCK_N"] - main)
@@ -71,7 +71,7 @@ def _values_fault(config: Config) -> str | None:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, or None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
     if problem.itemsize > 2 or problem.dtype == "int8":  # of which Gluon's compiler knows no instruction
@@ -122,7 +122,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+    """Tell whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
@@ -144,23 +144,23 @@ def _programs(config: Config, problem: MatmulProblem) -> Programs:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """How many programs one processor holds at once."""
+    """Tell how many programs one processor holds at once."""
     return tma_time.resident(_programs(config, problem), device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Predicted microseconds of a config."""
+    """Return predicted microseconds of a config."""
     return tma_us(config, problem, device, _programs(config, problem), fit)
 
 
 def _swizzled(dtype: str) -> Any:
-    """The layout in shared memory of a block of this dtype."""
+    """Return the layout in shared memory of a block of this dtype."""
     kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
     return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches `call` with a config on a GPU of so many processors.
+    """Tell what launches `call` with a config on a GPU of so many processors.
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     Raises TuningError where no descriptor can see the operands.

@@ -44,7 +44,7 @@ _PLAIN: Final = (64, 64, 16, 8)
 
 
 def _nearest(value: int, modulus: int) -> int:
-    """The remainder that is nearest 0."""
+    """Return the remainder that is nearest 0."""
     return (value + modulus // 2) % modulus - modulus // 2
 
 
@@ -78,17 +78,17 @@ class _Vectors(NamedTuple):
 
     @property
     def exponents(self) -> str:
-        """The buffer of their exponents."""
+        """Return the buffer of their exponents."""
         return f"exponents_of_{self.side}"
 
     @property
     def residues(self) -> str:
-        """The buffer of their remainders."""
+        """Return the buffer of their remainders."""
         return f"residues_of_{self.side}"
 
     @property
     def matrices(self) -> int:
-        """How many there are: one where the batch shares it."""
+        """Tell how many there are: one where the batch shares it."""
         return prod(self.batch_shape)
 
     @property
@@ -103,7 +103,7 @@ class _Vectors(NamedTuple):
 
     @property
     def scratch(self) -> dict[str, Section]:
-        """What exponents take, and remainders."""
+        """Tell what exponents take, and remainders."""
         exponents = Section("int32", self.matrices * self.size)
         return {self.exponents: exponents, self.residues: Section("int8", len(MODULI) * self.plane)}
 
@@ -115,19 +115,19 @@ class _Vectors(NamedTuple):
 
 
 def _vectors(call: MatmulCall, view: View, side: str) -> _Vectors:
-    """The vectors that are rows of a view."""
+    """Return the vectors that are rows of a view."""
     shared = not any(view.batch_strides)
     batch = ((1,), (0,)) if shared else (call.batch_shape, view.batch_strides)
     return _Vectors(buffer_of(view.tensor, side), side, *view.shape, view.strides, *batch)
 
 
 def _fitting(most: int, extent: int) -> int:
-    """A block of at most so many elements, and no more than there are."""
+    """Return a block of at most so many elements, and no more than there are."""
     return min(most, max(16, 1 << (extent - 1).bit_length()))
 
 
 def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
-    """The launches that find the scales of vectors, and that make remainders of the scaled ones.
+    """Return the launches that find the scales of vectors, and that make remainders of the scaled ones.
 
     `moduli`: the buffer to which the moduli are to be written, or None.
     """
@@ -176,12 +176,12 @@ def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: str, moduli: str
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Whether a product is to be made of remainders."""
+    """Tell whether a product is to be made of remainders."""
     return call.precision == "ozaki"
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The launches and the int8 product that an fp64 product, of K up to MAX_DEPTH, becomes."""
+    """Return the launches and the int8 product that an fp64 product, of K up to MAX_DEPTH, becomes."""
     a, b = _vectors(call, call.a, "a"), _vectors(call, call.b.transposed, "b")
     parts, moduli = "residues", "moduli"
     core = _product(call, a, b, parts, moduli)

@@ -27,7 +27,7 @@ NAME: Final = "tile"
 PACKED: Final = "packed"
 PARAMETERS: Final = ("BLOCK_M", "BLOCK_N", "GROUP_M")
 _MAX_BLOCK: Final = 4096
-MAX_MOVED_WORDS: Final = 64  # the same of a tile that is only moved, each with an address of its own
+MAX_MOVED_WORDS: Final = 64  # 32-bit words of a tile that a thread can hold, each with an address of its own
 WORD: Final = 4  # bytes
 
 
@@ -51,12 +51,12 @@ def _held_words(config: Config, problem: PermuteProblem, device: Device) -> floa
 
 
 def whole_rows(problem: PermuteProblem) -> int:
-    """Rows of which every column has whole words, wherever its first one starts."""
+    """Return rows of which every column has whole words, wherever its first one starts."""
     return problem.m - (WORD // problem.itemsize - 1)
 
 
 def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Bytes that a thread reads, and writes, at once: of packed kernels an element and a word."""
+    """Return bytes that a thread reads, and writes, at once: of packed kernels an element and a word."""
     return (problem.itemsize, WORD) if config.family == PACKED else _vectors(config, problem)
 
 
@@ -75,7 +75,7 @@ def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> st
 
 
 def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Why threads may not move tiles of a permutation, each its part."""
+    """Say why threads may not move tiles of a permutation, each its part."""
     words = held_words(config, problem, device)
     threads = config.num_warps * device.warp_size
     if words > MAX_MOVED_WORDS:
@@ -88,12 +88,12 @@ def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Why a config of the tile family may not run `problem` on `device`, or None where it may."""
+    """Say why a config of the tile family may not run `problem` on `device`, or None where it may."""
     return _launch_fault(config, problem, device) or _moved_fault(config, problem, device)
 
 
 def _packed_illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Why a config of the packed family may not run `problem` on `device`, or None where it may."""
+    """Say why a config of the packed family may not run `problem` on `device`, or None where it may."""
     if problem.itemsize > 2:
         return f"elements of {problem.itemsize} bytes are not packed"
     if (problem.x_layout, problem.out_layout) != ("row", "column"):
@@ -123,13 +123,13 @@ def _packed_configs() -> Iterator[Config]:
 
 
 def in_place(problem: PermuteProblem) -> Config:
-    """The config with which square matrices are transposed where they lie: one for all, not tuned."""
+    """Return the config with which square matrices are transposed where they lie: one for all, not tuned."""
     block = 64 if problem.itemsize <= 4 else 32
     return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+    """Tell whether another config of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
@@ -166,7 +166,7 @@ def _sectors(run: float, align: int, request: float) -> float:
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
-    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     # As compiled: a word, and where it goes.
     registers = 16 + 2 * held_words(config, problem, device)
@@ -187,7 +187,7 @@ class Parts(NamedTuple):
 def parts_us(
     config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
 ) -> Parts:
-    """Predicted microseconds of each part of the GPU on a permutation."""
+    """Return predicted microseconds of each part of the GPU on a permutation."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
     read, written = (run * size for run in problem.runs(m, n))
     x_vector, out_vector = vectors(config, problem)
@@ -228,7 +228,7 @@ def parts_us(
 def predicted_us(
     config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
 ) -> float:
-    """Predicted microseconds of a config on a permutation."""
+    """Return predicted microseconds of a config on a permutation."""
     times = parts_us(config, problem, device, fit)
     return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
 
@@ -247,7 +247,7 @@ def _digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _args(call: PermuteCall) -> dict[str, Any]:
-    """What `permute_tile` takes that no config decides, by name."""
+    """Tell what `permute_tile` takes that no config decides, by name."""
     problem, (m, n, batch) = call.problem, call.problem.plane
     lanes = 2 if problem.itemsize == 16 else 1
     word = problem.itemsize // lanes
@@ -279,7 +279,7 @@ def _args(call: PermuteCall) -> dict[str, Any]:
 
 
 def _in_place(call: PermuteCall, config: Config) -> Work:
-    """What transposes square matrices where they lie."""
+    """Tell what transposes square matrices where they lie."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = problem.x_strides, problem.out_strides
@@ -298,7 +298,7 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches a permutation with a config of its families; in place, of `in_place`.
+    """Tell what launches a permutation with a config of its families; in place, of `in_place`.
 
     `early`: it may start before the kernel ahead of it is done, and waits in itself.
     """

@@ -50,7 +50,7 @@ def weight_words(config: Config, device: Device) -> int:
 
 
 def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
-    """How many scales of a row come with a block of K: one for each group, some several times.
+    """Tell how many scales of a row come with a block of K: one for each group, some several times.
 
     A load of fewer words than there are threads is not pipelined by Triton 3.6: two rows share a word.
     """
@@ -60,7 +60,7 @@ def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
 
 
 def scales_sums(config: Config, group_size: int) -> bool:
-    """Whether sums over a block of K are scaled, exactly, and not weights, which are rounded then.
+    """Tell whether sums over a block of K are scaled, exactly, and not weights, which are rounded then.
 
     It takes a block within one group, and saves a multiplication for each weight: of some 3.5 instructions
     that Triton 3.6 compiles for each to unpack and multiply it, 2.1 to 2.5 are left.
@@ -69,12 +69,12 @@ def scales_sums(config: Config, group_size: int) -> bool:
 
 
 def held_in_shared(config: Config, device: Device) -> bool:
-    """Whether tensor cores read x from shared memory, so that a stage is held while they do."""
+    """Tell whether tensor cores read x from shared memory, so that a stage is held while they do."""
     return 90 <= device.nvidia < 120 and config["BLOCK_N"] >= 64 and config.num_warps >= 4
 
 
 def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     stages = config.num_stages
     x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if problem.x_align >= 4 else 0
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
@@ -85,12 +85,12 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
 
 
 def tiles(config: Config, problem: QuantizedProblem) -> int:
-    """Tiles of the result."""
+    """Return tiles of the result."""
     return int(-(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"]))
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, or None where it may."""
     reason = blocks_fault(config, PARAMETERS, 256)
     if reason is not None:
         return reason
@@ -124,7 +124,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    """Say why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if problem.x_layout != "row" or problem.x_align < 16:
@@ -151,7 +151,7 @@ def interpreted(problem: QuantizedProblem) -> Config:
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Whether another config of the family does the same or strictly less work."""
+    """Tell whether another config of the family does the same or strictly less work."""
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
         return True  # the order of what has none, or bands left out where there are several
@@ -197,7 +197,7 @@ QUANTIZED_FITTED = QuantizedFit()
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """How many programs one processor holds at once, by shared memory, registers and threads."""
+    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
     held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
@@ -226,7 +226,7 @@ def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit:
 def predicted_us(
     config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit = QUANTIZED_FITTED
 ) -> float:
-    """Predicted microseconds of a config."""
+    """Return predicted microseconds of a config."""
     m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
     programs = tiles(config, problem) * split
     blocks = -(-problem.k // config["BLOCK_K"])
@@ -251,7 +251,7 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """What launches `call` with `config` on a GPU of so many processors.
+    """Tell what launches `call` with `config` on a GPU of so many processors.
 
     `early`: the kernel may start before the one ahead of it is done, and waits in itself.
     Raises TuningError where the config leaves programs with nothing to do.
@@ -289,7 +289,7 @@ WEIGHTS: Final = "weights"  # that are scaled, and rounded
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """What decides the bits of an element."""
+    """Tell what decides the bits of an element."""
     instruction = matrix(config)
     if device.nvidia:
         instruction = "warpgroup" if held_in_shared(config, device) else "warp"
@@ -299,7 +299,7 @@ def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numer
 
 
 def canonical(problem: QuantizedProblem, device: Device) -> Numerics:
-    """The numerics of tiles of many rows, which batch-invariant calls have."""
+    """Return the numerics of tiles of many rows, which batch-invariant calls have."""
     return Numerics(fastest(device), scaled=WEIGHTS)
 
 

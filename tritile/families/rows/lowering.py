@@ -18,12 +18,12 @@ _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Whether a product takes a b that is copied row by row."""
+    """Tell whether a product takes a b that is copied row by row."""
     return call.problem.by_rows
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The launch that copies b, and the product with the copy.
+    """Return the launch that copies b, and the product with the copy.
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """

@@ -17,7 +17,7 @@ _ACROSS: Final = (64, 64)  # and where it is not
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Whether a product has zero points whose sums are still to be made."""
+    """Tell whether a product has zero points whose sums are still to be made."""
     fused = call.fused
     made = fused.sums_a is not None or fused.sums_b is not None
     return not made and (fused.zero_a is not None or fused.zero_b is not None)
@@ -28,7 +28,7 @@ def _block(stride: int) -> tuple[int, int]:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The launch that adds up, and the product with what it made.
+    """Return the launch that adds up, and the product with what it made.
 
     `early`: kernels may start before the one ahead of them is done, and wait in themselves.
     """

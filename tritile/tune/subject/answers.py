@@ -20,7 +20,7 @@ from tritile.tune.subject.scales import applied
 
 
 def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
-    """A dtype that holds a sum of elements: this one of real numbers."""
+    """Return a dtype that holds a sum of elements: this one of real numbers."""
     return real.to_complex() if out.is_complex() else real
 
 
@@ -54,7 +54,7 @@ def matmul_error(call: MatmulCall) -> float:
 
 
 def allowed_error(call: MatmulCall | GroupedCall) -> float:
-    """How large the error of a product may be: rounding of the result, and of K terms summed in fp32.
+    """Tell how large the error of a product may be: rounding of the result, and of K terms summed in fp32.
 
     Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
     by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
@@ -128,7 +128,7 @@ def check_elements(call: Call) -> None:
 
 
 def answer_error(call: Call, every: bool = True) -> float:
-    """The relative error of a call's answer. Raises TuningError for a wrong one.
+    """Return the relative error of a call's answer. Raises TuningError for a wrong one.
 
     `every`: also where one element is wrong, which takes as long as a product by torch in a wider type.
     """

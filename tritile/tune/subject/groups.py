@@ -24,7 +24,7 @@ class Group(NamedTuple):
 
 
 def _ends(call: GroupedCall) -> list[int]:
-    """Where groups end in what they share: none outside of it, none before an earlier one."""
+    """Tell where groups end in what they share: none outside of it, none before an earlier one."""
     total = call.a.shape[0 if call.ragged == "m" else 1]
     return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tolist()), max))
 
@@ -63,7 +63,7 @@ def groups_of(call: GroupedCall) -> Iterator[Group]:
 
 
 def _left_over(call: GroupedCall) -> bool:
-    """Whether rows of no group hold anything but zeros."""
+    """Tell whether rows of no group hold anything but zeros."""
     if call.ragged != "m":
         return False
     (out,) = matrix(call.out, 1)

@@ -37,7 +37,7 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
 
 
 def _tamed(call: Call) -> Call:
-    """The call, its scales as small as keep what it makes well within the range of float16."""
+    """Return the call, its scales as small as keep what it makes well within the range of float16."""
     if isinstance(call, QuantizedCall):
         call.scales.mul_(2.0**-call.bits)
     return call
@@ -65,7 +65,7 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
-    """The call, where groups of this load end written into its offsets, if it has any.
+    """Return the call, where groups of this load end written into its offsets, if it has any.
 
     Loads are those of `tritile.core.problem.ends_of`.
     """
@@ -76,12 +76,12 @@ def shared(call: Call, load: str = "skewed") -> Call:
 
 
 def run_of(launch: Any) -> Run:
-    """What runs a prepared launch on any call that poses the same problem."""
+    """Tell what runs a prepared launch on any call that poses the same problem."""
     return lambda call: launch(*call.tensors)
 
 
 def matrix(view: View, batch: int) -> torch.Tensor:
-    """The view as a (batch, rows, columns) tensor, complex where the call is."""
+    """Return the view as a (batch, rows, columns) tensor, complex where the call is."""
     strides = (*(view.batch_strides or (0,)), *view.strides)
     tensor = view.tensor
     if view.itemsize > tensor.element_size():  # the parts of complex numbers
@@ -196,10 +196,10 @@ _LARGER: Final[dict[str, Sibling]] = {
 
 
 def ragged(problem: Tiled) -> Tiled:
-    """A sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
+    """Return a sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
     return _RAGGED[problem.op](problem)
 
 
 def neighbour(problem: Tiled) -> Tiled:
-    """A problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
+    """Return a problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
     return _LARGER[problem.op](problem)

@@ -38,7 +38,7 @@ class ProblemSubject:
     device: Device
 
     def digest(self, config: Config) -> str:
-        """The digest of the source of the config's family."""
+        """Return the digest of the source of the config's family."""
         return families.FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
@@ -56,7 +56,7 @@ class ProblemSubject:
 
     @property
     def copies(self) -> int:
-        """How many copies of its operands leave the L2 cache cold."""
+        """Tell how many copies of its operands leave the L2 cache cold."""
         return copies_wanted(self.problem.bytes, self.device.l2_bytes)
 
     def stage(self, copies: int) -> Stage:
@@ -109,7 +109,7 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:
-    """Whether a winner was measured and its answer checked, each family of kernels having had its turn.
+    """Tell whether a winner was measured and its answer checked, each family of kernels having had its turn.
 
     Counted is what was measured with the present kernels and versions.
     """
@@ -120,7 +120,7 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """The fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
+    """Return the fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """

@@ -15,7 +15,7 @@ _SLAB: Final = 8192  # rows of a weight that are unpacked at once
 
 
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
-    """Rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
+    """Return rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
     problem, end = call.problem, -(-stop // 16) * 16
     words = call.words.view(problem.words)[start // 8 : end // 8]
     scales = call.scales.view(problem.scales)[:, start:end]
@@ -42,7 +42,7 @@ def error(call: QuantizedCall) -> float:
 
 
 def allowed(call: QuantizedCall) -> float:
-    """How large `error` may be: as of any product."""
+    """Tell how large `error` may be: as of any product."""
     return ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
 
 

@@ -16,7 +16,7 @@ _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # of warp-specialised tiles: no po
 
 
 def _with(config: Config, **values: Any) -> Config:
-    """The config with other values of some parameters."""
+    """Return the config with other values of some parameters."""
     options = {name: value for name, value in values.items() if name in ("num_warps", "num_stages")}
     return replace(config, kwargs=tuple((n, values.get(n, v)) for n, v in config.kwargs), **options)
 
@@ -76,7 +76,7 @@ class ProblemSpace:
         return model.ranked(self.problem, self.device)
 
     def opening(self, count: int) -> list[Config]:
-        """The known configs, then each family's likeliest in turn, over varied tiles."""
+        """Return the known configs, then each family's likeliest in turn, over varied tiles."""
         if count not in self._likely:  # asked for before each round of a search
             self._likely[count] = model.screened(self.problem, self.device, count)
         return list(dict.fromkeys([*self.known, *self._likely[count]]))[:count]
