@@ -7,7 +7,7 @@ starts anywhere touches more of them than it fills.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -339,16 +339,6 @@ TILE: Final = Family(
     numerics=_numerics,
     canonical=_canonical,
 )
-PACKED_WORDS: Final = Family(
-    op=PermuteProblem.op,
-    name=PACKED,
-    kernel=permute_packed,
-    space=_packed_configs,
-    illegal=_packed_illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=_numerics,
-    canonical=_canonical,
+PACKED_WORDS: Final = replace(
+    TILE, name=PACKED, kernel=permute_packed, space=_packed_configs, illegal=_packed_illegal
 )

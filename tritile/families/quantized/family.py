@@ -316,15 +316,10 @@ TILE: Final = Family(
     canonical=canonical,
     interpreted=interpreted,
 )
-TMA: Final = Family(
-    op=QuantizedProblem.op,
+TMA: Final = replace(
+    TILE,
     name=DESCRIPTOR,
-    kernel=linear_quantized,
     space=lambda: (replace(config, family=DESCRIPTOR) for config in TILE.configs),
     illegal=_tma_illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    work=work,
-    numerics=numerics,
-    canonical=canonical,
+    interpreted=None,
 )
