@@ -7,7 +7,7 @@ from tritile.families.common.tiles import grouped_tile, load_tile, multiple, rou
 from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("groups", "M"))
 def grouped_matmul_tile(
     a_ptr, b_ptr, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr,
     groups, M, N, K,

@@ -168,7 +168,7 @@ def make_tile(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("groups", "M"))
 def grouped_matmul_descriptor(
     a_desc, b_desc, out_desc, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr,
     groups, M, N, K, stride_og, stride_om, stride_on, stride_sa, stride_sb,

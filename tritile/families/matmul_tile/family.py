@@ -271,6 +271,8 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
     values = _args(call) | _up_args(call) | dict(config.kwargs)
     kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)
+    if values["MASK_M"] and 1 not in (values["stride_am"], values["stride_om"]):
+        values["ALIGN_M"] = 1  # nothing is the faster for it: one kernel for all such M
     tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
     return Work((step_of(kernel, grid(tiles, values["batch"]), values, options(config)),))
 

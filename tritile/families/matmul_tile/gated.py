@@ -7,7 +7,7 @@ from tritile.families.common.epilogue import finished
 from tritile.families.common.tiles import added, batch_index, batch_offset, grouped_tile, load_tile, multiple
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def gated_tile(
     a_ptr, b_ptr, up_ptr, out_ptr,
     M, N, K,

@@ -197,9 +197,9 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
     scratch = read.scratch
     by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
-    parts = counters = None
+    parts, counters, looks = None, None, 0
     if split > 1:
-        parts, counters = Buffer("parts"), Buffer(COUNTERS)
+        parts, counters, looks = Buffer("parts"), Buffer(COUNTERS), polls(tiles * split, processors)
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = {**scratch, "parts": Section(kind, tiles * split * block_m * block_n)}
     grid, flat = grid_of(call, config, split, processors)
@@ -209,7 +209,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
         "out_desc": out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         "parts_ptr": parts, "counters_ptr": counters, "BY_DESCRIPTOR": by_descriptor,
-        "PRECISION": input_precision(call), "POLLS": polls(tiles * split, processors),
+        "PRECISION": input_precision(call), "POLLS": looks,
         "FLAT": flat, "PROMOTE": in_parts(call),
     }  # fmt: skip
     step = step_of(matmul_descriptor, grid, values, options(config) | {"launch_pdl": early})

@@ -28,7 +28,7 @@ def gated_sums(
     return gate, up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M", "K"))
 def gated_descriptor(
     a_desc, b_desc, up_desc, out_desc, out_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra,

@@ -91,7 +91,7 @@ def store_tile(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M", "K"))
 def matmul_descriptor(
     a_desc, b_desc, out_desc, out_ptr, parts_ptr, counters_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, scales, extra, verdict_ptr,

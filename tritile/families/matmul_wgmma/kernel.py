@@ -374,7 +374,7 @@ def tiles_in_shared_memory(dtype, COUNT: gl.constexpr, ROWS: gl.constexpr, COLUM
     return gl.allocate_shared_memory(dtype, [COUNT] + shape, layout)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("M", "K"))
 def matmul_warpgroups(
     a_desc, b_desc, b_rest_desc, out_desc, out_rest_desc, out_ptr,
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, scales, extra, verdict_ptr,

@@ -59,7 +59,9 @@ def within(m, n, height, width, UNEVEN_M: tl.constexpr, UNEVEN_N: tl.constexpr):
     return mask
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("M", "N"), do_not_specialize_on_alignment=("m_digits", "n_digits", "x_n_digits")
+)
 def permute_tile(
     x_ptr, out_ptr,
     M, N,

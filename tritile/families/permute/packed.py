@@ -67,7 +67,9 @@ def copy_ends(
     tl.store(out_ptr + (offset + m), value ^ FLIP, mask=m < M)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("M", "N"), do_not_specialize_on_alignment=("m_digits", "n_digits", "x_n_digits")
+)
 def permute_packed(
     x_ptr, out_ptr,
     M, N,

@@ -276,7 +276,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
         "MASK_M": m % block_m != 0, "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0,
-        "WAIT": early, "POLLS": polls(tiles * split, processors),
+        "WAIT": early, "POLLS": polls(tiles * split, processors) if split > 1 else 0,
         "SCALES": scales_at_once(config, call.problem),
         "SCALE_SUMS": scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
     }  # fmt: skip

@@ -141,7 +141,7 @@ def wait_for_registers():
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def linear_quantized(
     x_ptr, x_desc, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, stride_xm, stride_xk, magic, extra,
