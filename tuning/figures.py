@@ -24,6 +24,7 @@ from tritile.planning import model
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")
 RESULTS = HERE / "results" / DEVICE.slug
+DRAWN = "unseen"
 FIRST = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "transpose")  # of the first table
 ALIGNED = ("square", "llm", "deep", "batched")
 EXTENTS = ("m", "n", "k")
@@ -38,6 +39,11 @@ def first_kind(line: Result) -> Kind:
     if line["suite"] == "llama":
         odd = any(line[extent] > 1 and line[extent] % 8 for extent in EXTENTS)
         return f"llama, {'odd' if odd else 'even'} sizes", line["dtype"], "NN, NT, TN"
+    if line["suite"] == DRAWN and line["op"] == "permute":
+        return "unseen, **untuned** sizes, permutations", "1 to 16 bytes", ""
+    if line["suite"] == DRAWN:
+        odd = any(line[extent] % 8 for extent in ("n", "k"))
+        return f"unseen, **untuned** sizes, {'odd' if odd else 'even'}", line["dtype"], "NN, NT"
     return line["suite"], line["dtype"], line["layout"] or ""
 
 
@@ -115,11 +121,12 @@ def rows(cases: Iterable[Case]) -> list[str]:
 def tables(lines: Iterable[Result]) -> list[list[str]]:
     """The rows of both tables of README.md."""
     lines = of_cases(lines)
+    drawn = [line for line in lines if line["suite"] == DRAWN]
     first = [line for line in lines if line["suite"] in FIRST]
-    second = [line for line in lines if line["suite"] not in FIRST]
-    pairs = ((first, first_kind), (second, second_kind))
+    second = [line for line in lines if line["suite"] not in (*FIRST, DRAWN)]
+    pairs = ((drawn, first_kind), (first, first_kind), (second, second_kind))
     made = [rows((kind(x), x["ratio_torch"], sizes_label(x)) for x in found) for found, kind in pairs]
-    return [[*rows(by_table()), *rows(mixed()), *made[0]], made[1]]
+    return [[*made[0], *rows(by_table()), *rows(mixed()), *made[1]], made[2]]
 
 
 def _least(line: Result) -> int:

@@ -21,13 +21,13 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 
 DEVICE = target_device("nvidia-h200")
-MATMUL = MatmulProblem(1, 1000, 600, 500, "bfloat16", "bfloat16")
+MATMUL = MatmulProblem(1, 1000, 600, 500, "float32", "float32", precision="tf32")  # no portfolio serves it
 ELSEWHERE = replace(MATMUL, batch=7)
 SLOW = replace(MATMUL, batch=49)
 PERMUTE = PermuteProblem.turned(1, 3000, 500, 2)
 PROBLEMS = {
     "on all": MATMUL, "near it": replace(MATMUL, m=1200), "on 1": ELSEWHERE,
-    "near that": replace(ELSEWHERE, n=700), "unseen": replace(MATMUL, dtype="float16", out_dtype="float16"),
+    "near that": replace(ELSEWHERE, n=700), "unseen": replace(MATMUL, precision="tf32x3"),
     "permute": PERMUTE, "near permute": PermuteProblem.turned(1, 4000, 500, 2),
     "slow": SLOW, "near slow": replace(SLOW, m=1200),
 }  # fmt: skip

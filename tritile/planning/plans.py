@@ -1,4 +1,4 @@
-"""The ladder by which a call gets its config: memo, store, table, nearest tuned neighbour, model."""
+"""The ladder by which a call gets its config: memo, store, table, portfolio, nearest neighbour, model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from tritile.families.pieces import workspace_bytes
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, worthwhile
 from tritile.planning import model, table
+from tritile.planning.classes import class_of
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import Trial, best_of
 
@@ -35,9 +36,9 @@ _MANY: Final = 80  # configs that won somewhere, from which on the model need no
 class Plan:
     """What would run for a problem, and why.
 
-    `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "near" (a
-    tuned neighbour's config), "model" (predicted, as nothing near was measured, or what was is predicted to
-    be slow here: `why` tells), "interpreter" (host tensors).
+    `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "predicted" (of
+    the class's portfolio, by times measured at other sizes), "near" (a tuned neighbour's config), "model"
+    (predicted with nothing of its class measured: `why` tells), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
     source has none.
     """
@@ -94,8 +95,9 @@ def trials(problem: Tiled, device: Device) -> list[Trial]:
 
 def _plainly(problem: Tiled) -> Tiled:
     """Return the same problem of a call that need not be batch-invariant, of which more is known."""
-    free: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=False)
-    return free
+    if isinstance(problem, PermuteProblem) or not problem.invariant:
+        return problem
+    return replace(problem, invariant=False)
 
 
 def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
@@ -199,6 +201,22 @@ def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
     return model.likeliest(few, problem, device) if len(few) >= _MANY else model.pick(problem, device)
 
 
+def foreseen(problem: Tiled, device: Device) -> Plan | None:
+    """Return what its class's portfolio predicts to be fastest, None where there is none."""
+    name, shipped = class_of(problem), table.shipped(device)
+    portfolio = shipped.portfolios.get(name) if shipped is not None and name is not None else None
+    ranked = portfolio.ranked(problem, device, 2) if portfolio is not None else []
+    if portfolio is None or not ranked:
+        return None
+    (us, config), loss = ranked[0], portfolio.loss
+    behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
+    why = (
+        f"predicted to be the fastest of {len(portfolio.configs)} ({name}){behind}; at {loss.sizes} sizes "
+        f"left out such picks lost {loss.median:.1%} at the median, {loss.p95:.1%} at the 95th percentile"
+    )
+    return Plan(problem, config, "predicted", device, us, why)
+
+
 def predicted(problem: Tiled, device: Device) -> Plan:
     """Tell what the model picks."""
     config = model.pick(problem, device)
@@ -207,10 +225,14 @@ def predicted(problem: Tiled, device: Device) -> Plan:
 
 
 def _unmeasured(problem: Tiled, device: Device) -> Plan:
-    """The nearest tuned problem's config, but for where the model predicts another to be faster by far.
+    """What the class's portfolio foresees, or else the nearest tuned problem's config.
 
-    One row more than the neighbour has may take as many tiles again.
+    That gives way where the model predicts another to be faster by far: one row more than the neighbour has
+    may take as many tiles again.
     """
+    plan = foreseen(problem, device)
+    if plan is not None:
+        return plan
     known = winners(problem, device)
     close = nearest(problem, device, known)
     if close is None:

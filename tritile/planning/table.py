@@ -7,7 +7,7 @@ import math
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -19,6 +19,7 @@ from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
+from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
 from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, rank
 
@@ -57,7 +58,8 @@ class Table:
 
     `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
     kernel at export, by op and family ("matmul/tile"). `measured` is False where configs were predicted
-    and compiled, not timed. `loss` is None where each config is the best known of its problem.
+    and compiled, not timed. `loss` is None where each config is the best known of its problem. `portfolios`
+    are those of classes of problems, by name, for sizes that are no entry.
     """
 
     device: dict[str, Any]
@@ -65,6 +67,7 @@ class Table:
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
     loss: Loss | None = None
+    portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
 
     def find(self, problem: Problem) -> Entry | None:
         """Return the entry of just this problem, None where there is none."""
@@ -161,8 +164,12 @@ def _parsed(raw: bytes, name: str) -> Table:
         _is_facts(data["device"]) and isinstance(data["measured"], bool) and _is_digests(data["kernels"])
     ):
         raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
-    loss = _loss(data.get("loss"), name)
-    return Table(data["device"], data["measured"], data["kernels"], _entries(data["entries"], name), loss)
+    loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
+    portfolios = data.get("portfolios", {})
+    if not isinstance(portfolios, dict):
+        raise InvalidValueError(f"{name}: portfolios is {str(portfolios)[:80]!r}: wanted them by name")
+    by_name = {each: portfolio_of(each, portfolio) for each, portfolio in portfolios.items()}
+    return Table(data["device"], data["measured"], data["kernels"], entries, loss, by_name)
 
 
 def read(path: Path) -> Table:
@@ -201,6 +208,8 @@ def _text(table: Table) -> str:
     ]
     head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
     head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
+    if table.portfolios:
+        head["portfolios"] = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
     lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
@@ -242,7 +251,7 @@ def completed(table: Table, old: Table) -> Table:
     """Return the table, with the entries of an older one for problems it lacks.
 
     Only entries that were measured on the same GPU model, of the same version of the kernel, are taken,
-    and with them what the older table says of its loss.
+    and with them what the older table says of its loss; and its portfolios of classes that this one lacks.
     """
     if not old.measured or old.device["name"] != table.device["name"]:
         return table
@@ -254,7 +263,8 @@ def completed(table: Table, old: Table) -> Table:
         if entry.problem not in has and FAMILIES[entry.problem.op][entry.config.family].label in same
     ]
     loss = old.loss if kept else table.loss
-    return replace(table, entries=tuple(sorted((*table.entries, *kept), key=_order)), loss=loss)
+    entries = tuple(sorted((*table.entries, *kept), key=_order))
+    return replace(table, entries=entries, loss=loss, portfolios={**old.portfolios, **table.portfolios})
 
 
 def _folder() -> Traversable:

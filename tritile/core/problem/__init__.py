@@ -8,7 +8,7 @@ strides of tensors that pose the problem.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Any, Final
 
 from tritile.core.problem.checks import (
@@ -83,11 +83,9 @@ def doublings(a: Problem, b: Problem) -> float:
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """Return a dictionary that JSON holds and `problem_from_dict` reads back."""
-    return {"op": problem.op} | {
-        field.name: value
-        for field, value in zip(fields(problem), astuple(problem), strict=True)
-        if field.name not in _ADDED or value != field.default
-    }
+    values = ((field, getattr(problem, field.name)) for field in fields(problem))
+    kept = {field.name: v for field, v in values if field.name not in _ADDED or v != field.default}
+    return {"op": problem.op} | kept
 
 
 def problem_key(problem: Problem) -> str:

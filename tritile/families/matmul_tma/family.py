@@ -110,6 +110,10 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     words = accumulator_words(config, problem, device)
     if words > _MAX_WORDS:
         return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
+    fused = epilogue_of(problem.epilogue)
+    at_once = words // config["SUBTILES"]
+    if device.nvidia >= 100 and at_once > _MAX_WORDS // 2 and "full" in (fused.bias, fused.residual):
+        return f"{at_once} sums a thread beside what is added to them spill on {device.name}"
     shared = shared_bytes(config, problem)
     if shared > device.shared_memory:
         return f"{shared} bytes of shared memory, of {device.shared_memory}"

@@ -1,0 +1,41 @@
+"""Classes of problems: those whose configs, and what tells their times, are measured together.
+
+A class is what a compiled kernel depends on besides its config, with what hardly matters left out: problems
+of other dtypes, layouts and epilogues take over the class that is most like them. Sizes and strides never
+matter.
+"""
+
+from typing import Final
+
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, Tiled
+
+_HALVES: Final = ("float16", "bfloat16")
+MEASURED: Final = {
+    "halves-nn": "bfloat16 NN, rows on 16 bytes",
+    "halves-nt": "bfloat16 NT, rows on 16 bytes",
+    "halves-odd": "bfloat16 NN and NT, rows off 16 bytes",
+    "parts": "float32 by fp16x3, NN and NT",
+    "fp8": "float8_e4m3fn NT, rows on 16 bytes",
+    "int8": "int8 NT, rows on 16 bytes",
+}
+
+
+def class_of(problem: Tiled) -> str | None:
+    """Return the measured class that a problem takes its portfolio from, None where none serves it.
+
+    Of products in halves: those of a whose columns are contiguous go by b's layout, as do batches, gated
+    products and those with epilogues; results in rows off 16 bytes count as odd.
+    """
+    if not isinstance(problem, MatmulProblem):
+        return None
+    core = problem.core
+    if core.promoted:
+        return "parts"
+    odd = min(core.a_align, core.b_align, core.out_align) < 16
+    if odd or "strided" in (core.a_layout, core.b_layout) or core.out_layout != "row":
+        return "halves-odd" if core.dtype in _HALVES else None
+    if core.dtype in _HALVES:
+        return "halves-nn" if core.b_layout == "row" else "halves-nt"
+    if core.dtype in FP8_DTYPES:
+        return "fp8"
+    return "int8" if core.dtype == "int8" else None

@@ -1,0 +1,145 @@
+"""The time of a product's config at any size, by a formula whose constants are the config's own.
+
+Programs go through K tile by tile. What takes longest counts most: the wait for tiles, the work of a
+processor, device memory, or the L2 cache, from which all processors read. Sizes may be numbers or tensors of
+many sizes: constants are fitted to measurements with the same formula that predicts.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import ITEMSIZE, MatmulProblem
+from tritile.families.common.operands import copied
+from tritile.families.registry import FAMILIES
+
+SECTOR: Final = 32  # bytes that memory moves at once
+LINE: Final = 128  # bytes that a cache looks up at once
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a config's time takes, in microseconds unless said otherwise."""
+
+    start: float = 2.0  # to start, and to end
+    turn: float = 0.2  # from one block of K to the next where a processor has time for it
+    missed: float = 0.1  # longer, where tiles come from device memory
+    fill: float = 1.5  # to fill the pipeline and store, of each round of programs
+    work: float = 0.2  # of a processor for one block of K
+    store: float = 0.8  # of a processor for one tile besides
+    memory: float = 4.1e6  # bytes a microsecond out of device memory
+    cache: float = 1.2e7  # bytes a microsecond out of the L2 cache
+    odd_a: float = 0.5  # share by which tiles of a take longer whose rows do not start on sectors
+    odd_b: float = 0.4  # the same of b
+    odd_out: float = 0.2  # the same of what is stored
+    odd_line: float = 0.1  # share by which those take longer whose rows do not start on lines
+    by_row: float = 0.05  # share of `work` that rows of b cost, read across K
+    blend: float = 2.0  # how little of what is not the slowest shows
+    parts: float = 3e6  # bytes a microsecond of sums that programs share
+    copy: float = 1.5  # of an operand that is copied first, besides its bytes
+
+
+class Shape(NamedTuple):
+    """What of a config its time depends on."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split: int
+    persistent: bool
+    resident: int
+
+
+class Facts(NamedTuple):
+    """What of a product its time depends on: numbers, or tensors with one for each of many products."""
+
+    m: Any
+    n: Any
+    k: Any
+    batch: Any
+    size_a: Any  # bytes an element
+    size_b: Any
+    bytes_a: Any  # of one matrix
+    bytes_b: Any
+    bytes_out: Any  # of all results
+    reread: Any  # share of b that each band of tiles but the first reads from device memory once more
+    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
+    odd_b: Any
+    odd_out: Any
+    off_a: Any  # 1 where they do not start on lines
+    off_b: Any
+    by_row: Any  # 1 where columns of b lie side by side, 0 where K does
+    copied: Any  # bytes of operands that are copied first
+    copies: Any  # 1 where there are any, else 0
+    processors: Any
+
+
+def _lesser(x: Any, y: Any) -> Any:
+    return (x + y - abs(x - y)) / 2
+
+
+def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
+    """Return predicted microseconds; of `c`, Constants, any may be a tensor as facts may."""
+    m, n, k = facts.m, facts.n, facts.k
+    tiles_m = -(-m // shape.block_m)
+    tiles = tiles_m * -(-n // shape.block_n) * facts.batch
+    blocks = -(-k // shape.block_k)
+    turns = -(-blocks // shape.split)
+    busiest = -(-tiles * shape.split // facts.processors)  # programs of the processor with most of them
+    rounds = busiest if shape.persistent else -(-busiest // shape.resident)
+
+    row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile for each of K
+    row_b = _lesser(n, shape.block_n) * facts.size_b
+    slow_a = 1 + c.odd_a * facts.odd_a + c.odd_line * facts.off_a
+    slow_b = 1 + c.odd_b * facts.odd_b + c.odd_line * facts.off_b
+    slow = (slow_a * row_a + slow_b * row_b) / (row_a + row_b)
+    stored = 1 + c.odd_out * facts.odd_out
+    bands = -(-tiles_m // 8)
+    moved = (facts.bytes_a + facts.bytes_b * (1 + (bands - 1) * facts.reread)) * facts.batch
+    read = tiles * (row_a + row_b) * k
+    missed = _lesser(moved / read, 1)
+
+    wait = rounds * (turns * (c.turn + c.missed * missed) * slow + c.fill * stored)
+    work = busiest * (turns * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
+    memory = (moved * slow + facts.bytes_out * stored) / c.memory
+    cache = read * slow / c.cache
+    power = 1 + c.blend
+    us = c.start + (wait**power + work**power + memory**power + cache**power) ** (1 / power)
+    if shape.split > 1:
+        us = us + tiles * (8.0 * shape.split * shape.block_m * shape.block_n) / c.parts
+    return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
+
+
+def shape_of(config: Config, problem: MatmulProblem, device: Device) -> Shape:
+    """Tell what of a config its time depends on, for a class of problems of which this is one."""
+    resident = FAMILIES[problem.op][config.family].resident
+    kwargs: dict[str, Any] = dict(config.kwargs)
+    together = resident(config, problem.core, device) if resident is not None else 1
+    m, n, k = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"]
+    return Shape(m, n, k, kwargs.get("SPLIT_K", 1), kwargs.get("PERSISTENT", False), together)
+
+
+def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
+    """Tell what of a product its time depends on; `copies`: operands that no descriptor reads are copied."""
+    core = problem.core
+    size, out_size = core.itemsize, ITEMSIZE[core.out_dtype]
+    a, b, out = core.operands
+
+    def leading(operand: Any, layout: str) -> int:
+        return int(operand.strides[2 if layout == "column" else 1])
+
+    a_row, b_row = leading(a, core.a_layout) * size, leading(b, core.b_layout) * size
+    out_row = leading(out, core.out_layout) * out_size
+    copy_a, copy_b = copied(core) if copies else (False, False)
+    a_row, b_row = a_row * (not copy_a), b_row * (not copy_b)  # rows of copies start on lines
+    moved = core.batch * core.k * (core.m * copy_a + core.n * core.rights * copy_b) * size
+    m, n, k = core.m, core.n * core.rights, core.k
+    reread = min(1.0, max(0.0, 2 * n * k * size / device.l2_bytes - 1))
+    return Facts(
+        m, n, k, core.batch, size, size,
+        m * k * size, n * k * size, core.batch * m * core.n * out_size, reread,
+        int(a_row % SECTOR != 0), int(b_row % SECTOR != 0), int(out_row % SECTOR != 0),
+        int(a_row % LINE != 0), int(b_row % LINE != 0), int(core.b_layout == "row"),
+        moved, int(moved > 0), device.processors,
+    )  # fmt: skip

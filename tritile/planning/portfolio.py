@@ -1,0 +1,110 @@
+"""Portfolios: the few dozen configs of a class of problems that are run, and what predicts their times."""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any, Final
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.errors import InvalidValueError
+from tritile.families.space import illegal
+from tritile.planning.classes import MEASURED
+from tritile.planning.formula import Constants, Shape, facts_of, product_us, shape_of
+from tritile.planning.trial import number_from
+
+MOST: Final = 48  # configs
+_COUNT: Final = len(fields(Constants))
+_SMALLEST: Final = 1e-12  # of a constant
+_LARGEST: Final = 1e12
+_BY_POINTERS: Final = ("tile",)  # families that copy no operand first
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the first pick loses, at sizes left out of what chose and fitted: shares, 0.01 is 1%.
+
+    Of the fastest of the portfolio as measured, at so many `sizes`.
+    """
+
+    sizes: int
+    median: float
+    p95: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """Configs of a class, each with its constants, in the order in which ties between them are broken."""
+
+    name: str
+    configs: tuple[Config, ...]
+    constants: tuple[Constants, ...]
+    loss: Loss
+    _shapes: dict[Any, list[Shape]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def times(self, problem: Any, device: Device) -> list[float]:
+        """Return predicted microseconds of each config, legal or not."""
+        key = (problem.kind, device)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._shapes[key] = [shape_of(config, problem, device) for config in self.configs]
+        here, copying = facts_of(problem, device, False), facts_of(problem, device, True)
+        return [
+            product_us(shape, here if config.family in _BY_POINTERS else copying, constants)
+            for config, shape, constants in zip(self.configs, shapes, self.constants, strict=True)
+        ]
+
+    def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
+        """Return the `count` legal configs that are predicted to be fastest, with their microseconds."""
+        times = self.times(problem, device)
+        found: list[tuple[float, Config]] = []
+        for place in sorted(range(len(times)), key=times.__getitem__):
+            if illegal(self.configs[place], problem, device) is None:
+                found.append((times[place], self.configs[place]))
+                if len(found) == count:
+                    break
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary that JSON holds."""
+        members = [
+            {"config": config.to_dict(), "constants": [float(f"{value:.3g}") for value in astuple(constants)]}
+            for config, constants in zip(self.configs, self.constants, strict=True)
+        ]
+        return {"members": members, "loss": dict(vars(self.loss))}
+
+
+def portfolio_of(name: str, data: Any) -> Portfolio:
+    """Return the portfolio that `to_dict` gave. Raises InvalidValueError for anything else."""
+    _check(name in MEASURED, f"portfolio {name!r}: wanted one of {', '.join(MEASURED)}")
+    _check(isinstance(data, Mapping) and set(data) == {"members", "loss"}, f"{name}: wanted members and loss")
+    members, loss = data["members"], data["loss"]
+    _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
+    configs, constants = [], []
+    for member in members:
+        _check(
+            isinstance(member, Mapping) and set(member) == {"config", "constants"},
+            f"{name}: a member is a config and its constants",
+        )
+        values = member["constants"]
+        _check(isinstance(values, list) and len(values) == _COUNT, f"{name}: wanted {_COUNT} constants")
+        configs.append(Config.from_dict(member["config"]))
+        constants.append(Constants(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
+    _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
+    names = [f.name for f in fields(Loss)]
+    _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
+    sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
+    shares = [_number(loss[each], 0, 1e3) for each in names[1:]]
+    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares))
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    number = number_from(value, low, high)
+    if number is None:
+        raise InvalidValueError("None: wanted a number")
+    return float(number)
+
+
+def _check(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvalidValueError(text)
