@@ -12,6 +12,7 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table as RichTable
 
+from tritile.cli import calibrating
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -38,6 +39,7 @@ from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.lab.report.environment import environment
 from tritile.planning import table
+from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 from tritile.tune import study as studies
@@ -254,9 +256,22 @@ def tune(
     study: Annotated[
         bool, typer.Option(help="Remember nothing: look into the tuner itself, and write figures as JSON.")
     ] = False,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Measure the configs of a class of problems at drawn sizes: {', '.join(MEASURED)}, or all. "
+            "May be repeated. Calls of any size then run with the config predicted to be the fastest."
+        ),
+    ] = None,
+    sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
+    configs: Annotated[int, typer.Option(min=8, help="With --calibrate: how many configs.")] = 64,
+    sweeps: Annotated[
+        Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
+    ] = None,
     target: Target = None,
     output: Annotated[
-        Path | None, typer.Option(help="With --target: the table to write; with --study: the figures.")
+        Path | None,
+        typer.Option(help="With --target or --calibrate: the table to write; with --study: the figures."),
     ] = None,
     batch_invariant: BatchInvariant = None,
     jobs: Jobs = 0,
@@ -273,6 +288,11 @@ def tune(
         forked=not study
     )  # before a GPU is in use; a study's processes get a cache of their own
     _among("strategy", strategy, tuple(STRATEGIES))
+    if calibrate:
+        here = devices.current_gpu()
+        if here is None:
+            raise InvalidValueError("--calibrate measures, and there is no GPU here")
+        return calibrating.calibrate(calibrate, here, sizes, configs, budget or math.inf, output, sweeps)
     verify_all = _among("verify", verify, VERIFY) == "all"
     suite = suite or (["study"] if study and not shapes else None)
     cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)

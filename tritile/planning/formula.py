@@ -134,6 +134,8 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
     copy_a, copy_b = copied(core) if copies else (False, False)
     a_row, b_row = a_row * (not copy_a), b_row * (not copy_b)  # rows of copies start on lines
     moved = core.batch * core.k * (core.m * copy_a + core.n * core.rights * copy_b) * size
+    if problem.in_parts:  # both are split first: read in fp32, and written three times in fp16
+        moved += problem.batch * problem.k * (problem.m + problem.n) * (ITEMSIZE["float32"] + 3 * size) // 2
     m, n, k = core.m, core.n * core.rights, core.k
     reread = min(1.0, max(0.0, 2 * n * k * size / device.l2_bytes - 1))
     return Facts(

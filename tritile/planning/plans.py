@@ -118,7 +118,8 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"
-    why = f"{how} for this GPU in tritile's table"
+    of = shipped.device["name"]
+    why = f"{how} for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
     if not _table_counts(shipped, problem):
         why += ", of another version of the kernel"
     why += _other_triton(shipped, device)
@@ -203,16 +204,18 @@ def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
 
 def foreseen(problem: Tiled, device: Device) -> Plan | None:
     """Return what its class's portfolio predicts to be fastest, None where there is none."""
-    name, shipped = class_of(problem), table.shipped(device)
-    portfolio = shipped.portfolios.get(name) if shipped is not None and name is not None else None
-    ranked = portfolio.ranked(problem, device, 2) if portfolio is not None else []
-    if portfolio is None or not ranked:
+    name = class_of(problem)
+    found = table.portfolio(name, device) if name is not None else None
+    ranked = found[0].ranked(problem, device, 2) if found is not None else []
+    if found is None or not ranked:
         return None
-    (us, config), loss = ranked[0], portfolio.loss
+    (us, config), (portfolio, where) = ranked[0], found
     behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
+    loss = portfolio.loss
     why = (
-        f"predicted to be the fastest of {len(portfolio.configs)} ({name}){behind}; at {loss.sizes} sizes "
-        f"left out such picks lost {loss.median:.1%} at the median, {loss.p95:.1%} at the 95th percentile"
+        f"predicted to be the fastest of the {len(portfolio.configs)} configs of {name}, {where}{behind}; at "
+        f"{loss.sizes} sizes left out picks lost {loss.median:.1%} at the median, {loss.p95:.1%} at the 95th "
+        "percentile"
     )
     return Plan(problem, config, "predicted", device, us, why)
 

@@ -16,7 +16,7 @@ MOST: Final = 48  # configs
 _COUNT: Final = len(fields(Constants))
 _SMALLEST: Final = 1e-12  # of a constant
 _LARGEST: Final = 1e12
-_BY_POINTERS: Final = ("tile",)  # families that copy no operand first
+BY_POINTERS: Final = ("tile",)  # families that copy no operand first
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Portfolio:
             shapes = self._shapes[key] = [shape_of(config, problem, device) for config in self.configs]
         here, copying = facts_of(problem, device, False), facts_of(problem, device, True)
         return [
-            product_us(shape, here if config.family in _BY_POINTERS else copying, constants)
+            product_us(shape, here if config.family in BY_POINTERS else copying, constants)
             for config, shape, constants in zip(self.configs, shapes, self.constants, strict=True)
         ]
 

@@ -17,6 +17,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
+from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.portfolio import Portfolio, portfolio_of
@@ -272,16 +273,69 @@ def _folder() -> Traversable:
 
 
 @functools.cache
-def _shipped(slug: str, name: str) -> Table | None:
+def _shipped(slug: str) -> Table | None:
     file = _folder() / f"{slug}.json"
     if not file.is_file():
         return None
     try:
-        table = _read(file, str(file))
+        return _read(file, str(file))
     except InvalidValueError as error:
         warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
         return None
-    return table if table.device["name"] == name else None
+
+
+_ALIKE: Final = 1.5  # times the memory bandwidth, up to which one GPU is like another
+
+
+@functools.cache
+def _of_like(arch: int | str, processors: int, gbps: float) -> Table | None:
+    """Return the shipped, measured table of a GPU with this architecture and as many processors."""
+    names = (path.name for path in _folder().iterdir())
+    slugs = sorted(name.removesuffix(".json") for name in names if name.count(".") == 1)
+    for slug in slugs:
+        table = _shipped(slug)
+        if table is None or not table.measured:
+            continue
+        own = table.device.get("memory_gbps", 0.0)
+        same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
+        if same and max(own, gbps) <= _ALIKE * min(own, gbps):
+            return table
+    return None
+
+
+def calibrated_path(device: Device) -> Path:
+    """Return the file of portfolios that were measured on this machine for a GPU model."""
+    return cache_dir() / f"{device.slug}.portfolios.json"
+
+
+@functools.cache
+def _calibrated(path: Path, changed: int) -> Table | None:
+    try:
+        return read(path)
+    except InvalidValueError as error:
+        warnings.warn(f"portfolios are not used: {error}", StoreWarning, stacklevel=3)
+        return None
+
+
+def portfolio(name: str, device: Device) -> tuple[Portfolio, str] | None:
+    """Return the portfolio of a class for a GPU, and where it comes from; None where there is none.
+
+    First of what `tritile tune --calibrate` measured here, then of what ships, then of what ships for a GPU
+    that is like it.
+    """
+    path = calibrated_path(device)
+    try:
+        own = _calibrated(path, path.stat().st_mtime_ns)
+    except OSError:
+        own = None
+    if own is not None and own.device["name"] == device.name and name in own.portfolios:
+        return own.portfolios[name], "measured here"
+    found = shipped(device)
+    if found is None or name not in found.portfolios:
+        return None
+    of = found.device["name"]
+    where = "measured for this GPU" if of == device.name else f"measured for {of}, which is like it"
+    return found.portfolios[name], where
 
 
 def digest(table: Table | None) -> str:
@@ -290,5 +344,11 @@ def digest(table: Table | None) -> str:
 
 
 def shipped(device: Device) -> Table | None:
-    """Return the table that the package ships for this GPU model, None where there is none; read once."""
-    return _shipped(device.slug, device.name)
+    """Return the table that ships for this GPU model, or for one that is like it; None where there is none.
+
+    Like it is one of the same architecture with as many processors and a memory bandwidth within 1.5 times.
+    """
+    own = _shipped(device.slug)
+    if own is not None and own.device["name"] == device.name:
+        return own
+    return _of_like(device.arch, device.processors, device.memory_gbps)

@@ -125,14 +125,6 @@ def _begin(shape: Shape, defaults: torch.Tensor) -> torch.Tensor:
     return begin
 
 
-def shares_lost(us: torch.Tensor, predicted: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return by what share the config predicted to be fastest takes longer than the fastest, size by size."""
-    times = us[rows].nan_to_num(math.inf)
-    timed = times.amin(1) < math.inf
-    guess = predicted[rows].where(times < math.inf, math.inf).argmin(1, keepdim=True)
-    return (times.gather(1, guess)[:, 0] / times.amin(1) - 1)[timed]
-
-
 def loss_of(shares: torch.Tensor) -> Loss:
     """Return what these shares come to."""
     median, p95 = (round(float(shares.quantile(q)), 4) for q in (0.5, 0.95))

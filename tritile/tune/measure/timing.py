@@ -1,9 +1,12 @@
 """Timing launches on the GPU.
 
 A launch is timed in a CUDA graph that runs it over as many copies of its operands as exceed the L2
-cache three times, so that each run finds a cold cache and no time passes between launches.
+cache three times, so that each run finds a cold cache. Ahead of each runs a kernel that does next to
+nothing, as kernels of other kinds do in a program: none then starts behind one of its own kind, part of whose
+end hides its beginning. A graph of that kernel alone is timed too, and its time subtracted.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,6 +20,8 @@ from tritile.errors import TuningError
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
 HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
 _MAX_COPIES = 400
+_REPLAYS = 12  # of neutral kernels
+_LEAST_US = 0.1  # of a graph: less is the clock's
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,29 @@ def _nothing() -> None:
     """What is to be done before a run where nothing is."""
 
 
+@functools.cache
+def _idle(device: int) -> torch.Tensor:
+    """Return what the kernel between launches works on."""
+    return torch.zeros(1, device=f"cuda:{device}")
+
+
+def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
+    """Return a graph of the calls, the neutral kernel ahead of each."""
+    neutral, graph = _idle(torch.cuda.current_device()), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            neutral.add_(1)
+            run(call)
+    return graph
+
+
+@functools.cache
+def _between_us(device: int, count: int) -> float:
+    """Return the microseconds of so many neutral kernels alone."""
+    graph = _captured(lambda call: None, range(count))
+    return statistics.median([_replayed_us(graph.replay) for _ in range(_REPLAYS)][1:])
+
+
 class Graph:
     """A CUDA graph that runs something over several calls, one after the other.
 
@@ -67,15 +95,13 @@ class Graph:
         with torch.cuda.stream(stream):
             run(calls[0])  # loads modules and workspaces, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            for call in calls:
-                run(call)
+        self._graph = _captured(run, calls)
+        self._between_us = _between_us(torch.cuda.current_device(), len(calls))
 
     def time_us(self) -> float:
         """Microseconds of one launch, the mean over one replay."""
         self._before()
-        return _replayed_us(self._graph.replay) / self.launches
+        return max(_LEAST_US, _replayed_us(self._graph.replay) - self._between_us) / self.launches
 
 
 class Eager:

@@ -1,0 +1,291 @@
+"""What is planned at sizes that nobody measured: classes, the formula of a time, portfolios in tables."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from dataclasses import astuple, fields, replace
+
+import pytest
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.families.space import illegal, legal_configs
+from tritile.planning import plans, table
+from tritile.planning.classes import MEASURED, class_of
+from tritile.planning.formula import Constants, facts_of, product_us, shape_of
+from tritile.planning.portfolio import MOST, Loss, Portfolio, portfolio_of
+from tritile.tune.calibrate import fit
+from tritile.tune.calibrate.draw import DRAWS, drawn
+
+H200 = target_device("nvidia-h200")
+A100 = target_device("sm_80")
+PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+TAKEN = {  # of whom other problems take the portfolio
+    "halves-nn": [
+        {"dtype": "float16", "out_dtype": "float16", "b_layout": "row"},
+        {"b_layout": "row", "batch": 8},
+        {"b_layout": "row", "a_layout": "column"},
+        {"b_layout": "row", "epilogue": "bias=row gelu"},
+    ],
+    "halves-nt": [{}, {"a_layout": "column"}, {"m": 1}, {"out_dtype": "float32"}, {"invariant": True}],
+    "halves-odd": [{"a_align": 8}, {"b_align": 2}, {"out_align": 4}, {"a_layout": "strided", "a_align": 2}],
+    "parts": [{"dtype": "float32", "out_dtype": "float32", "precision": "fp16x3"}],
+    "fp8": [{"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2", "b_dtype": "float8_e4m3fn"}],
+    "int8": [{"dtype": "int8", "out_dtype": "int32"}],
+}
+UNSERVED = [
+    replace(PRODUCT, dtype="float64", out_dtype="float64"),
+    replace(PRODUCT, dtype="float32", out_dtype="float32"),
+    replace(PRODUCT, dtype="float32", out_dtype="float32", precision="tf32"),
+    PermuteProblem.turned(1, 300, 500, 2),
+    GroupedProblem("m", 4, 100, 64, 64, "bfloat16", "bfloat16"),
+]
+
+
+def members(count=6, problem=PRODUCT):
+    """A portfolio of the first legal configs, with constants of their own."""
+    configs = legal_configs(problem, H200)[:: max(1, len(legal_configs(problem, H200)) // count)][:count]
+    constants = [replace(Constants(), start=1.0 + place) for place in range(len(configs))]
+    return Portfolio("halves-nt", tuple(configs), tuple(constants), Loss(100, 0.01, 0.05, 0.2))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_class_takes_what_is_drawn_of_it_and_others(name):
+    for problem in drawn(name, 100, "a test"):
+        assert class_of(problem) == name
+    for changes in TAKEN[name]:
+        assert class_of(replace(PRODUCT, **changes)) == name, changes
+
+
+def test_every_class_is_drawn_and_taken():
+    assert set(MEASURED) == set(DRAWS) == set(TAKEN)
+    assert drawn("fp8", 5, "a") == drawn("fp8", 5, "a") != drawn("fp8", 5, "b")
+
+
+@pytest.mark.parametrize("problem", UNSERVED, ids=lambda problem: problem.label)
+def test_what_no_class_serves(problem):
+    assert class_of(problem) is None
+    assert plans.foreseen(problem, H200) is None
+
+
+def test_the_formula_is_the_same_of_numbers_and_of_tensors():
+    problems = [*drawn("halves-nn", 20, "x"), *drawn("halves-odd", 20, "x")]
+    configs = legal_configs(PRODUCT, H200)[::97]
+    for copies in (False, True):
+        many = fit.facts_at(problems, H200, copies)
+        for config in configs:
+            shape = shape_of(config, PRODUCT, H200)
+            at_once = product_us(shape, many, Constants())
+            one_by_one = [product_us(shape, facts_of(p, H200, copies), Constants()) for p in problems]
+            assert at_once.tolist() == pytest.approx(one_by_one, rel=1e-12)
+            assert all(0 < us < 1e8 for us in one_by_one)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Constants)])
+def test_every_constant_counts_somewhere(name):
+    dice, changed = random.Random(0), set()
+    more = replace(Constants(), **{name: 2 * getattr(Constants(), name)})
+    problems = [*drawn("halves-nn", 6, "y"), *drawn("halves-odd", 6, "y")]
+    for problem in problems:
+        for config in dice.sample(legal_configs(problem, H200), 25):
+            shape, facts = shape_of(config, problem, H200), facts_of(problem, H200, True)
+            us, other = product_us(shape, facts, Constants()), product_us(shape, facts, more)
+            faster = name in ("memory", "cache", "parts", "blend")
+            assert other <= us * (1 + 1e-12) if faster else other >= us * (1 - 1e-12)
+            changed.add(not math.isclose(us, other))
+    assert True in changed
+
+
+def test_facts_of_rows_that_start_off_sectors_and_of_copies():
+    even, odd = facts_of(PRODUCT, H200, True), facts_of(replace(PRODUCT, k=4104), H200, True)
+    assert (even.odd_a, even.off_a, odd.odd_a, odd.odd_b, odd.odd_out) == (0, 0, 1, 1, 0)
+    copied = replace(PRODUCT, k=4097, a_align=2)
+    assert facts_of(copied, H200, True).copied == 2 * 777 * 4097
+    assert facts_of(copied, H200, True).odd_a == facts_of(copied, H200, False).copied == 0
+    assert facts_of(copied, H200, False).odd_a == 1
+
+
+def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
+    portfolio = members(20)
+    split = Config.of(
+        4,
+        4,
+        "descriptor",
+        BLOCK_M=64,
+        BLOCK_N=64,
+        BLOCK_K=128,
+        GROUP_M=8,
+        PERSISTENT=False,
+        SPLIT_K=64,
+        SUBTILES=1,
+    )
+    short = replace(PRODUCT, k=128)
+    first = replace(portfolio, configs=(split, *portfolio.configs), constants=(Constants(start=1e-6),) * 21)
+    assert illegal(split, short, H200) is not None
+    ranked = first.ranked(short, H200, 30)
+    assert split not in [config for _, config in ranked]
+    assert [us for us, _ in ranked] == sorted(us for us, _ in ranked)
+    assert first.ranked(short, H200, 2) == ranked[:2]
+
+
+def test_a_portfolio_is_written_and_read():
+    portfolio = members()
+    data = json.loads(json.dumps(portfolio.to_dict()))
+    read = portfolio_of("halves-nt", data)
+    assert read.configs == portfolio.configs
+    assert read.loss == portfolio.loss
+    assert astuple(read.constants[2]) == pytest.approx(astuple(portfolio.constants[2]), rel=0.01)
+    assert portfolio_of("halves-nt", read.to_dict()) == read
+
+
+def damaged(change):
+    data = json.loads(json.dumps(members().to_dict()))
+    change(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None, [], {}, {"members": []}, {"members": [], "loss": {}},
+        damaged(lambda d: d["loss"].pop("p95")),
+        damaged(lambda d: d["loss"].update(sizes=0)),
+        damaged(lambda d: d["loss"].update(median=None)),
+        damaged(lambda d: d.update(members=d["members"] * (MOST // 6 + 1))),
+        damaged(lambda d: d.update(members=d["members"][:2] * 2)),
+        damaged(lambda d: d["members"][0].pop("constants")),
+        damaged(lambda d: d["members"][0]["constants"].pop()),
+        damaged(lambda d: d["members"][0]["constants"].__setitem__(3, 0.0)),
+        damaged(lambda d: d["members"][0]["constants"].__setitem__(3, "0.2")),
+        damaged(lambda d: d["members"][0]["config"].update(num_warps=0)),
+    ],
+)  # fmt: skip
+def test_what_is_no_portfolio_is_refused(data):
+    with pytest.raises(InvalidValueError):
+        portfolio_of("halves-nt", data)
+    with pytest.raises(InvalidValueError):
+        portfolio_of("no class", members().to_dict())
+
+
+def test_a_table_keeps_its_portfolios(tmp_path):
+    made = table.Table(H200.to_dict(), True, {}, (), None, {"halves-nt": members()})
+    table.write(made, tmp_path / "gpu.json")
+    read = table.read(tmp_path / "gpu.json")
+    assert read.portfolios["halves-nt"].configs == members().configs
+    later = table.Table(H200.to_dict(), True, {}, (), None, {"fp8": replace(members(), name="fp8")})
+    assert set(table.completed(later, read).portfolios) == {"fp8", "halves-nt"}
+    assert table.digest(read) != table.digest(replace(read, portfolios={}))
+    text = json.loads((tmp_path / "gpu.json").read_text())
+    text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
+    (tmp_path / "gpu.json").write_text(json.dumps(text))
+    with pytest.raises(InvalidValueError, match="constants"):
+        table.read(tmp_path / "gpu.json")
+
+
+def test_a_plan_says_what_was_predicted_and_how_good_that_is():
+    plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
+    portfolio, _ = table.portfolio("halves-nt", H200)
+    (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
+    assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
+    for text in (
+        f"{second / us:.3f} times",
+        f"{portfolio.loss.p95:.1%}",
+        "halves-nt",
+        "measured for this GPU",
+    ):
+        assert text in plan.why
+    assert plans.plan_for(plan.problem, H200, "off").source == "model"
+
+
+def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
+    h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350, l2_bytes=50 << 20)
+    plan = plans.plan_for(PRODUCT, h100, "cached")
+    assert plan.source == "predicted"
+    assert "measured for NVIDIA H200, which is like it" in plan.why
+    assert table.shipped(h100) is table.shipped(H200)
+    for other in (
+        A100, replace(h100, processors=114), replace(h100, memory_gbps=3000), replace(h100, arch=100),
+    ):  # fmt: skip
+        assert table.shipped(other) is None
+        assert plans.plan_for(PRODUCT, other, "cached").source == "model"
+
+
+def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    plans.forget()
+    path = table.calibrated_path(A100)
+    assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
+    own = replace(members(), configs=tuple(legal_configs(PRODUCT, A100)[:6]))
+    table.write(table.Table(A100.to_dict(), True, {}, (), None, {"halves-nt": own}), path)
+    plans.forget()
+    plan = plans.plan_for(PRODUCT, A100, "cached")
+    assert plan.source == "predicted"
+    assert plan.config in own.configs
+    assert "measured here" in plan.why
+    path.write_text("no table")
+    plans.forget()
+    with pytest.warns(StoreWarning, match="portfolios are not used"):
+        assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
+    plans.forget()
+
+
+def test_two_processes_plan_alike():
+    code = (
+        "from tritile.core.device import target_device; from tritile.planning import plans; "
+        "from tritile.tune.calibrate.draw import drawn; import hashlib; d = target_device('nvidia-h200'); "
+        "ps = drawn('halves-nn', 60, 'z') + drawn('halves-nt', 60, 'z'); "
+        "print([(plans.plan_for(p, d, 'cached').config.key, plans.plan_for(p, d, 'cached').us) for p in ps])"
+    )
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert first.count("BLOCK_M") == 120
+
+
+def test_the_fewest_configs_that_are_together_fastest_are_chosen():
+    nan = math.nan
+    us = torch.tensor([[1.0, 2.0, 1.5, nan], [2.0, 1.0, 1.5, nan], [1.0, nan, 1.2, 9.0]], dtype=torch.float64)
+    assert sorted(fit.chosen(us, 2)) == [0, 1]
+    assert fit.chosen(us, 9)[0] == 0
+    assert sorted(fit.chosen(us, 9)) == [0, 1, 2, 3]
+
+
+def test_constants_are_found_again():
+    """What is fitted to times made by known constants predicts times at other sizes, and orders them."""
+    dice = random.Random(3)
+    problems = drawn("halves-nt", 400, "fit")
+    configs = [c for c in legal_configs(PRODUCT, H200) if c.family == "warpgroups"]
+    configs = [
+        replace(c, kwargs=tuple((k, 8 if k == "GROUP_M" else v) for k, v in c.kwargs)) for c in configs
+    ]
+    configs = list(dict.fromkeys(configs))[::60][:12]
+    shapes = [shape_of(config, PRODUCT, H200) for config in configs]
+    facts = fit.facts_at(problems, H200, True)
+
+    def true(shape):
+        work = 2 * shape.block_m * shape.block_n * shape.block_k / dice.uniform(4e6, 6e6)
+        changes = {"work": work, "turn": dice.uniform(0.15, 0.4), "fill": dice.uniform(1, 3)}
+        return replace(Constants(), **changes, odd_a=dice.uniform(0.2, 1.2), memory=dice.uniform(3e6, 4.5e6))
+
+    noise = torch.Generator().manual_seed(1)
+    exact = torch.stack([product_us(shape, facts, true(shape)) for shape in shapes], 1)
+    us = exact * (1 + 0.02 * torch.randn(exact.shape, generator=noise, dtype=torch.float64))
+    rows, rest = torch.arange(200), torch.arange(200, 400)
+    found = fit.fitted(shapes, ["alike"] * len(shapes), [facts] * len(shapes), us, rows)
+    predicted = torch.stack([product_us(s, facts, c) for s, c in zip(shapes, found, strict=True)], 1)
+    errors = (predicted / exact).log()[rest].abs()
+    assert float(errors.median()) < 0.01
+    assert float(errors.quantile(0.95)) < 0.05
+    picks = predicted[rest].argmin(1, keepdim=True)
+    lost = exact[rest].gather(1, picks)[:, 0] / exact[rest].amin(1) - 1
+    loss = fit.loss_of(lost)
+    assert loss.sizes == 200
+    assert loss.median < 0.005
+    assert loss.p95 < 0.03

@@ -1,0 +1,95 @@
+"""What `tritile tune --calibrate` does."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tritile.cli.app import console, interruptible, progress, say
+from tritile.core.device import Device
+from tritile.core.problem import Tiled, problem_to_dict
+from tritile.errors import InvalidValueError
+from tritile.families.registry import digests
+from tritile.planning import plans, table
+from tritile.planning.classes import MEASURED
+from tritile.tune.calibrate import run
+from tritile.tune.calibrate.draw import drawn
+from tritile.tune.calibrate.sweep import Times, sweep
+
+ALL = "all"
+LIKELY = 60  # sizes whose likeliest configs are candidates
+
+
+def classes_of(names: Sequence[str]) -> list[str]:
+    """Return the classes of these names. Raises InvalidValueError for one that is none."""
+    for name in names:
+        if name not in (*MEASURED, ALL):
+            raise InvalidValueError(f"--calibrate {name!r}: wanted {ALL} or one of {', '.join(MEASURED)}")
+    return list(MEASURED) if ALL in names else list(dict.fromkeys(names))
+
+
+def calibrate(
+    names: Sequence[str],
+    device: Device,
+    sizes: int,
+    count: int,
+    seconds: float,
+    output: Path | None,
+    sweeps: Path | None,
+) -> None:
+    """Measure the portfolios of classes on the current GPU, and write them where plans look for them.
+
+    `count` configs are timed at `sizes` drawn sizes, for at most so many seconds a class. `sweeps`: a folder
+    for what was measured, a file a class.
+    """
+    path = output or table.calibrated_path(device)
+    old = table.read(path) if path.exists() else table.Table(device.to_dict(), True, {}, ())
+    with interruptible() as keep_on:
+        for name in classes_of(names):
+            begun = time.monotonic()
+            rows = []
+            for row in _swept(name, device, sizes, count):
+                rows.append(row)
+                if time.monotonic() - begun > seconds or not keep_on():
+                    break
+            if sweeps is not None:
+                keep(sweeps / f"{name}.jsonl", device, rows)
+            found = run.Measured(name, rows, device).portfolio()
+            old = replace(old, kernels=digests(), portfolios={**old.portfolios, name: found})
+            table.write(old, path)
+            loss, took = found.loss, time.monotonic() - begun
+            console.print(
+                f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost "
+                f"{loss.median:.2%} (median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst); {took:.0f} s",
+                highlight=False,
+            )
+            if not keep_on():
+                break
+    plans.forget()
+    console.print(f"portfolios are in {path}")
+
+
+def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[tuple[Tiled, Times]]:
+    """Time candidates at drawn sizes, which are not those that tell the candidates."""
+    likely = drawn(name, LIKELY, "candidates")
+    configs = run.candidates(name, likely, device, table.shipped(device), count)
+    console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
+    with progress() as bar:
+        task = bar.add_task(name, total=sizes)
+        for row in sweep(drawn(name, sizes, "sizes"), configs, device, say):
+            bar.update(task, advance=1)
+            yield row
+
+
+def keep(path: Path, device: Device, rows: run.Rows) -> None:
+    """Write what was measured: the GPU and the configs, then a line a size with the place of each config."""
+    places = {
+        config: place for place, config in enumerate(dict.fromkeys(c for _, times in rows for c in times))
+    }
+    lines = [{"device": device.to_dict(), "configs": [config.to_dict() for config in places]}]
+    for problem, times in rows:
+        us = {str(places[config]): float(f"{each:.5g}") for config, each in times.items()}
+        lines.append({"problem": problem_to_dict(problem), "us": us})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,67 @@
+"""Drawing problems of a class, at sizes that fill the range in which they are met."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from tritile.core.problem import Tiled
+from tritile.tune.suites import Case
+
+OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types
+_LAYOUTS: Final = ("NN", "NT")
+_NAME: Final = "calibration"
+
+Dice = random.Random
+Draw = Callable[[Dice, int], Case]  # a case of the class; the number counts them
+
+
+def log_uniform(dice: Dice, low: float, high: float) -> int:
+    """Return a whole number whose logarithm is as likely to be anywhere in the range."""
+    return round(math.exp(dice.uniform(math.log(low), math.log(high))))
+
+
+def sized(dice: Dice, low: int, high: int, unit: int) -> int:
+    """Return such a multiple of `unit`."""
+    return max(unit, round(log_uniform(dice, low, high) / unit) * unit)
+
+
+def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any) -> Case:
+    """A product of some operations; `slow`: how much longer one takes than of 16-bit types."""
+    while True:
+        m = log_uniform(dice, 1, 16384)
+        n, k = (sized(dice, 32, 32768, unit) for unit in units)
+        if OPERATIONS[0] <= 2 * m * n * k * slow <= OPERATIONS[1]:
+            return Case(_NAME, "matmul", dtype, layout, m=m, n=n, k=k, **how)
+
+
+def _even(dice: Dice, least: int) -> tuple[int, int]:
+    """What N and K are multiples of: mostly 64."""
+    unit = 64 if dice.random() < 0.7 else least
+    return unit, unit
+
+
+def _odd(dice: Dice, turn: int) -> Case:
+    units = dice.choice(((1, 1), (1, 1), (1, 64), (64, 1), (2, 2), (4, 4)))
+    while True:
+        case = _product(dice, "bfloat16", _LAYOUTS[turn % 2], units, 2.0)
+        if case.n % 8 or case.k % 8:
+            return case
+
+
+DRAWS: Final[dict[str, Draw]] = {
+    "halves-nn": lambda dice, turn: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
+    "halves-nt": lambda dice, turn: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
+    "halves-odd": _odd,
+    "parts": lambda dice, turn: _product(
+        dice, "float32", _LAYOUTS[turn % 2], _even(dice, 4), 3.0, precision="fp16x3"
+    ),
+    "fp8": lambda dice, turn: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
+    "int8": lambda dice, turn: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+}
+
+
+def drawn(name: str, count: int, seed: str) -> list[Tiled]:
+    """Return `count` problems of a class, other ones for another seed."""
+    dice = random.Random(f"{name} {seed}")
+    return [DRAWS[name](dice, turn).problem for turn in range(count)]

@@ -1,0 +1,119 @@
+"""Calibrating a class on the GPU that is here: candidates, sweep, portfolio."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, Tiled
+from tritile.errors import TuningError
+from tritile.families.space import legal_configs
+from tritile.planning import model
+from tritile.planning.classes import class_of
+from tritile.planning.formula import product_us, shape_of
+from tritile.planning.portfolio import BY_POINTERS, MOST, Loss, Portfolio
+from tritile.planning.table import Table
+from tritile.tune.calibrate import fit
+from tritile.tune.calibrate.sweep import Times, banded, kind_of
+from tritile.tune.measure.pool import CompilePool
+
+Rows = Sequence[tuple[Tiled, Times]]
+
+_NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
+_FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
+
+
+def likely(problem: Tiled, device: Device) -> dict[Config, float]:
+    """Return the configs predicted to come near the fastest, with a weight of up to 1."""
+    ranked = [(model.predict_us(c, problem, device), c) for c in legal_configs(problem, device)]
+    least = min(us for us, _ in ranked)
+    found: dict[Config, float] = {}
+    for us, config in sorted(ranked, key=lambda pair: (pair[0], pair[1].key)):
+        if us <= _NEAR * least:
+            found.setdefault(banded(config), (_NEAR - us / least) / (_NEAR - 1))
+    return found
+
+
+def candidates(
+    name: str, problems: Sequence[Tiled], device: Device, known: Table | None, count: int
+) -> list[Config]:
+    """Return configs to sweep: of a class's portfolio and winners, then those likely at most sizes."""
+    configs: dict[Config, None] = {}
+    if known is not None and name in known.portfolios:
+        configs |= dict.fromkeys(map(banded, known.portfolios[name].configs))
+    for entry in known.entries if known is not None else ():
+        if (
+            isinstance(entry.problem, MatmulProblem)
+            and not entry.problem.epilogue
+            and class_of(entry.problem) == name
+        ):
+            configs[banded(entry.config)] = None
+    weights: Counter[Config] = Counter()
+    with CompilePool() as pool:
+        for future in [pool.submit(likely, problem, device) for problem in problems]:
+            weights.update(future.result())
+    for config, _ in weights.most_common():
+        if len(configs) >= count:
+            break
+        configs[config] = None
+    return list(configs)
+
+
+def _matrix(rows: Rows, configs: Sequence[Config]) -> torch.Tensor:
+    places = {config: place for place, config in enumerate(configs)}
+    us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
+    for row, (_, times) in enumerate(rows):
+        for config, each in times.items():
+            us[row, places[config]] = each
+    return us
+
+
+class Measured:
+    """Times of many configs at many sizes of a class. Raises TuningError where they tell too little."""
+
+    def __init__(self, name: str, rows: Rows, device: Device) -> None:
+        rows = [row for row in rows if len(row[1]) >= _FEWEST]
+        if len(rows) < 4:
+            raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit anything to")
+        self.name, self.device = name, device
+        self.problems = [problem for problem, _ in rows if isinstance(problem, MatmulProblem)]
+        self.configs = list(dict.fromkeys(config for _, times in rows for config in times))
+        self.us = _matrix(rows, self.configs)
+        self._facts = {copies: fit.facts_at(self.problems, device, copies) for copies in (False, True)}
+
+    def _fitted(self, rows: torch.Tensor, count: int) -> tuple[list[int], Portfolio, torch.Tensor]:
+        """Return places of the configs chosen by these sizes, the portfolio, and its times at all sizes."""
+        places = fit.chosen(self.us[rows], count)
+        own = [self.configs[place] for place in places]
+        facts = [self._facts[config.family not in BY_POINTERS] for config in own]
+        shapes = [shape_of(config, self.problems[0], self.device) for config in own]
+        kinds = [kind_of(config)[:2] for config in own]
+        constants = fit.fitted(shapes, kinds, facts, self.us[:, places], rows)
+        predicted = [product_us(*each) for each in zip(shapes, facts, constants, strict=True)]
+        made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
+        return places, made, torch.stack(predicted, 1)
+
+    def lost(self, count: int = MOST) -> torch.Tensor:
+        """Return what picks lose at each size to the fastest of all configs, each half by the other half.
+
+        Two columns: the pick, and the fastest of the portfolio.
+        """
+        order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
+        halves = order[: len(order) // 2], order[len(order) // 2 :]
+        shares = []
+        for rows, left_out in (halves, halves[::-1]):
+            places, _, predicted = self._fitted(rows, count)
+            own = self.us[left_out][:, places].nan_to_num(torch.inf)
+            guess = predicted[left_out].where(own < torch.inf, torch.inf).argmin(1, keepdim=True)
+            times = torch.stack([own.gather(1, guess)[:, 0], own.amin(1)], 1)
+            fastest = self.us[left_out].nan_to_num(torch.inf).amin(1, keepdim=True)
+            shares.append((times / fastest - 1)[times[:, 1] < torch.inf])
+        return torch.cat(shares)
+
+    def portfolio(self, count: int = MOST) -> Portfolio:
+        """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
+        _, made, _ = self._fitted(torch.arange(len(self.us)), count)
+        return Portfolio(made.name, made.configs, made.constants, fit.loss_of(self.lost(count)[:, 0]))

@@ -1,0 +1,202 @@
+"""Timing many configs at many sizes, in one process, with kernels that were compiled ahead.
+
+Of each size those configs are timed that are predicted to come near the fastest; how far predictions of a
+kind of configs are off is learnt on the way.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.core.views import Call, posed
+from tritile.errors import TuningError, brief
+from tritile.families.space import worthwhile
+from tritile.planning import model
+from tritile.runtime import launch
+from tritile.runtime.ahead import compiled_for
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.timing import Graph
+from tritile.tune.subject.operands import random_elements, run_of, shared
+
+_WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
+_BEHIND: Final = 1.3  # times the fastest in a first round, up to which it is timed again
+_ROUNDS: Final = 4  # of what is timed again
+_GRAPH_US: Final = 250.0  # of launches in a graph, at the least
+_LAUNCHES: Final = 40  # in a graph, at the most
+_POOL: Final = 3 << 29  # bytes of memory that copies of one operand are cut from
+_FLUSHED: Final = 3  # times the L2 cache, that are read between replays
+_FEW: Final = 30  # sizes at which a config is compiled ahead
+_LEARNT: Final = 0.1  # weight of a new size in what is known of a kind's predictions
+
+Times = dict[Config, float]
+
+
+def banded(config: Config) -> Config:
+    """Return the config with tiles in bands of 8 rows, which is the order of a single row as well."""
+    return replace(config, kwargs=tuple((name, 8 if name == "GROUP_M" else v) for name, v in config.kwargs))
+
+
+def kind_of(config: Config) -> tuple[str, bool, bool]:
+    """Tell configs apart whose predicted times are off in ways of their own."""
+    kwargs: dict[str, Any] = dict(config.kwargs)
+    return config.family, kwargs.get("SPLIT_K", 1) > 1, kwargs.get("PERSISTENT", False)
+
+
+def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
+    """Return those that may run the problem and do no needless work, whatever their order of tiles."""
+    found = []
+    for config in configs:
+        alone = tuple((name, 1 if name == "GROUP_M" else value) for name, value in config.kwargs)
+        if worthwhile((config, replace(config, kwargs=alone)), problem, device):
+            found.append(config)
+    return found
+
+
+class Chooser:
+    """Tells which configs are worth timing at a size, and learns from what was timed."""
+
+    def __init__(self, configs: Sequence[Config], device: Device) -> None:
+        self._configs, self._device = configs, device
+        self._off: dict[Any, float] = {}  # logarithm, of measured by predicted
+        self._times: dict[Tiled, Times] = {}
+
+    def _predicted(self, problem: Tiled) -> Times:
+        if problem not in self._times:
+            own = useful(self._configs, problem, self._device)
+            self._times[problem] = {c: model.predict_us(c, problem, self._device) for c in own}
+        return self._times[problem]
+
+    def leave_out(self, configs: Iterable[Config]) -> None:
+        """Choose these no more."""
+        out = set(configs)
+        self._configs = [config for config in self._configs if config not in out]
+        self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
+
+    def choose(self, problem: Tiled) -> list[Config]:
+        """Return the configs to time."""
+        times = {
+            c: us * math.exp(self._off.get(kind_of(c), 0.0)) for c, us in self._predicted(problem).items()
+        }
+        limit = _WITHIN * min(times.values(), default=0.0)
+        return [config for config, us in times.items() if us <= limit]
+
+    def learn(self, problem: Tiled, times: Times) -> None:
+        """Take in what a size showed."""
+        predicted = self._predicted(problem)
+        kinds: dict[Any, list[float]] = {}
+        for config, us in times.items():
+            kinds.setdefault(kind_of(config), []).append(math.log(us / predicted[config]))
+        for kind, logs in kinds.items():
+            mean, before = statistics.fmean(logs), self._off.get(kind)
+            self._off[kind] = mean if before is None else before + _LEARNT * (mean - before)
+
+
+class Operands:
+    """Memory from which calls are posed, each on a part of its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._pools: dict[tuple[int, str], torch.Tensor] = {}
+        self._cache = torch.ones(_FLUSHED * device.l2_bytes // 4, dtype=torch.float32, device="cuda")
+
+    def calls(self, problem: Tiled, count: int) -> list[Call]:
+        """Return calls on `count` different operands, or as many as there is memory for, again and again."""
+        taken: dict[tuple[int, str], int] = {}
+        made = []
+        for _ in range(count):
+            places = iter(range(100))
+
+            def make(dtype: str, elements: int, places: Iterator[int] = places) -> torch.Tensor:
+                key = next(places), dtype
+                step = -(-elements // 256) * 256
+                if key not in self._pools or len(self._pools[key]) < step:
+                    itemsize = torch.empty((), dtype=getattr(torch, dtype)).element_size()
+                    self._pools[key] = random_elements(dtype, max(_POOL // itemsize, step))
+                pool, start = self._pools[key], taken.get(key, 0)
+                start = start if start + step <= len(pool) else 0
+                taken[key] = start + step
+                return pool[start : start + elements]
+
+            made.append(shared(posed(problem, make)))
+        return made
+
+    def flush(self) -> None:
+        """Leave nothing of the operands in the L2 cache, and nothing there that must be written back."""
+        self._cache.sum()
+
+
+def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
+    """Compile what a config launches at these sizes. Raises TuningError for one that is refused."""
+    for problem in problems:
+        compiled_for(problem, config, device)
+
+
+def compile_all(
+    wanted: dict[Config, list[Tiled]], device: Device, tell: Callable[[str], None]
+) -> set[Config]:
+    """Compile configs at sizes, in parallel; the configs that were refused."""
+    refused = set()
+    with CompilePool() as pool:
+        futures = {}
+        for config, problems in sorted(wanted.items(), key=lambda item: -len(item[1])):
+            few = problems[:: max(1, len(problems) // _FEW)]
+            futures[config] = pool.submit(compile_at, config, few, device)
+        for config, future in futures.items():
+            error = future.exception()
+            if error is not None:
+                refused.add(config)
+                tell(f"{config}: {brief(error)}")
+    return refused
+
+
+def timed(
+    operands: Operands, problem: Tiled, configs: Sequence[Config], tell: Callable[[str], None]
+) -> Times:
+    """Return the microseconds of each config that runs: of the near ones the median of several, in turns."""
+    graphs: dict[Config, Graph] = {}
+    guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4
+    count = max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
+    calls = operands.calls(problem, count)
+    for config in configs:
+        try:
+            run = run_of(launch.prepare(calls[0], config))
+            graphs[config] = Graph(run, calls, operands.flush)
+            graphs[config].time_us()  # the first replay uploads it
+        except (TuningError, RuntimeError) as error:
+            tell(f"{problem.label}: {config}: {brief(error)}")
+    first = {config: graph.time_us() for config, graph in graphs.items()}
+    limit = _BEHIND * min(first.values(), default=0.0)
+    samples = {config: [us] for config, us in first.items()}
+    for _ in range(_ROUNDS):
+        for config, graph in graphs.items():
+            if first[config] <= limit:
+                samples[config].append(graph.time_us())
+    return {config: statistics.median(times) for config, times in samples.items()}
+
+
+def sweep(
+    problems: Sequence[Tiled],
+    configs: Sequence[Config],
+    device: Device,
+    tell: Callable[[str], None],
+) -> Iterator[tuple[Tiled, Times]]:
+    """Yield each size with the microseconds of the configs that come near the fastest there."""
+    chooser = Chooser(configs, device)
+    wanted: dict[Config, list[Tiled]] = {}
+    for problem in problems:
+        for config in chooser.choose(problem):
+            wanted.setdefault(config, []).append(problem)
+    refused = compile_all(wanted, device, tell)
+    chooser.leave_out(config for config in configs if config in refused or config not in wanted)
+    operands = Operands(device)
+    for problem in problems:
+        times = timed(operands, problem, chooser.choose(problem), tell)
+        if times:
+            chooser.learn(problem, times)
+            yield problem, times
