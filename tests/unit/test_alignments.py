@@ -12,9 +12,9 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import problem_to_dict
 from tritile.core.views import posed
-from tritile.lab.report import peers
 from tritile.lab.report.results import Measurement
 from tritile.ops.described import described
+from tritile.tune.subject import torch_calls
 
 GRID = alignments.grid()
 ENV = {"gpu": "GPU", "time": "2026-01-01T00:00:00+00:00"}
@@ -26,7 +26,7 @@ def on_no_device(dtype, elements):
 
 @pytest.mark.parametrize("case", GRID, ids=lambda case: case.name)
 def test_tensors_of_a_case_start_their_rows_where_it_says(case):
-    a, b, out = (tensor[0] for tensor in peers.matrices(posed(case.problem, on_no_device)))
+    a, b, out = (tensor[0] for tensor in torch_calls.matrices(posed(case.problem, on_no_device)))
     assert (a.shape, b.shape, out.shape) == ((case.m, case.k), (case.k, case.n), (case.m, case.n))
     call = described(a, b, out, "ieee")
     assert call.problem == case.problem
@@ -39,7 +39,7 @@ def test_tensors_of_a_case_start_their_rows_where_it_says(case):
 
 def test_layouts_are_those_of_their_names():
     case = alignments.mixed(16, 24, 40, "TN", (8, 16, 4))
-    a, b, out = (tensor[0] for tensor in peers.matrices(posed(case.problem, on_no_device)))
+    a, b, out = (tensor[0] for tensor in torch_calls.matrices(posed(case.problem, on_no_device)))
     assert (a.stride(), b.stride(), out.stride()) == ((1, 20), (24, 1), (26, 1))
 
 

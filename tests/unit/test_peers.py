@@ -13,7 +13,7 @@ from tritile.lab.report import bench, block_peers, peers, tutorial
 from tritile.lab.report import run as benchmark
 from tritile.lab.report.results import Measurement, read, result
 from tritile.tune.measure import timing
-from tritile.tune.subject import answers
+from tritile.tune.subject import answers, torch_calls
 from tritile.tune.suites import Case, parse_shape
 
 ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
@@ -47,7 +47,7 @@ def graphs(case, names):
 
 
 def right(call):
-    a, b, out = peers.matrices(call)
+    a, b, out = torch_calls.matrices(call)
     return (a @ b).reshape(out.shape[-2:] if len(out) == 1 else out.shape)
 
 
@@ -71,7 +71,7 @@ def failing(call):
         (failing, "RuntimeError: no such backend"),
         (lambda call: lambda call: failing(call), "RuntimeError: no such backend"),
         (lambda call: lambda call: torch.zeros(9, 7), "wrong answer"),
-        (lambda call: lambda call: peers.matrices(call)[2][0], "wrong answer"),  # nothing was written
+        (lambda call: lambda call: torch_calls.matrices(call)[2][0], "wrong answer"),  # nothing was written
         (lambda call: lambda call: torch.zeros(2, 2), "RuntimeError"),
     ],
 )
@@ -122,7 +122,7 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
     made = peers.inductor(call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
     peers.torch_matmul(call)
-    assert torch.equal(made, peers.matrices(call)[2][0])
+    assert torch.equal(made, torch_calls.matrices(call)[2][0])
 
 
 def test_names_are_checked():
@@ -171,7 +171,7 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
 
     call = posed(case.problem, make)
     before = call.x.clone()
-    peers.torch_permute(dtype, shape, dims)(call)
+    torch_calls.permute(dtype, shape, dims)(call)
     answers.check_permuted(call)
     assert torch.equal(call.x, before)
     call.out[0] += 1
@@ -222,7 +222,7 @@ def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
     assert block_peers.way_of(call) == peers.torch_call(call) == block_peers.WIDE
     with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
         answers.check(peers.torch_side(case), call)
-    a, b, out = (tensor[0] for tensor in peers.matrices(call))
+    a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
     of_a, of_b = call.scales.a.view(-1, 3), call.scales.b.view(3, -1)
     assert of_a.shape[0] == -(-150 // rows)
     assert of_b.shape[1] == -(-160 // columns)
@@ -294,7 +294,7 @@ def test_answers_take_zero_points_away(zeros, monkeypatch):
         return drawn.to(kind) / 64 if kind.is_floating_point else drawn.to(kind)
 
     call = posed(case.problem, make)
-    a, b, out = (tensor[0] for tensor in peers.matrices(call))
+    a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
     of = call.fused
     wide_a, wide_b = a.double(), b.double()
     wide_a = wide_a if of.zero_a is None else wide_a - of.zero_a.tensor.view(-1, 1)

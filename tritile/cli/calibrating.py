@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tritile.cli.app import console, interruptible, progress, say
 from tritile.core.device import Device
-from tritile.core.problem import Tiled, problem_to_dict
+from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families.registry import digests
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
-from tritile.tune.calibrate.sweep import Times, sweep
+from tritile.tune.calibrate.sweep import Row, sweep
 
 ALL = "all"
 LIKELY = 60  # sizes whose likeliest configs are candidates
@@ -70,7 +70,7 @@ def calibrate(
     console.print(f"portfolios are in {path}")
 
 
-def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[tuple[Tiled, Times]]:
+def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[Row]:
     """Time candidates at drawn sizes, which are not those that tell the candidates."""
     likely = drawn(name, LIKELY, "candidates")
     configs = run.candidates(name, likely, device, table.shipped(device), count)
@@ -82,14 +82,16 @@ def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[tuple[
             yield row
 
 
-def keep(path: Path, device: Device, rows: run.Rows) -> None:
+def keep(path: Path, device: Device, rows: Sequence[Row]) -> None:
     """Write what was measured: the GPU and the configs, then a line a size with the place of each config."""
     places = {
-        config: place for place, config in enumerate(dict.fromkeys(c for _, times in rows for c in times))
+        config: place for place, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))
     }
-    lines = [{"device": device.to_dict(), "configs": [config.to_dict() for config in places]}]
-    for problem, times in rows:
-        us = {str(places[config]): float(f"{each:.5g}") for config, each in times.items()}
-        lines.append({"problem": problem_to_dict(problem), "us": us})
+    lines: list[dict[str, object]] = [
+        {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
+    ]
+    for row in rows:
+        us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
+        lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,6 +1,5 @@
 """Whom tritile is measured against: torch, and on request torch.compile and Triton's tutorial."""
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -8,22 +7,15 @@ from typing import Final
 import torch
 
 from tritile.core import of_torch
-from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.errors import InvalidValueError
 from tritile.lab.report import block_peers, fused_peers, grouped_peers, tutorial
 from tritile.tune.measure import timing
-from tritile.tune.subject import answers, operands
+from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.quantized import weight_rows
 from tritile.tune.suites import Case
 
 Peer = Callable[[Call], torch.Tensor]
-
-
-def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a, b and out as (batch, rows, columns) tensors."""
-    a, b, out = (operands.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
-    return a, b, out
 
 
 def _as_a_user_has_them(call: Call) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -32,15 +24,10 @@ def _as_a_user_has_them(call: Call) -> tuple[list[torch.Tensor], torch.Tensor]:
         return grouped_peers.inputs(call), grouped_peers.result(call)
     assert isinstance(call, MatmulCall)
     if call.scales is not None:
-        inputs, out = block_peers.inputs(call), matrices(call)[2][0]
+        inputs, out = block_peers.inputs(call), torch_calls.matrices(call)[2][0]
         return [*inputs, *fused_peers.sides(call)], out
-    *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
-    return [*inputs, *fused_peers.sides(call)], out
-
-
-@functools.cache
-def _one(device: torch.device) -> torch.Tensor:
-    return torch.ones((), device=device)
+    bare, out = torch_calls.in_one_batch(call)
+    return [*bare, *fused_peers.sides(call)], out
 
 
 def _product(call: Call) -> Callable[..., torch.Tensor]:
@@ -53,12 +40,7 @@ def _product(call: Call) -> Callable[..., torch.Tensor]:
     assert isinstance(call, MatmulCall)
     if call.fused != UNFUSED or call.scales is not None:
         return fused_peers.product(call)
-    if call.dtype == "int8":
-        return of_torch.int_mm
-    if call.dtype in FP8_DTYPES:
-        one, kind = _one(call.a.tensor.device), getattr(torch, call.out_dtype)
-        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, out_dtype=kind, **out)
-    return torch.matmul
+    return torch_calls.product(call)
 
 
 def torch_matmul(call: Call) -> None:
@@ -66,18 +48,6 @@ def torch_matmul(call: Call) -> None:
     assert isinstance(call, MatmulCall)
     inputs, out = _as_a_user_has_them(call)
     _product(call)(*inputs, out=out)
-
-
-def torch_permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[[Call], None]:
-    """What a torch user would call for a contiguous x of this shape, into the same output."""
-    kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
-    moved = [shape[dim] for dim in dims]
-
-    def run(call: Call) -> None:
-        x, out = (tensor.view(kind) for tensor in call.tensors)
-        out.view(moved).copy_(x.view(list(shape)).permute(*dims))
-
-    return run
 
 
 def torch_linear(call: Call) -> None:
@@ -135,7 +105,7 @@ def torch_grouped(call: Call) -> torch.Tensor:
 _SIDES: Final[dict[str, Callable[[Case], Callable[[Call], None]]]] = {
     "matmul": lambda case: torch_matmul,
     "grouped": lambda case: _into_out(torch_grouped),
-    "permute": lambda case: torch_permute(case.dtype, case.shape, case.dims),
+    "permute": lambda case: torch_calls.permute(case.dtype, case.shape, case.dims),
     "linear_quantized": lambda case: torch_linear,
 }
 
@@ -180,7 +150,7 @@ def tutorials(call: Call) -> Peer | None:
     """The kernel of Triton's tutorial, tuned in the first call; None for products that it does not take."""
     if not isinstance(call, MatmulCall):
         return None
-    tensors = matrices(call)
+    tensors = torch_calls.matrices(call)
     # Its offsets within a matrix have 32 bits.
     wide = max(math.prod(t.shape[1:]) for t in tensors) >= 2**31
     if call.fused != UNFUSED or call.scales is not None or call.dtype not in tutorial.DTYPES or wide:
@@ -189,7 +159,7 @@ def tutorials(call: Call) -> Peer | None:
 
     def run(call: Call) -> torch.Tensor:
         assert isinstance(call, MatmulCall)
-        a, b, out = matrices(call)
+        a, b, out = torch_calls.matrices(call)
         multiply(a, b, out, call.precision)
         return out if call.problem.batch > 1 else out[0]
 

@@ -17,10 +17,8 @@ from tritile.planning.formula import product_us, shape_of
 from tritile.planning.portfolio import BY_POINTERS, MOST, Loss, Portfolio
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
-from tritile.tune.calibrate.sweep import Times, banded, kind_of
+from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tune.measure.pool import CompilePool
-
-Rows = Sequence[tuple[Tiled, Times]]
 
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
@@ -62,11 +60,11 @@ def candidates(
     return list(configs)
 
 
-def _matrix(rows: Rows, configs: Sequence[Config]) -> torch.Tensor:
+def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
     places = {config: place for place, config in enumerate(configs)}
     us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
-    for row, (_, times) in enumerate(rows):
-        for config, each in times.items():
+    for row, measured in enumerate(rows):
+        for config, each in measured.times.items():
             us[row, places[config]] = each
     return us
 
@@ -74,13 +72,13 @@ def _matrix(rows: Rows, configs: Sequence[Config]) -> torch.Tensor:
 class Measured:
     """Times of many configs at many sizes of a class. Raises TuningError where they tell too little."""
 
-    def __init__(self, name: str, rows: Rows, device: Device) -> None:
-        rows = [row for row in rows if len(row[1]) >= _FEWEST]
+    def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
+        rows = [row for row in rows if len(row.times) >= _FEWEST]
         if len(rows) < 4:
             raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit anything to")
         self.name, self.device = name, device
-        self.problems = [problem for problem, _ in rows if isinstance(problem, MatmulProblem)]
-        self.configs = list(dict.fromkeys(config for _, times in rows for config in times))
+        self.problems = [row.problem for row in rows if isinstance(row.problem, MatmulProblem)]
+        self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
         self.us = _matrix(rows, self.configs)
         self._facts = {copies: fit.facts_at(self.problems, device, copies) for copies in (False, True)}
 

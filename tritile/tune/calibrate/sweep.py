@@ -8,21 +8,23 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.views import Call, posed
+from tritile.core.views import Call, MatmulCall, posed
 from tritile.errors import TuningError, brief
 from tritile.families.space import worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.measure.timing import Graph
+from tritile.tune.measure.timing import Graph, Run
+from tritile.tune.subject import torch_calls
+from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.subject.operands import random_elements, run_of, shared
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
@@ -36,6 +38,7 @@ _FEW: Final = 30  # sizes at which a config is compiled ahead
 _LEARNT: Final = 0.1  # weight of a new size in what is known of a kind's predictions
 
 Times = dict[Config, float]
+Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
@@ -155,38 +158,54 @@ def compile_all(
     return refused
 
 
-def timed(
-    operands: Operands, problem: Tiled, configs: Sequence[Config], tell: Callable[[str], None]
-) -> Times:
-    """Return the microseconds of each config that runs: of the near ones the median of several, in turns."""
-    graphs: dict[Config, Graph] = {}
+class Row(NamedTuple):
+    """What was measured at a size: microseconds of each config that came near, and of torch's own call."""
+
+    problem: Tiled
+    times: Times
+    torch_us: float | None = None
+
+
+def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: Tell) -> Row:
+    """Time each config that runs, and torch: of what is near the fastest the median of several, in turns."""
+    graphs: dict[Config | None, Graph] = {}  # None is torch
     guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4
     count = max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
     calls = operands.calls(problem, count)
-    for config in configs:
-        try:
-            run = run_of(launch.prepare(calls[0], config))
-            graphs[config] = Graph(run, calls, operands.flush)
-            graphs[config].time_us()  # the first replay uploads it
-        except (TuningError, RuntimeError) as error:
-            tell(f"{problem.label}: {config}: {brief(error)}")
+    with torch_fp32():
+        for config in (*configs, None):
+            try:
+                run = _torch_run(calls[0]) if config is None else run_of(launch.prepare(calls[0], config))
+                graphs[config] = Graph(run, calls, operands.flush)
+                graphs[config].time_us()  # the first replay uploads it
+            except (TuningError, RuntimeError) as error:
+                tell(f"{problem.label}: {config or 'torch'}: {brief(error)}")
     first = {config: graph.time_us() for config, graph in graphs.items()}
-    limit = _BEHIND * min(first.values(), default=0.0)
+    limit = _BEHIND * min((us for config, us in first.items() if config is not None), default=0.0)
     samples = {config: [us] for config, us in first.items()}
     for _ in range(_ROUNDS):
         for config, graph in graphs.items():
-            if first[config] <= limit:
+            if first[config] <= limit or config is None:
                 samples[config].append(graph.time_us())
-    return {config: statistics.median(times) for config, times in samples.items()}
+    medians = {config: statistics.median(times) for config, times in samples.items()}
+    own = {config: us for config, us in medians.items() if config is not None}
+    return Row(problem, own, medians.get(None))
+
+
+def _torch_run(call: Call) -> Run:
+    """Tell what torch makes of a call. Raises TuningError where it is not told."""
+    if not isinstance(call, MatmulCall):
+        raise TuningError("torch's call of it is not told")
+    return torch_calls.multiply
 
 
 def sweep(
     problems: Sequence[Tiled],
     configs: Sequence[Config],
     device: Device,
-    tell: Callable[[str], None],
-) -> Iterator[tuple[Tiled, Times]]:
-    """Yield each size with the microseconds of the configs that come near the fastest there."""
+    tell: Tell,
+) -> Iterator[Row]:
+    """Yield each size with the microseconds of the configs that come near the fastest there, and of torch."""
     chooser = Chooser(configs, device)
     wanted: dict[Config, list[Tiled]] = {}
     for problem in problems:
@@ -196,7 +215,7 @@ def sweep(
     chooser.leave_out(config for config in configs if config in refused or config not in wanted)
     operands = Operands(device)
     for problem in problems:
-        times = timed(operands, problem, chooser.choose(problem), tell)
-        if times:
-            chooser.learn(problem, times)
-            yield problem, times
+        row = timed(operands, problem, chooser.choose(problem), tell)
+        if row.times:
+            chooser.learn(problem, row.times)
+            yield row

@@ -1,0 +1,188 @@
+"""Calibrating, with a clock that is a formula: candidates, what is timed at a size, and the portfolio."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import typer.testing
+
+from tritile.cli import calibrating
+from tritile.cli import tune as command
+from tritile.cli.app import app
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import problem_from_dict
+from tritile.errors import InvalidValueError, TuningError
+from tritile.planning import model, plans, table
+from tritile.tune.calibrate import run, sweep
+from tritile.tune.calibrate.draw import drawn
+
+H200 = target_device("nvidia-h200")
+SPLIT_OFF, NOISE = 0.6, 0.01  # by which what programs share takes less than the model thinks
+
+
+def clock(config, problem):
+    us = model.predict_us(config, problem, H200) * (SPLIT_OFF if sweep.kind_of(config)[1] else 1.0)
+    return us * (1 + NOISE * random.Random(f"{config.key} {problem}").uniform(-1, 1))
+
+
+class NoOperands:
+    """Stands for memory of a GPU."""
+
+    def __init__(self, device):
+        pass
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Replaces the GPU: every time that was asked for."""
+    asked = []
+
+    def time(operands, problem, configs, tell):
+        asked.append((problem, list(configs)))
+        return sweep.Row(problem, {config: clock(config, problem) for config in configs}, 7.0)
+
+    monkeypatch.setattr(sweep, "compile_all", lambda wanted, device, tell: set(list(wanted)[:1]))
+    monkeypatch.setattr(sweep, "timed", time)
+    monkeypatch.setattr(sweep, "Operands", NoOperands)
+    return asked
+
+
+def few_candidates(count=40):
+    weights = {}
+    for problem in drawn("halves-nt", 12, "candidates"):
+        for config, weight in run.likely(problem, H200).items():
+            weights[config] = weights.get(config, 0.0) + weight
+    return sorted(weights, key=weights.get, reverse=True)[:count]
+
+
+def test_likely_configs_are_near_the_best_and_of_one_order_of_tiles():
+    problem = drawn("halves-nn", 1, "one")[0]
+    found = run.likely(problem, H200)
+    best = model.pick(problem, H200)
+    assert found[sweep.banded(best)] == 1.0
+    assert all(0 <= weight <= 1 for weight in found.values())
+    assert {config["GROUP_M"] for config in found} == {8}
+
+
+def test_candidates_begin_with_what_is_known(monkeypatch):
+    class Pool:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def submit(self, function, *arguments):
+            from concurrent.futures import Future
+
+            future = Future()
+            future.set_result(function(*arguments))
+            return future
+
+    monkeypatch.setattr(run, "CompilePool", Pool)
+    shipped = table.shipped(H200)
+    problems = drawn("halves-nt", 3, "candidates")
+    found = run.candidates("halves-nt", problems, H200, shipped, 100)
+    own = [sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs]
+    assert found[: len(own)] == own
+    assert len(set(found)) == len(found)
+    assert len(found) >= 100
+    assert len(run.candidates("halves-nt", problems, H200, None, 20)) == 20
+
+
+def test_how_far_a_kind_is_off_is_learnt():
+    configs = few_candidates()
+    split = Config.of(
+        4,
+        5,
+        "descriptor",
+        BLOCK_M=16,
+        BLOCK_N=64,
+        BLOCK_K=128,
+        GROUP_M=8,
+        PERSISTENT=False,
+        SPLIT_K=8,
+        SUBTILES=1,
+    )
+
+    def behind(problem):
+        """How far the split config is predicted to be behind the best, None where it may not run."""
+        own = {c: model.predict_us(c, problem, H200) for c in sweep.useful([*configs, split], problem, H200)}
+        return own[split] / min(own.values()) if split in own else None
+
+    chooser = sweep.Chooser([*configs, split], H200)
+    drawn_sizes = {problem: behind(problem) for problem in drawn("halves-nt", 300, "split")}
+    far = [problem for problem, times in drawn_sizes.items() if times is not None and 2.1 < times < 4]
+    assert len(far) > 1
+    assert split not in chooser.choose(far[0])
+    chooser.learn(far[1], {split: 0.4 * model.predict_us(split, far[1], H200)})
+    assert split in chooser.choose(far[0])
+    chooser.leave_out([split])
+    assert split not in chooser.choose(far[0])
+
+
+def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
+    configs = few_candidates()
+    problems = drawn("halves-nt", 10, "sizes")
+    rows = list(sweep.sweep(problems, configs, H200, print))
+    assert [row.problem for row in rows] == [problem for problem, _ in timed]
+    refused = configs[0]
+    for problem, chosen in timed:
+        assert refused not in chosen
+        least = min(model.predict_us(config, problem, H200) for config in chosen)
+        plain = [c for c in chosen if not sweep.kind_of(c)[1]]
+        assert all(model.predict_us(c, problem, H200) <= 2.2 * least for c in plain)
+
+
+def test_a_portfolio_is_measured_and_loses_little(timed):
+    rows = list(sweep.sweep(drawn("halves-nt", 120, "sizes"), few_candidates(), H200, print))
+    measured = run.Measured("halves-nt", rows, H200)
+    portfolio = measured.portfolio(16)
+    assert len(portfolio.configs) == 16
+    lost = measured.lost(16)
+    assert portfolio.loss.sizes == len(lost) > 50
+    assert portfolio.loss.median < 0.02
+    assert (lost >= 0).all()
+    assert (lost[:, 0] >= lost[:, 1]).all()
+    with pytest.raises(TuningError, match="too few"):
+        run.Measured("halves-nt", rows[:2], H200)
+
+
+def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    gpu = replace(H200, name="NVIDIA X1", arch=90, processors=100)
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(20))
+    monkeypatch.setattr(command.devices, "current_gpu", lambda: gpu)
+    problem = drawn("halves-nt", 1, "mine")[0]
+    plans.forget()
+    assert plans.plan_for(problem, gpu, "cached").source == "model"
+    asked = ["tune", "--calibrate", "halves-nt", "--sizes", "40", "--sweeps", str(tmp_path / "sweeps")]
+    done = typer.testing.CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "halves-nt" in done.output
+    plan = plans.plan_for(problem, gpu, "cached")
+    assert plan.source == "predicted"
+    assert "measured here" in plan.why
+    head, *lines = map(json.loads, (tmp_path / "sweeps" / "halves-nt.jsonl").read_text().splitlines())
+    assert head["device"]["name"] == gpu.name
+    configs = [Config.from_dict(each) for each in head["configs"]]
+    for line in lines:
+        of = problem_from_dict(line["problem"])
+        assert line["torch_us"] == 7.0
+        for place, us in line["us"].items():
+            assert math.isclose(us, clock(configs[int(place)], of), rel_tol=1e-4)
+    plans.forget()
+
+
+@pytest.mark.parametrize("names", [["halves"], ["halves-nn", "none"]])
+def test_what_is_no_class_is_refused(names):
+    with pytest.raises(InvalidValueError, match="halves-nn"):
+        calibrating.classes_of(names)
+
+
+def test_all_classes():
+    assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
+    assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]

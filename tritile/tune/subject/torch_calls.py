@@ -1,0 +1,56 @@
+"""What a torch user would call in the place of a call of tritile's, into the same output."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tritile.core import of_torch
+from tritile.core.problem import FP8_DTYPES
+from tritile.core.views import MatmulCall
+from tritile.tune.subject import operands
+
+
+def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a, b and out as (batch, rows, columns) tensors."""
+    a, b, out = (operands.matrix(view, call.problem.batch) for view in (call.a, call.b, call.out))
+    return a, b, out
+
+
+def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return a and b, and out: matrices, or batches of them where there are several."""
+    *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
+    return inputs, out
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device)
+
+
+def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """Return torch's bare product of the operands' dtype, to be given a and b, and `out=` or none."""
+    if call.dtype == "int8":
+        return of_torch.int_mm
+    if call.dtype in FP8_DTYPES:
+        one, kind = _one(call.a.tensor.device), getattr(torch, call.out_dtype)
+        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, out_dtype=kind, **out)
+    return torch.matmul
+
+
+def multiply(call: MatmulCall) -> None:
+    """Make a product with nothing fused as torch makes it."""
+    inputs, out = in_one_batch(call)
+    product(call)(*inputs, out=out)
+
+
+def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[..., None]:
+    """Return torch's permutation of a contiguous x of this shape."""
+    kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
+    moved = [shape[dim] for dim in dims]
+
+    def run(call: object) -> None:
+        x, out = (tensor.view(kind) for tensor in call.tensors)  # type: ignore[attr-defined]
+        out.view(moved).copy_(x.view(list(shape)).permute(*dims))
+
+    return run
