@@ -1,10 +1,11 @@
-"""Measure sizes that nobody chose: 200 products and 100 permutations, drawn anew for every version of the code.
+"""Measure sizes that nobody chose: products and permutations, drawn anew for every version of the code.
 
-    python tuning/unseen.py [--results tuning/results/GPU] [--products 200] [--permutations 100] [--peer NAME]
+    python tuning/unseen.py [--results tuning/results/GPU] [--products 200] [--permutations 100]
 
 The seed is the tree hash of `tritile/` at HEAD, or TRITILE_SEED: whoever changes the code changes the sizes,
-so nothing can be tuned to them. Lines are appended to `unseen.jsonl`, and none is ever taken away; each holds
-its seed in `env`. Configs are those that a call would use with nothing remembered, compiled ahead in parallel.
+so nothing can be tuned to them. Lines are appended to `unseen.jsonl`, and none is ever taken away; each has
+its seed in `env`. Configs are those that a call would use with nothing remembered, compiled ahead, in
+parallel.
 
 Products: bf16, NN and NT in turn, M log-uniform from 1 to 16384, N and K from 32 to 32768, 2e7 to 2e12
 operations. Permutations: rank 2 to 5, 1 to 16 bytes an element, 1 MB to 1 GB. Of each *shape* it is drawn

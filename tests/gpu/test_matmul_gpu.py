@@ -355,7 +355,7 @@ def never_measured(monkeypatch):
     def fail(*args):
         raise AssertionError("measured")
 
-    monkeypatch.setattr("tritile.tune.subject.tuned_now", fail)
+    monkeypatch.setattr("tritile.tune.now.tuned_now", fail)
 
 
 @pytest.mark.parametrize("mode", ["cached", "tune"])

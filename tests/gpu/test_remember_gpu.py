@@ -43,7 +43,7 @@ def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
     (winner,) = (t for t in measured(plan.problem) if t.config == plan.config)
     assert winner.error is not None  # its answer was checked
     assert plan.us == winner.us
-    monkeypatch.setattr("tritile.tune.subject.tuned_now", lambda *args: pytest.fail("measured again"))
+    monkeypatch.setattr("tritile.tune.now.tuned_now", lambda *args: pytest.fail("measured again"))
     for mode in ("tune", "cached", "strict"):
         tritile.forget()
         with tritile.mode(mode):
@@ -107,7 +107,7 @@ def test_a_small_budget_measures_little(monkeypatch):
 SCRIPT = """
 import sys
 import torch, triton, tritile
-from tritile.tune import subject, timing
+from tritile.tune import now, timing
 from tritile.ops import run
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"
@@ -117,7 +117,7 @@ def refuse(*args, **kwargs):
     raise SystemExit("measured in mode " + mode)
 
 if forbidden:
-    triton.testing.do_bench = timing.do_bench = subject.tuned_now = refuse
+    triton.testing.do_bench = timing.do_bench = now.tuned_now = refuse
 torch.manual_seed(0)
 a, b = torch.randn(104, 96, device="cuda").half(), torch.randn(96, 80, device="cuda").half()
 with tritile.mode(mode):

@@ -322,7 +322,7 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
 
 
 def test_what_is_done_in_place_is_never_measured(monkeypatch):
-    monkeypatch.setattr("tritile.tune.subject.tuned_now", None)
+    monkeypatch.setattr("tritile.tune.now.tuned_now", None)
     x = values((70, 70), torch.float32)
     before = x.clone()
     for mode in ("tune", "strict", "off"):

@@ -26,7 +26,7 @@ ROWS = (
 )
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # The one import from beside or above: ops import the tuner where something is to be measured.
-ALSO_ALLOWED = {("ops/run.py", "tritile.tune.subject")}
+ALSO_ALLOWED = {("ops/run.py", "tritile.tune.now")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("in_torch", "tune"), ("nn", "tune")}
 ADAPTERS = {"tritile.core.of_torch", "tritile.core.of_triton"}
 IMPORTS_NOTHING = {
@@ -153,7 +153,7 @@ def test_optional_packages_stay_in_their_rooms(path):
         ("planning/plans.py", "from tritile.runtime import launch"),
         ("runtime/native.py", "from ..ops.run import prepared"),
         ("ops/new.py", "from tritile.tune.tuner import tune"),
-        ("ops/new.py", "from tritile.tune.subject import tuned_now"),
+        ("ops/new.py", "from tritile.tune.now import tuned_now"),
         ("ops/new.py", "from ..in_torch import routes"),
         ("tune/new.py", "from tritile.ops.run import prepared"),
         ("nn/new.py", "from tritile.lab import explain"),
@@ -176,7 +176,7 @@ def test_the_rule_catches(where, source):
         ("families/new/kernel.py", "from ..common.tiles import multiple\nimport triton.language as tl"),
         ("planning/new.py", "from tritile.families import registry"),
         ("runtime/launch.py", "from tritile.runtime.native import NativeLaunch"),
-        ("ops/run.py", "from tritile.tune.subject import tuned_now"),
+        ("ops/run.py", "from tritile.tune.now import tuned_now"),
         ("tune/new.py", "from tritile.planning import plans\nfrom tritile.runtime import launch"),
         ("lab/new.py", "from tritile.in_torch import peers"),
         ("cli/tune.py", "import tritile"),

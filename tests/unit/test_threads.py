@@ -135,7 +135,7 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
         return config
 
     monkeypatch.setattr(run.plans, "plan_for", all_find_nothing)
-    monkeypatch.setattr("tritile.tune.subject.tuned_now", search)
+    monkeypatch.setattr("tritile.tune.now.tuned_now", search)
     monkeypatch.setattr(run, "capturing", lambda: False)
     monkeypatch.setattr(run.devices, "gpu", lambda index: DEVICE)
 

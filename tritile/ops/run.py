@@ -114,7 +114,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     chosen = plans.plan_for(problem, device)
     if chosen is not None:  # another thread was just done
         return chosen
-    from tritile.tune.subject import tuned_now  # the tuner is loaded where something is to be measured
+    from tritile.tune.now import tuned_now  # the tuner is loaded where something is to be measured
 
     fastest = tuned_now(problem, device, index)
     drop()

@@ -202,6 +202,13 @@ def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
     return model.likeliest(few, problem, device) if len(few) >= _MANY else model.pick(problem, device)
 
 
+def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
+    """Return the configs of its class's portfolio predicted to be fastest; none where there is none."""
+    name = class_of(problem)
+    found = table.portfolio(name, device) if name is not None else None
+    return [] if found is None else [config for _, config in found[0].ranked(problem, device, count)]
+
+
 def foreseen(problem: Tiled, device: Device) -> Plan | None:
     """Return what its class's portfolio predicts to be fastest, None where there is none."""
     name = class_of(problem)

@@ -22,7 +22,7 @@ from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.measure.timing import Graph, Run
+from tritile.tune.measure.timing import Graph
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.subject.operands import random_elements, run_of, shared
@@ -101,12 +101,18 @@ class Chooser:
             self._off[kind] = mean if before is None else before + _LEARNT * (mean - before)
 
 
+def flusher(device: Device) -> Callable[[], object]:
+    """Return what leaves nothing of operands in the L2 cache, and nothing there that must be written back."""
+    memory = torch.ones(_FLUSHED * device.l2_bytes // 4, dtype=torch.float32, device="cuda")
+    return memory.sum
+
+
 class Operands:
     """Memory from which calls are posed, each on a part of its own."""
 
     def __init__(self, device: Device) -> None:
         self._pools: dict[tuple[int, str], torch.Tensor] = {}
-        self._cache = torch.ones(_FLUSHED * device.l2_bytes // 4, dtype=torch.float32, device="cuda")
+        self.flush = flusher(device)
 
     def calls(self, problem: Tiled, count: int) -> list[Call]:
         """Return calls on `count` different operands, or as many as there is memory for, again and again."""
@@ -128,10 +134,6 @@ class Operands:
 
             made.append(shared(posed(problem, make)))
         return made
-
-    def flush(self) -> None:
-        """Leave nothing of the operands in the L2 cache, and nothing there that must be written back."""
-        self._cache.sum()
 
 
 def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
@@ -167,36 +169,51 @@ class Row(NamedTuple):
 
 
 def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: Tell) -> Row:
-    """Time each config that runs, and torch: of what is near the fastest the median of several, in turns."""
-    graphs: dict[Config | None, Graph] = {}  # None is torch
-    guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4
-    count = max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
-    calls = operands.calls(problem, count)
+    """Time the configs that run, and torch, side by side."""
+    calls, torch_us = operands.calls(problem, launches(problem)), None
     with torch_fp32():
-        for config in (*configs, None):
-            try:
-                run = _torch_run(calls[0]) if config is None else run_of(launch.prepare(calls[0], config))
-                graphs[config] = Graph(run, calls, operands.flush)
-                graphs[config].time_us()  # the first replay uploads it
-            except (TuningError, RuntimeError) as error:
-                tell(f"{problem.label}: {config or 'torch'}: {brief(error)}")
-    first = {config: graph.time_us() for config, graph in graphs.items()}
-    limit = _BEHIND * min((us for config, us in first.items() if config is not None), default=0.0)
-    samples = {config: [us] for config, us in first.items()}
+        samples = raced(calls, configs, operands.flush, tell)
+        if isinstance(calls[0], MatmulCall):
+            torch_us = statistics.median(timed_again(Graph(torch_calls.multiply, calls, operands.flush)))
+    return Row(problem, {config: statistics.median(times) for config, times in samples.items()}, torch_us)
+
+
+def launches(problem: Tiled) -> int:
+    """Tell how many launches of a problem to put in a graph: so many that starting it hardly counts."""
+    guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4  # microseconds
+    return max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
+
+
+def timed_again(graph: Graph) -> list[float]:
+    """Return microseconds of a graph, several times, after a first replay that uploads it."""
+    graph.time_us()
+    return [graph.time_us() for _ in range(_ROUNDS)]
+
+
+def raced(
+    calls: Sequence[Call],
+    configs: Sequence[Config],
+    flush: Callable[[], object],
+    tell: Tell = lambda text: None,
+) -> dict[Config, list[float]]:
+    """Time configs on the same calls: those near the fastest several times, in turns.
+
+    What does not run is told, and left out. `flush` empties the L2 cache.
+    """
+    graphs: dict[Config, Graph] = {}
+    for config in configs:
+        try:
+            graphs[config] = Graph(run_of(launch.prepare(calls[0], config)), calls, flush)
+            graphs[config].time_us()  # the first replay uploads it
+        except (TuningError, RuntimeError) as error:
+            tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
+    samples = {config: [graph.time_us()] for config, graph in graphs.items()}
+    limit = _BEHIND * min((us for (us,) in samples.values()), default=0.0)
+    near = [config for config, (us,) in samples.items() if us <= limit]
     for _ in range(_ROUNDS):
-        for config, graph in graphs.items():
-            if first[config] <= limit or config is None:
-                samples[config].append(graph.time_us())
-    medians = {config: statistics.median(times) for config, times in samples.items()}
-    own = {config: us for config, us in medians.items() if config is not None}
-    return Row(problem, own, medians.get(None))
-
-
-def _torch_run(call: Call) -> Run:
-    """Tell what torch makes of a call. Raises TuningError where it is not told."""
-    if not isinstance(call, MatmulCall):
-        raise TuningError("torch's call of it is not told")
-    return torch_calls.multiply
+        for config in near:
+            samples[config].append(graphs[config].time_us())
+    return samples
 
 
 def sweep(

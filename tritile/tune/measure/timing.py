@@ -6,7 +6,9 @@ nothing, as kernels of other kinds do in a program: none then starts behind one 
 end hides its beginning. A graph of that kernel alone is timed too, and its time subtracted.
 """
 
+import contextlib
 import functools
+import gc
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -67,10 +69,25 @@ def _idle(device: int) -> torch.Tensor:
 def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
     """Return a graph of the calls, the neutral kernel ahead of each."""
     neutral, graph = _idle(torch.cuda.current_device()), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            neutral.add_(1)
-            run(call)
+    stream, collects = torch.cuda.Stream(), gc.isenabled()
+    stream.wait_stream(torch.cuda.current_stream())
+    gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")  # other threads go on as they are
+            try:
+                for call in calls:
+                    neutral.add_(1)
+                    run(call)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # of a capture that failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+    torch.cuda.current_stream().wait_stream(stream)
     return graph
 
 

@@ -119,7 +119,7 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
 
 
-def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
+def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
     """Return the fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.

@@ -1,0 +1,75 @@
+"""Measuring a problem at its first call in mode "tune"."""
+
+import contextlib
+from dataclasses import replace
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.core.views import Call
+from tritile.errors import TuningError
+from tritile.families.registry import FAMILIES
+from tritile.planning import plans
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
+from tritile.runtime import launch
+from tritile.runtime.compiles import compiles_heard
+from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.measure.settling import settled
+from tritile.tune.measure.tasks import now
+from tritile.tune.measure.timing import timing_of
+from tritile.tune.measure.workshop import borrowed
+from tritile.tune.subject import answers, searched_now
+from tritile.tune.subject.operands import copies_of, run_of
+
+LIKELIEST = 8
+
+
+def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
+    """Return the fastest config of a problem: of the likeliest of its class's portfolio, else by a search.
+
+    Trials are remembered. Raises TuningError, with the reasons, where no config works.
+    """
+    likely = plans.likely(problem, device, LIKELIEST)
+    fastest = _fastest(problem, likely, device, gpu) if likely else None
+    return fastest or searched_now(problem, device, gpu)
+
+
+def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
+    """Time configs side by side in this process; None where none is right."""
+    store, known = store_of(device), FAMILIES[problem.op]
+    with torch.cuda.device(gpu):
+        calls = copies_of(problem, device, launches(problem))
+        _compile(calls[0], likely, device, gpu)
+        samples = raced(calls, likely, flusher(device))
+        trials = {}
+        for config, times in samples.items():
+            timing = timing_of(times)
+            trials[config] = Trial(problem, config, timing.us, timing.spread, measured_utc=now())
+        winner = None
+        for config in settled(samples) if samples else ():
+            try:
+                error = answers.check(run_of(launch.prepare(calls[0], config)), calls[0], every=False)
+            except TuningError as wrong:
+                trials[config] = replace(trials[config], us=None, failure=str(wrong))
+                continue
+            winner, trials[config] = config, replace(trials[config], error=error)
+            break
+        for config, trial in trials.items():
+            store.add(known[config.family].digest, trial)
+        return winner
+
+
+def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:
+    """Have all kernels in Triton's cache: once one was missing, the rest are compiled in parallel."""
+    for place, config in enumerate(configs):
+        with compiles_heard() as seconds, contextlib.suppress(TuningError):  # it is met again, and told
+            launch.prepare(call, config)
+        if seconds:
+            with borrowed(gpu) as shop:
+                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[place + 1 :]]
+                for future in rest:
+                    future.exception()
+            return
