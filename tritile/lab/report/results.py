@@ -34,7 +34,7 @@ from tritile.tune.suites import Case
 Result = dict[str, Any]
 
 HOST: Final = "host"  # the op and the suite of what a call costs the host
-_APART: Final = "invariance"  # the op of lines that `tuning/invariance.py` writes, and nobody reads here
+_APART: Final = ("invariance", "models")  # ops of lines of `tuning/OP.py`, which nobody reads here
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
@@ -215,7 +215,7 @@ def append(path: Path, results: Iterable[Result]) -> None:
 def read(path: Path) -> list[Result]:
     """The results of a file, in its order. Lines that are none are skipped, with one warning.
 
-    Those of what batch-invariant mode costs are no benchmarks, and are passed over.
+    Those of what batch-invariant mode costs, and of whole models, are of no case, and are passed over.
 
     Raises InvalidValueError if the file cannot be read.
     """
@@ -230,7 +230,7 @@ def read(path: Path) -> list[Result]:
             continue
         try:
             found = json.loads(line)
-            if not (isinstance(found, dict) and found.get("op") == _APART):
+            if not (isinstance(found, dict) and found.get("op") in _APART):
                 good.append(_checked(found))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not a result
             bad.append(f"line {number}: {str(error)[:200]}")

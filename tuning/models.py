@@ -1,0 +1,286 @@
+"""Measure eight models of transformers with and without `tritile.use_in_torch`, which nothing is tuned to.
+
+    python tuning/models.py --results tuning/results/GPU     # eager: forward passes and training steps
+    python tuning/models.py --compiled --models gpt2 bert    # by torch.compile, which takes much longer
+    python tuning/models.py --small --turns 3                # tiny models on the CPU: does the script run?
+
+Weights are random and in bfloat16: models are made from configs, and nothing is downloaded. A training step
+is a forward pass with its loss, the backward pass, and gradients set to None: an optimizer would be the same
+on both sides. Under torch.compile the side with the switch does not pad odd sizes (`shape_padding`).
+
+Each model runs in two processes. The *first* begins with empty caches, as on a new machine: it compiles every
+kernel, and its switch decides in Python to the end, as where a program enters it once: the library in C++ is
+built meanwhile, for the next. A *later* one finds caches and library. The library stays once it is there, so
+that "off" of a later process holds what it costs to let calls pass.
+
+Both sides take turns in one process. A time is the host's, around as many iterations as take 0.1 s. `ratio`
+is that of the medians, off by on: above 1 the switch is faster. `low` and `high` are its 95% interval, by a
+percentile bootstrap: pairs of a turn are drawn with replacement, 2000 times, from a fixed seed. `taken` and
+`left` count what the switch decided in one iteration. `first_off_s` and `first_on_s` are the very first
+iterations, with all that is loaded, planned and compiled for them; "off" comes first, and starts cuBLAS.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import tritile
+from tritile.errors import UnsupportedError
+from tritile.in_torch import building
+from tritile.lab.report.environment import environment
+
+SECONDS = 0.1  # that a time is taken over
+DRAWS = 2000
+SIDES: dict[str, Callable[[], Any]] = {"off": contextlib.nullcontext, "on": tritile.use_in_torch}
+
+
+class Model(NamedTuple):
+    """Hold a model's classes in transformers, what its config says, and what one iteration is given."""
+
+    config: str
+    task: str  # the end of the name of an AutoModel
+    batch: int
+    tokens: dict[str, int]  # of each sequence
+    sizes: dict[str, Any]
+    small: dict[str, Any]  # sizes of --small
+
+
+def layers(hidden: int, wide: int, count: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Name the sizes of a transformer as most configs do."""
+    named = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": count}
+    return {**named, "num_attention_heads": heads, **more}
+
+
+TINY, TINY_IMAGES = layers(64, 136, 2, 4), layers(64, 136, 2, 4, image_size=32, patch_size=8)
+QWEN2 = layers(896, 4864, 24, 14, num_key_value_heads=2, tie_word_embeddings=True)
+LLAMA = layers(2048, 8192, 16, 32, num_key_value_heads=8, tie_word_embeddings=True, vocab_size=128256)
+WHISPER = {f"{half}_{name}": size for half in ("encoder", "decoder")
+           for name, size in (("layers", 6), ("attention_heads", 8), ("ffn_dim", 2048))}  # fmt: skip
+CLIP_TEXT, CLIP_IMAGES = layers(768, 3072, 12, 12), layers(1024, 4096, 24, 16, patch_size=14)
+MODELS = {
+    "gpt2": Model("GPT2Config", "ForCausalLM", 8, {"input_ids": 1000}, {}, {"n_embd": 48, "n_layer": 2}),
+    "bert": Model("BertConfig", "ForMaskedLM", 16, {"input_ids": 385}, {}, TINY),
+    "t5": Model("T5Config", "ForSeq2SeqLM", 16, {"input_ids": 257, "decoder_input_ids": 129}, {},
+                {"d_model": 64, "d_kv": 8, "d_ff": 136, "num_layers": 2}),
+    "whisper": Model("WhisperConfig", "ForSpeechSeq2Seq", 8, {"decoder_input_ids": 101},
+                     {"d_model": 512, **WHISPER},
+                     {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "max_source_positions": 50}),
+    "vit": Model("ViTConfig", "ForImageClassification", 64, {}, {"num_labels": 1000}, TINY_IMAGES),
+    "qwen2": Model("Qwen2Config", "ForCausalLM", 2, {"input_ids": 1021}, QWEN2, TINY),
+    "llama": Model("LlamaConfig", "ForCausalLM", 2, {"input_ids": 2048}, LLAMA,
+                   TINY | {"num_key_value_heads": 2}),
+    "clip": Model("CLIPConfig", "", 32, {"input_ids": 77},
+                  {"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGES, "projection_dim": 768},
+                  {"text_config": TINY, "vision_config": TINY_IMAGES, "projection_dim": 64}),
+}  # fmt: skip
+
+
+def transformers() -> Any:
+    """Import transformers, which tritile itself does not need."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise SystemExit(f"models.py needs transformers: pip install transformers ({error})") from error
+    return transformers
+
+
+def built(name: str, small: bool, device: str) -> torch.nn.Module:
+    """Make a model with random weights."""
+    model, library = MODELS[name], transformers()
+    config = getattr(library, model.config)(**model.sizes | (model.small if small else {}))
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    torch.manual_seed(0)
+    with torch.device(device):
+        made = getattr(library, f"AutoModel{model.task}")
+        return made.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+
+
+def drawn(name: str, net: torch.nn.Module, small: bool, device: str) -> tuple[dict, dict]:
+    """Draw what a forward pass is given, and what a loss needs beside that."""
+    config = net.config.to_dict()
+    sizes = config | config.get("text_config", {}) | config.get("vision_config", {})
+    batch = 2 if small else MODELS[name].batch
+    lengths = {ids: n // 16 if small else n for ids, n in MODELS[name].tokens.items()}
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(batch, *shape, device=device, dtype=torch.bfloat16)
+
+    given = {ids: torch.randint(sizes["vocab_size"], (batch, n), device=device) for ids, n in lengths.items()}
+    labels = given.get("decoder_input_ids", given.get("input_ids"))
+    if "image_size" in sizes:
+        given["pixel_values"] = numbers(3, sizes["image_size"], sizes["image_size"])
+    if "num_mel_bins" in sizes:
+        given["input_features"] = numbers(sizes["num_mel_bins"], 2 * sizes["max_source_positions"])
+    if labels is None:
+        labels = torch.randint(net.config.num_labels, (batch,), device=device)
+    return given, {"return_loss": True} if name == "clip" else {"labels": labels}
+
+
+def iterate(what: str, net: torch.nn.Module, given: dict, beside: dict) -> None:
+    """Make a forward pass or a training step."""
+    if what == "train":
+        net(**given, **beside).loss.backward()
+        net.zero_grad(set_to_none=True)
+    else:
+        with torch.inference_mode():
+            net(**given)
+
+
+def seconds(call: Callable[[], None], count: int = 1) -> float:
+    """Time one iteration of `count`, the GPU's work included."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    wait()
+    return (time.perf_counter() - start) / count
+
+
+def measured(calls: dict[str, Callable[[], None]], turns: int) -> dict[str, Any]:
+    """Time the call of each side in turns, each of which begins with an iteration that does not count."""
+    first = {}
+    for side, within in SIDES.items():
+        with within():
+            first[f"first_{side}_s"] = seconds(calls[side])
+    with SIDES["on"]() as report:
+        calls["on"]()
+    count = max(1, round(SECONDS / min(seconds(calls["off"]) for _ in range(3))))
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for turn in range(turns):
+        for side in sorted(SIDES, reverse=turn % 2 == 0):
+            with SIDES[side]():
+                calls[side]()
+                times[side].append(1e3 * seconds(calls[side], count))
+    counted = {"taken": report.taken, "left": report.left, "turns": turns, "iterations": count}
+    return compared(times["off"], times["on"]) | counted | first
+
+
+def compared(off: list[float], on: list[float]) -> dict[str, float]:
+    """Compare the times of pairs: the medians, their ratio, and the ends of its 95% interval."""
+    dice, pairs = random.Random(0), list(zip(off, on, strict=True))
+
+    def ratio(of: list[tuple[float, float]]) -> float:
+        return statistics.median(pair[0] for pair in of) / statistics.median(pair[1] for pair in of)
+
+    ratios = [ratio(dice.choices(pairs, k=len(pairs))) for _ in range(DRAWS)]
+    low, *_, high = statistics.quantiles(ratios, n=40)
+    medians = {"off_ms": statistics.median(off), "on_ms": statistics.median(on)}
+    return medians | {"ratio": ratio(pairs), "low": low, "high": high}
+
+
+def one(name: str, asked: argparse.Namespace) -> None:
+    """Measure one model in this process, and print a line of JSON for each of `what`."""
+    device = "cpu" if asked.small else "cuda"
+    net = built(name, asked.small, device)
+    given, beside = drawn(name, net, asked.small, device)
+    library = building.state()[0]
+    with tritile.use_in_torch("never"):  # which has the library built, if it is not there
+        pass
+    if library == "not built":
+        os.environ["TRITILE_CROSSING"] = "0"  # nor is it used once it is there: see above
+    facts = {
+        "mode": "compiled" if asked.compiled else "eager",
+        "library": "C++" if library == "built" else "Python",
+        "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        "env": environment() | {"transformers": transformers().__version__},
+    }
+    for what in asked.what:
+        net.train(what == "train")
+        nets = dict.fromkeys(SIDES, net)
+        if asked.compiled:
+            torch.compiler.reset()
+            nets = {side: torch.compile(net, options={"shape_padding": side == "off"}) for side in SIDES}
+        calls = {side: functools.partial(iterate, what, nets[side], given, beside) for side in SIDES}
+        print(json.dumps({"what": what} | facts | measured(calls, asked.turns)), flush=True)
+    if library == "not built" and device == "cuda":
+        with contextlib.suppress(UnsupportedError):  # which "library" of later lines tells
+            building.build()  # waits for the process that builds it
+
+
+def lines_of(name: str, process: str, asked: argparse.Namespace, folder: str) -> tuple[list[dict], bool]:
+    """Measure one model in a process of its own: its lines, and whether it came to its end."""
+    command = [sys.executable, __file__, "--one", name, "--turns", str(asked.turns), "--what", *asked.what]
+    command += [f"--{option}" for option in ("compiled", "small") if getattr(asked, option)]
+    caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TRITILE", "TRITON", "TORCHINDUCTOR")}
+    environ = {**os.environ, **caches, "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False)
+    found = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    return [{"op": "models", "model": name, "process": process} | line for line in found], not run.returncode
+
+
+def row_of(line: dict) -> str:
+    """Put a line into words."""
+    named = "{model:8} {process:6} {mode:8} {what:7} {library:6} ".format(**line)
+    times = "{off_ms:8.3f} {on_ms:8.3f} ms {ratio:.3f} [{low:.3f}, {high:.3f}] ".format(**line)
+    return named + times + "{taken} taken, {left} left, first {first_on_s:.1f} s".format(**line)
+
+
+def summary(lines: list[dict]) -> str:
+    """Sum lines up over models: the geometric mean of ratios, and the worst upper end of an interval."""
+    groups: dict[tuple[str, ...], list[dict]] = {}
+    for line in lines:
+        groups.setdefault((line["process"], line["mode"], line["what"]), []).append(line)
+    rows = ["process mode     what    models  mean  worst upper end"]
+    for names, group in groups.items():
+        mean = statistics.geometric_mean(line["ratio"] for line in group)
+        worst = min(group, key=lambda line: line["high"])
+        told = "{:7} {:8} {:7}".format(*names) + f"{len(group):7} {mean:.3f}"
+        rows.append(f"{told}  {worst['high']:.3f} {worst['model']}")
+    return "\n".join(rows)
+
+
+def measure(asked: argparse.Namespace) -> int:
+    """Measure each model in two processes: how many of these failed."""
+    lines, failed = [], 0
+    for name in asked.models:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            for process in ("first", "later"):
+                found, ended = lines_of(name, process, asked, folder)
+                failed += not ended
+                lines += found
+                print(*map(row_of, found), sep="\n", flush=True)
+                if found and asked.results:
+                    asked.results.mkdir(parents=True, exist_ok=True)
+                    with (asked.results / "models.jsonl").open("a", encoding="utf-8") as file:
+                        file.write("".join(json.dumps(line) + "\n" for line in found))
+    print(f"{summary(lines)}\n{len(lines)} lines, {failed} processes failed")
+    return failed
+
+
+def main() -> None:
+    """Measure what is asked for; the exit status is 1 where a process failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
+    parser.add_argument("--what", nargs="+", choices=("forward", "train"), default=["forward", "train"])
+    parser.add_argument("--compiled", action="store_true", help="by torch.compile, and not eager")
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--results", type=Path, help="the folder of models.jsonl")
+    parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--one", choices=MODELS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    transformers()
+    if not (asked.small or torch.cuda.is_available()):
+        raise SystemExit("there is no GPU here to measure: --small runs on the CPU")
+    if asked.one:
+        one(asked.one, asked)
+    else:
+        sys.exit(measure(asked) > 0)
+
+
+if __name__ == "__main__":
+    main()
