@@ -214,6 +214,33 @@ def test_a_new_key_or_dtype_is_a_new_problem(change):
     assert len(bench.measured) == 6
 
 
+def test_values_of_one_bucket_are_one_problem():
+    bench = Bench()
+    kernel = tuned(bench, bucket={"N": triton.next_power_of_2})
+    with tritile.mode("tune"):
+        assert [run(kernel, bench.used, n) for n in (33, 50, 64, 35)] == [128] * 4
+        assert len(bench.measured) == 3
+        run(kernel, bench.used, 32)
+        assert len(bench.measured) == 6
+    assert {t.problem.key for _, t in store_of(INTERPRETER).everything()} == {(("N", 64),), (("N", 32),)}
+    with warnings.catch_warnings(), tritile.mode("strict"):
+        warnings.simplefilter("error", UntunedWarning)
+        assert run(another_process(kernel), bench.used, 40) == 128
+    bench.times = {64: 1.0, 128: 2.0, 256: 3.0}
+    with tritile.mode("tune"):
+        assert run(kernel, bench.used, 5) == 64
+    with warnings.catch_warnings():  # the nearest bucket that something is remembered of
+        warnings.simplefilter("error", UntunedWarning)
+        assert [run(kernel, bench.used, n) for n in (14, 3)] == [128, 64]
+    assert len(bench.measured) == 9
+
+
+@pytest.mark.parametrize("bucket", [{"M": int}, {"N": 64}, [int], {"BLOCK": int}])
+def test_buckets_are_functions_by_names_of_the_key(bucket):
+    with pytest.raises(InvalidValueError, match="bucket"):
+        tuned(Bench(), bucket=bucket)
+
+
 def test_strict_raises_and_names_the_problem():
     bench = Bench()
     with tritile.mode("strict"), pytest.raises(NotTunedError, match="softmax N=50"):

@@ -61,9 +61,11 @@ class Autotuner(TracedAutotuner):
     """
 
     def __init__(
-        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
-    ):
+        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None,
+        bucket: Mapping[str, Callable[[Any], Any]], **rest: Any,
+    ):  # fmt: skip
         super().__init__(fn, configs, key, mode, **rest)
+        self.bucket = bucket
         # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
         # By all that Triton specializes on: the config, and what launches it at once.
         self.cache: dict[Any, Any] = {}
@@ -215,6 +217,7 @@ def autotune(
     ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     tolerance: float | None = None,
     isolate: bool = True,
+    bucket: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Callable[[Any], Autotuner]:
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
@@ -249,13 +252,16 @@ def autotune(
             epsilon of the output's dtype, 16 times of fp32.
         isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
             as where a `do_bench` is given, memory around the arguments is not watched.
+        bucket: by names of `key`, functions of a value that give what it counts as: with
+            `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which its first call
+            measures. In a bucket of which nothing is remembered the nearest one's config runs.
 
     Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there
     too. Nothing is measured or checked while it traces, and NotTunedError comes within an error of torch's.
 
     Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
     As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
-    what is no argument of the kernel.
+    what is no argument of the kernel, or `bucket` what is not in `key`.
     """
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
@@ -268,12 +274,13 @@ def autotune(
     warn_deprecated(warmup, rep, use_cuda_graph)
 
     def decorator(fn: Any) -> Autotuner:
-        check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged)
+        check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)
         return Autotuner(
             fn,
             configs,
             key,
             mode,
+            dict(bucket or {}),
             prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero,
             restore_value=restore_value,

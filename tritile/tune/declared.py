@@ -118,8 +118,9 @@ def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> Non
 
 
 def check_kernel(
-    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, ragged: Any
-) -> None:
+    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, ragged: Any,
+    bucket: Any = None,
+) -> None:  # fmt: skip
     """Raise InvalidValueError, naming parameter and kernel, where what was told does not fit the kernel."""
     if not hasattr(fn, "arg_names"):
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
@@ -138,3 +139,7 @@ def check_kernel(
         _check_reference(reference, {name: name not in computed for name in arguments}, kernel)
     if ragged is not None and not callable(ragged):
         raise InvalidValueError(f"ragged is {ragged!r}: wanted a function of the arguments of {kernel}")
+    if bucket is not None:
+        fits = isinstance(bucket, Mapping) and all(n in key and callable(f) for n, f in bucket.items())
+        if not fits:
+            raise InvalidValueError(f"bucket is {bucket!r}: wanted functions by names of key, {list(key)}")

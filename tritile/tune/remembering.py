@@ -33,11 +33,17 @@ def _plain(value: Any) -> Any:
 class RememberingAutotuner(SearchingAutotuner):
     """A tuner that finds in the store what it, or another process, measured."""
 
+    bucket: Mapping[str, Callable[[Any], Any]] = {}  # of key values, by name: what they count as
+
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
-        """Return a call in the store's words: the values of `key` and every tensor's dtype."""
+        """Return a call in the store's words: the values of `key`, in their buckets, and tensors' dtypes."""
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         values = {name: given[name] for name in self.arg_names if name in given}
-        key = tuple((name, _plain(values[name])) for name in self.keys if name in values)
+        given_keys = ((name, values[name]) for name in self.keys if name in values)
+        key = tuple(
+            (name, _plain(self.bucket[name](value) if name in self.bucket else value))
+            for name, value in given_keys
+        )
         return KernelProblem(self.base_fn.__qualname__, key, tuple(_dtypes(values)))
 
     def _finder(self) -> Callable[[Config], triton.Config | None]:
