@@ -13,16 +13,16 @@ whether its sizes (M left out) are multiples of 64 (60%), of 8 (20%) or any (20%
 """
 
 import argparse
-import math
 import os
 import random
 import subprocess
 import tempfile
 from pathlib import Path
 
-PRODUCT_FLOPS = 2e7, 2e12
-PERMUTED_BYTES = 1e6, 1e9
-DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "int64": 8, "complex128": 16}
+from tritile.tune.calibrate.draw import OF_SIZE, OPERATIONS, log_uniform, permutation, sized
+from tritile.tune.suites import Case
+
+UNITS = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 
 def seed() -> str:
@@ -33,58 +33,27 @@ def seed() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def log_uniform(dice: random.Random, low: float, high: float) -> int:
-    return round(math.exp(dice.uniform(math.log(low), math.log(high))))
-
-
-def unit_of(dice: random.Random) -> int:
-    """What the sizes of a shape are multiples of."""
-    return dice.choices((64, 8, 1), (60, 20, 20))[0]
-
-
-def sized(dice: random.Random, low: int, high: int, unit: int) -> int:
-    return max(unit, round(log_uniform(dice, low, high) / unit) * unit)
-
-
 def product(dice: random.Random) -> tuple[int, int, int]:
     """M, N and K."""
     while True:
-        unit = unit_of(dice)
+        unit = dice.choices(*UNITS)[0]
         m = log_uniform(dice, 1, 16384)
         n, k = sized(dice, 32, 32768, unit), sized(dice, 32, 32768, unit)
-        if PRODUCT_FLOPS[0] <= 2 * m * n * k <= PRODUCT_FLOPS[1]:
+        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
             return m, n, k
-
-
-def permutation(dice: random.Random, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and dims, which leave not all dimensions where they are."""
-    while True:
-        unit, rank = unit_of(dice), dice.randint(2, 5)
-        elements = log_uniform(dice, PERMUTED_BYTES[0] / itemsize, PERMUTED_BYTES[1] / itemsize)
-        cuts = sorted(dice.uniform(0, math.log(elements)) for _ in range(rank - 1))
-        logs = [high - low for low, high in zip([0.0, *cuts], [*cuts, math.log(elements)], strict=True)]
-        # Only the last dimension and the first are large enough to be of many multiples in most shapes.
-        shape = tuple(max(1, round(math.exp(each) / unit)) * unit if each > math.log(unit) else
-                      max(2, round(math.exp(each))) for each in logs)  # fmt: skip
-        dims = tuple(dice.sample(range(rank), rank))
-        fits = PERMUTED_BYTES[0] <= math.prod(shape) * itemsize <= PERMUTED_BYTES[1]
-        if fits and dims != tuple(range(rank)):
-            return shape, dims
 
 
 def draw(text: str, products: int, permutations: int) -> list:
     """The cases of a seed."""
-    from tritile.tune.suites import Case
-
     dice = random.Random(text)
     cases = []
     for turn in range(products):
         m, n, k = product(dice)
         cases.append(Case("unseen", "matmul", "bfloat16", ("NN", "NT")[turn % 2], m=m, n=n, k=k))
     for _ in range(permutations):
-        dtype = dice.choice(tuple(DTYPES))
-        shape, dims = permutation(dice, DTYPES[dtype])
-        cases.append(Case("unseen", "permute", dtype, shape=shape, dims=dims))
+        size = dice.choice(tuple(OF_SIZE))
+        shape, dims = permutation(dice, size, dice.choices(*UNITS)[0])
+        cases.append(Case("unseen", "permute", OF_SIZE[size], shape=shape, dims=dims))
     return list(dict.fromkeys(cases))
 
 

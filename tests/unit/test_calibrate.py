@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 import typer.testing
 
 from tritile.cli import calibrating
@@ -14,10 +15,12 @@ from tritile.cli.app import app
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import problem_from_dict
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.planning import model, plans, table
 from tritile.tune.calibrate import run, sweep
 from tritile.tune.calibrate.draw import drawn
+from tritile.tune.subject import answers, torch_calls
 
 H200 = target_device("nvidia-h200")
 SPLIT_OFF, NOISE = 0.6, 0.01  # by which what programs share takes less than the model thinks
@@ -50,9 +53,9 @@ def timed(monkeypatch):
     return asked
 
 
-def few_candidates(count=40):
+def few_candidates(count=40, name="halves-nt"):
     weights = {}
-    for problem in drawn("halves-nt", 12, "candidates"):
+    for problem in drawn(name, 12, "candidates"):
         for config, weight in run.likely(problem, H200).items():
             weights[config] = weights.get(config, 0.0) + weight
     return sorted(weights, key=weights.get, reverse=True)[:count]
@@ -137,9 +140,10 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
         assert all(model.predict_us(c, problem, H200) <= 2.2 * least for c in plain)
 
 
-def test_a_portfolio_is_measured_and_loses_little(timed):
-    rows = list(sweep.sweep(drawn("halves-nt", 120, "sizes"), few_candidates(), H200, print))
-    measured = run.Measured("halves-nt", rows, H200)
+@pytest.mark.parametrize("name", ["halves-nt", "turned-2"])
+def test_a_portfolio_is_measured_and_loses_little(timed, name):
+    rows = list(sweep.sweep(drawn(name, 120, "sizes"), few_candidates(name=name), H200, print))
+    measured = run.Measured(name, rows, H200)
     portfolio = measured.portfolio(16)
     assert len(portfolio.configs) == 16
     lost = measured.lost(16)
@@ -148,7 +152,19 @@ def test_a_portfolio_is_measured_and_loses_little(timed):
     assert (lost >= 0).all()
     assert (lost[:, 0] >= lost[:, 1]).all()
     with pytest.raises(TuningError, match="too few"):
-        run.Measured("halves-nt", rows[:2], H200)
+        run.Measured(name, rows[:2], H200)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_torch_moves_what_a_permutation_moves(size):
+    problem = next(p for p in drawn(f"turned-{size}", 99, "torch") if p.bytes < 1 << 23)
+
+    def make(dtype, elements):
+        return torch.randint(-100, 100, (elements,)).to(getattr(torch, dtype))
+
+    call = posed(problem, make)
+    torch_calls.copy(call)
+    answers.check_permuted(call)
 
 
 def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):

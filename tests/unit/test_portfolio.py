@@ -17,7 +17,7 @@ from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.formula import Constants, facts_of, product_us, shape_of
+from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
 from tritile.planning.portfolio import MOST, Loss, Portfolio, portfolio_of
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
@@ -38,11 +38,14 @@ TAKEN = {  # of whom other problems take the portfolio
     "fp8": [{"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2", "b_dtype": "float8_e4m3fn"}],
     "int8": [{"dtype": "int8", "out_dtype": "int32"}],
 }
+PERMUTED = {
+    **{f"turned-{size}": PermuteProblem.turned(3, 300, 500, size) for size in (1, 2, 4, 8, 16)},
+    "kept": PermuteProblem.of((5, 7, 640), (640, 3200, 1), (4480, 640, 1), 2, widen=False),
+}
 UNSERVED = [
     replace(PRODUCT, dtype="float64", out_dtype="float64"),
     replace(PRODUCT, dtype="float32", out_dtype="float32"),
     replace(PRODUCT, dtype="float32", out_dtype="float32", precision="tf32"),
-    PermuteProblem.turned(1, 300, 500, 2),
     GroupedProblem("m", 4, 100, 64, 64, "bfloat16", "bfloat16"),
 ]
 
@@ -58,12 +61,15 @@ def members(count=6, problem=PRODUCT):
 def test_a_class_takes_what_is_drawn_of_it_and_others(name):
     for problem in drawn(name, 100, "a test"):
         assert class_of(problem) == name
-    for changes in TAKEN[name]:
+    for changes in TAKEN.get(name, ()):
         assert class_of(replace(PRODUCT, **changes)) == name, changes
+    if name in PERMUTED:
+        assert class_of(PERMUTED[name]) == name
 
 
 def test_every_class_is_drawn_and_taken():
-    assert set(MEASURED) == set(DRAWS) == set(TAKEN)
+    assert set(MEASURED) == set(DRAWS) == set(TAKEN) | set(PERMUTED)
+    assert {each.op for each in MEASURED.values()} == set(FORMULAS)
     assert drawn("fp8", 5, "a") == drawn("fp8", 5, "a") != drawn("fp8", 5, "b")
 
 
@@ -77,7 +83,7 @@ def test_the_formula_is_the_same_of_numbers_and_of_tensors():
     problems = [*drawn("halves-nn", 20, "x"), *drawn("halves-odd", 20, "x")]
     configs = legal_configs(PRODUCT, H200)[::97]
     for copies in (False, True):
-        many = fit.facts_at(problems, H200, copies)
+        many = fit.facts_at(FORMULAS["matmul"], problems, H200, copies)
         for config in configs:
             shape = shape_of(config, PRODUCT, H200)
             at_once = product_us(shape, many, Constants())
@@ -99,6 +105,32 @@ def test_every_constant_counts_somewhere(name):
             assert other <= us * (1 + 1e-12) if faster else other >= us * (1 - 1e-12)
             changed.add(not math.isclose(us, other))
     assert True in changed
+
+
+def test_times_of_permutations_are_the_models_at_first():
+    """With constants that change nothing, those parts of which the model makes its own answer."""
+    formula, problems = FORMULAS["permute"], [PERMUTED["turned-2"], PERMUTED["kept"]]
+    for config in legal_configs(problems[0], H200)[::211]:
+        many = fit.facts_at(formula, problems, H200, config)
+        at_once = formula.us(None, many, PermuteConstants())
+        one_by_one = [formula.us(None, formula.facts(p, H200, config), PermuteConstants()) for p in problems]
+        assert at_once.tolist() == pytest.approx(one_by_one, rel=1e-12)
+        for problem, us in zip(problems, one_by_one, strict=True):
+            parts = formula.facts(problem, H200, config)
+            assert max(parts) < us - PermuteConstants().start <= sum(parts)
+
+
+def test_a_portfolio_of_permutations():
+    problem = PERMUTED["turned-4"]
+    configs = legal_configs(problem, H200)[::97][:8]
+    constants = [replace(PermuteConstants(), start=1.0 + place) for place in range(len(configs))]
+    portfolio = Portfolio("turned-4", tuple(configs), tuple(constants), Loss(100, 0.01, 0.05, 0.2))
+    read = portfolio_of("turned-4", json.loads(json.dumps(portfolio.to_dict())))
+    assert read == portfolio
+    ranked = read.ranked(problem, H200, 8)
+    assert [us for us, _ in ranked] == sorted(portfolio.times(problem, H200))
+    with pytest.raises(InvalidValueError, match="constants"):
+        portfolio_of("halves-nt", portfolio.to_dict())
 
 
 def test_facts_of_rows_that_start_off_sectors_and_of_copies():
@@ -267,7 +299,7 @@ def test_constants_are_found_again():
     ]
     configs = list(dict.fromkeys(configs))[::60][:12]
     shapes = [shape_of(config, PRODUCT, H200) for config in configs]
-    facts = fit.facts_at(problems, H200, True)
+    facts = fit.facts_at(FORMULAS["matmul"], problems, H200, True)
 
     def true(shape):
         work = 2 * shape.block_m * shape.block_n * shape.block_k / dice.uniform(4e6, 6e6)
@@ -278,7 +310,7 @@ def test_constants_are_found_again():
     exact = torch.stack([product_us(shape, facts, true(shape)) for shape in shapes], 1)
     us = exact * (1 + 0.02 * torch.randn(exact.shape, generator=noise, dtype=torch.float64))
     rows, rest = torch.arange(200), torch.arange(200, 400)
-    found = fit.fitted(shapes, ["alike"] * len(shapes), [facts] * len(shapes), us, rows)
+    found = fit.fitted(FORMULAS["matmul"], shapes, ["alike"] * len(shapes), [facts] * len(shapes), us, rows)
     predicted = torch.stack([product_us(s, facts, c) for s, c in zip(shapes, found, strict=True)], 1)
     errors = (predicted / exact).log()[rest].abs()
     assert float(errors.median()) < 0.01

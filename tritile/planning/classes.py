@@ -5,18 +5,28 @@ of other dtypes, layouts and epilogues take over the class that is most like the
 matter.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, Tiled
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tiled
+
+
+class Class(NamedTuple):
+    """A measured class: its operation, and what is measured of it."""
+
+    op: str
+    what: str
+
 
 _HALVES: Final = ("float16", "bfloat16")
 MEASURED: Final = {
-    "halves-nn": "bfloat16 NN, rows on 16 bytes",
-    "halves-nt": "bfloat16 NT, rows on 16 bytes",
-    "halves-odd": "bfloat16 NN and NT, rows off 16 bytes",
-    "parts": "float32 by fp16x3, NN and NT",
-    "fp8": "float8_e4m3fn NT, rows on 16 bytes",
-    "int8": "int8 NT, rows on 16 bytes",
+    "halves-nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),
+    "halves-nt": Class("matmul", "bfloat16 NT, rows on 16 bytes"),
+    "halves-odd": Class("matmul", "bfloat16 NN and NT, rows off 16 bytes"),
+    "parts": Class("matmul", "float32 by fp16x3, NN and NT"),
+    "fp8": Class("matmul", "float8_e4m3fn NT, rows on 16 bytes"),
+    "int8": Class("matmul", "int8 NT, rows on 16 bytes"),
+    **{f"turned-{size}": Class("permute", f"{size}-byte elements, turned over") for size in (1, 2, 4, 8, 16)},
+    "kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
 }
 
 
@@ -26,6 +36,8 @@ def class_of(problem: Tiled) -> str | None:
     Of products in halves: those of a whose columns are contiguous go by b's layout, as do batches, gated
     products and those with epilogues; results in rows off 16 bytes count as odd.
     """
+    if isinstance(problem, PermuteProblem):
+        return f"turned-{problem.itemsize}" if problem.turns else "kept"
     if not isinstance(problem, MatmulProblem):
         return None
     core = problem.core

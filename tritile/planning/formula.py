@@ -1,17 +1,20 @@
-"""The time of a product's config at any size, by a formula whose constants are the config's own.
+"""The time of a config at any size, by a formula whose constants are the config's own.
 
-Programs go through K tile by tile. What takes longest counts most: the wait for tiles, the work of a
-processor, device memory, or the L2 cache, from which all processors read. Sizes may be numbers or tensors of
-many sizes: constants are fitted to measurements with the same formula that predicts.
+What takes longest counts most. Of a product, whose programs go through K tile by tile: the wait for tiles,
+the work of a processor, device memory, or the L2 cache, from which all processors read. Of a permutation:
+what its family's model says that each of these takes. Sizes may be numbers or tensors of many sizes:
+constants are fitted to measurements with the same formula that predicts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, MatmulProblem
+from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem
 from tritile.families.common.operands import copied
+from tritile.families.permute.family import parts_us
 from tritile.families.registry import FAMILIES
 
 SECTOR: Final = 32  # bytes that memory moves at once
@@ -145,3 +148,65 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
         int(a_row % LINE != 0), int(b_row % LINE != 0), int(core.b_layout == "row"),
         moved, int(moved > 0), device.processors,
     )  # fmt: skip
+
+
+def _begin(shape: Shape) -> Constants:
+    """Return the constants to begin a fit with: the work of a block by its size."""
+    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
+    return replace(Constants(), work=work, turn=max(work, 0.15))
+
+
+@dataclass(frozen=True)
+class PermuteConstants:
+    """By how much each part of a permutation takes longer than its family's model says."""
+
+    start: float = 2.0  # microseconds to start, and to end
+    memory: float = 1.0
+    cache: float = 1.0
+    instructions: float = 1.0
+    wait: float = 1.0
+    blend: float = 2.0  # how little of what is not the slowest shows
+
+
+def permute_us(shape: None, parts: Any, c: Any) -> Any:
+    """Return predicted microseconds of a permutation."""
+    power = 1 + c.blend
+    scaled = (c.memory * parts[0], c.cache * parts[1], c.instructions * parts[2], c.wait * parts[3])
+    total = scaled[0] ** power + scaled[1] ** power + scaled[2] ** power + scaled[3] ** power
+    return c.start + total ** (1 / power)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How times of an operation's configs are told.
+
+    - `constants`: the type of what a config has of its own.
+    - `key(config)`: what of a config its facts depend on; `facts(problem, device, key)`: numbers.
+    - `shape(config, problem, device)`: what of a config the formula takes, for all problems of a kind.
+    - `us(shape, facts, constants)`: microseconds.
+    - `begin(shape)`: the constants to begin a fit with.
+    """
+
+    constants: type[Any]
+    key: Callable[[Config], Any]
+    facts: Callable[[Any, Device, Any], tuple[Any, ...]]
+    shape: Callable[[Config, Any, Device], Any]
+    us: Callable[[Any, Any, Any], Any]
+    begin: Callable[[Any], Any]
+
+
+_BY_POINTERS: Final = "tile"  # the family that copies no operand first
+
+FORMULAS: Final[dict[str, Formula]] = {
+    MatmulProblem.op: Formula(
+        Constants, lambda config: config.family != _BY_POINTERS, facts_of, shape_of, product_us, _begin
+    ),
+    PermuteProblem.op: Formula(
+        PermuteConstants,
+        lambda config: config,
+        lambda problem, device, config: parts_us(config, problem, device),
+        lambda config, problem, device: None,
+        permute_us,
+        lambda shape: PermuteConstants(),
+    ),
+}

@@ -9,14 +9,12 @@ from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.families.space import illegal
 from tritile.planning.classes import MEASURED
-from tritile.planning.formula import Constants, Shape, facts_of, product_us, shape_of
+from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
 MOST: Final = 48  # configs
-_COUNT: Final = len(fields(Constants))
 _SMALLEST: Final = 1e-12  # of a constant
 _LARGEST: Final = 1e12
-BY_POINTERS: Final = ("tile",)  # families that copy no operand first
 
 
 @dataclass(frozen=True)
@@ -38,21 +36,25 @@ class Portfolio:
 
     name: str
     configs: tuple[Config, ...]
-    constants: tuple[Constants, ...]
+    constants: tuple[Any, ...]
     loss: Loss
-    _shapes: dict[Any, list[Shape]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _shapes: dict[Any, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
         """Return predicted microseconds of each config, legal or not."""
-        key = (problem.kind, device)
+        formula, key = FORMULAS[problem.op], (problem.kind, device)
         shapes = self._shapes.get(key)
         if shapes is None:
-            shapes = self._shapes[key] = [shape_of(config, problem, device) for config in self.configs]
-        here, copying = facts_of(problem, device, False), facts_of(problem, device, True)
-        return [
-            product_us(shape, here if config.family in BY_POINTERS else copying, constants)
-            for config, shape, constants in zip(self.configs, shapes, self.constants, strict=True)
-        ]
+            shapes = self._shapes[key] = [formula.shape(config, problem, device) for config in self.configs]
+        known: dict[Any, Any] = {}
+        times = []
+        for config, shape, constants in zip(self.configs, shapes, self.constants, strict=True):
+            part = formula.key(config)
+            facts = known.get(part)
+            if facts is None:
+                facts = known[part] = formula.facts(problem, device, part)
+            times.append(formula.us(shape, facts, constants))
+        return times
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
         """Return the `count` legal configs that are predicted to be fastest, with their microseconds."""
@@ -79,6 +81,8 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     _check(name in MEASURED, f"portfolio {name!r}: wanted one of {', '.join(MEASURED)}")
     _check(isinstance(data, Mapping) and set(data) == {"members", "loss"}, f"{name}: wanted members and loss")
     members, loss = data["members"], data["loss"]
+    kind = FORMULAS[MEASURED[name].op].constants
+    count = len(fields(kind))
     _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
     configs, constants = [], []
     for member in members:
@@ -87,9 +91,9 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
             f"{name}: a member is a config and its constants",
         )
         values = member["constants"]
-        _check(isinstance(values, list) and len(values) == _COUNT, f"{name}: wanted {_COUNT} constants")
+        _check(isinstance(values, list) and len(values) == count, f"{name}: wanted {count} constants")
         configs.append(Config.from_dict(member["config"]))
-        constants.append(Constants(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
+        constants.append(kind(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
     _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
     names = [f.name for f in fields(Loss)]
     _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")

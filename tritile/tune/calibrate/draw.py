@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tritile.core.problem import Tiled
+from tritile.planning.classes import class_of
 from tritile.tune.suites import Case
 
 OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types
+MOVED: Final = 1e6, 1e9  # bytes of what is permuted
+OF_SIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
 
@@ -49,6 +52,37 @@ def _odd(dice: Dice, turn: int) -> Case:
             return case
 
 
+def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and dims, which leave not all dimensions in place; sizes above `unit` are multiples."""
+    while True:
+        rank = dice.randint(2, 5)
+        elements = log_uniform(dice, MOVED[0] / itemsize, MOVED[1] / itemsize)
+        cuts = sorted(dice.uniform(0, math.log(elements)) for _ in range(rank - 1))
+        spans = zip([0.0, *cuts], [*cuts, math.log(elements)], strict=True)
+        logs = [high - low for low, high in spans]
+        shape = tuple(
+            max(1, round(math.exp(each) / unit)) * unit
+            if each > math.log(unit)
+            else max(2, round(math.exp(each)))
+            for each in logs
+        )
+        dims = tuple(dice.sample(range(rank), rank))
+        if MOVED[0] <= math.prod(shape) * itemsize <= MOVED[1] and dims != tuple(range(rank)):
+            return shape, dims
+
+
+def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
+    def draw(dice: Dice, turn: int) -> Case:
+        while True:
+            size = dice.choice(sizes)
+            shape, dims = permutation(dice, size, dice.choices((64, 8, 1), (60, 20, 20))[0])
+            case = Case(_NAME, "permute", OF_SIZE[size], shape=shape, dims=dims)
+            if class_of(case.problem) == name:
+                return case
+
+    return draw
+
+
 DRAWS: Final[dict[str, Draw]] = {
     "halves-nn": lambda dice, turn: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
     "halves-nt": lambda dice, turn: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
@@ -58,6 +92,8 @@ DRAWS: Final[dict[str, Draw]] = {
     ),
     "fp8": lambda dice, turn: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
     "int8": lambda dice, turn: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+    **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_SIZE)) for size in OF_SIZE},
+    "kept": _permuted("kept", tuple(OF_SIZE)),
 }
 
 

@@ -3,16 +3,17 @@
 Times are in a tensor (sizes, configs) of microseconds, NaN where a config was not timed at a size.
 """
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, fields
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any, Final
 
 import torch
 
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
-from tritile.planning.formula import Constants, Facts, Shape, facts_of, product_us
+from tritile.core.problem import Tiled
+from tritile.planning.formula import Formula
 from tritile.planning.portfolio import Loss
 
 _WORST: Final = 3.0  # times the fastest: what is slower, or was not timed, counts as this slow
@@ -36,35 +37,45 @@ def chosen(us: torch.Tensor, count: int) -> list[int]:
     return found
 
 
-def facts_at(problems: Sequence[MatmulProblem], device: Device, copies: bool) -> Facts:
-    """Return the facts of many products as tensors, for a formula of all of them."""
-    rows = [facts_of(problem, device, copies) for problem in problems]
-    return Facts(*(torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)))
+def facts_at(
+    formula: Formula, problems: Sequence[Tiled], device: Device, key: Any
+) -> tuple[torch.Tensor, ...]:
+    """Return the facts of many problems as tensors, for a formula of all of them."""
+    rows = [formula.facts(problem, device, key) for problem in problems]
+    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)]
+    return type(rows[0])(*columns)
 
 
-def _predicted(theta: torch.Tensor, shape: Shape, facts: Facts) -> torch.Tensor:
+def _predicted(formula: Formula, theta: torch.Tensor, shape: Any, facts: Any) -> torch.Tensor:
     """Return microseconds (constants, sizes) by the exponentials of rows of `theta`."""
     values = theta.exp()
-    constants: Any = [values[:, i, None] for i in range(theta.shape[1])]
-    return torch.as_tensor(product_us(shape, facts, Constants(*constants)))
+    constants = formula.constants(*(values[:, i, None] for i in range(theta.shape[1])))
+    return torch.as_tensor(formula.us(shape, facts, constants))
 
 
 def _fit_one(
-    shape: Shape, facts: Facts, us: torch.Tensor, weights: torch.Tensor, prior: torch.Tensor, pull: float
+    predict: Callable[[torch.Tensor], torch.Tensor],
+    us: torch.Tensor,
+    weights: torch.Tensor,
+    prior: torch.Tensor,
+    pull: float,
 ) -> torch.Tensor:
-    """Return logarithms of constants: least squares of log times, by Levenberg and Marquardt."""
+    """Return logarithms of constants: least squares of log times, by Levenberg and Marquardt.
+
+    `predict` gives the times (constants, sizes) of rows of such logarithms.
+    """
     target, count, step = us.log(), len(prior), 1e-4
     theta, damping = prior.clone(), 1e-2
 
     def cost(at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        errors = weights * (_predicted(at[None], shape, facts)[0].log() - target)
+        errors = weights * (predict(at[None])[0].log() - target)
         robust = 2 * _NOISE**2 * ((1 + (errors / _NOISE) ** 2).sqrt() - 1)
         return robust.sum() + (pull**2 * (at - prior) ** 2).sum(), errors
 
     value, errors = cost(theta)
     for _ in range(_STEPS):
         moved = theta + torch.cat([torch.zeros(1, count), step * torch.eye(count)]).double()
-        predicted = _predicted(moved, shape, facts).log()
+        predicted = predict(moved).log()
         slopes = weights[:, None] * ((predicted[1:] - predicted[0]) / step).T
         trust = (1 + (errors / _NOISE) ** 2) ** -0.5
         square = slopes.T @ (slopes * trust[:, None]) + pull**2 * torch.eye(count, dtype=torch.float64)
@@ -85,44 +96,34 @@ def _fit_one(
 
 
 def fitted(
-    shapes: Sequence[Shape],
+    formula: Formula,
+    shapes: Sequence[Any],
     kinds: Sequence[Any],
-    facts: Sequence[Facts],
+    facts: Sequence[Any],
     us: torch.Tensor,
     rows: torch.Tensor,
-) -> list[Constants]:
+) -> list[Any]:
     """Return the constants of each config, fitted to its times at the sizes of `rows`.
 
     Configs of one kind are alike: what one was measured at too few sizes to tell, it takes from the others.
     """
     fastest = us.nan_to_num(math.inf).amin(1)
-    defaults = torch.tensor(astuple(Constants()), dtype=torch.float64).log()
-    found = [defaults] * len(shapes)
-    common: dict[Any, torch.Tensor] = dict.fromkeys(kinds, torch.zeros(len(defaults), dtype=torch.float64))
+    begin = [torch.tensor(astuple(formula.begin(shape)), dtype=torch.float64).log() for shape in shapes]
+    found, common = begin, dict.fromkeys(kinds, torch.zeros(len(begin[0]), dtype=torch.float64))
     for pull in _ROUNDS:
         new = []
         for place, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
             own = rows[~us[rows, place].isnan()]
-            at = Facts(*(column[own] for column in facts[place]))
-            times = us[own, place]
+            at = type(facts[place])(*(column[own] for column in facts[place]))
+            times, prior = us[own, place], begin[place] + common[kind]
             weights = (times / fastest[own]).clamp(max=4) ** -_PRESSURE
-            prior = _begin(shape, defaults) + common[kind]
-            new.append(_fit_one(shape, at, times, weights, prior, pull) if len(own) else prior)
+            predict = functools.partial(_predicted, formula, shape=shape, facts=at)
+            new.append(_fit_one(predict, times, weights, prior, pull) if len(own) else prior)
         found = new
         for kind in common:
-            alike = [found[i] - _begin(shapes[i], defaults) for i in range(len(shapes)) if kinds[i] == kind]
+            alike = [found[i] - begin[i] for i in range(len(shapes)) if kinds[i] == kind]
             common[kind] = torch.stack(alike).median(0).values
-    return [Constants(*theta.exp().tolist()) for theta in found]
-
-
-def _begin(shape: Shape, defaults: torch.Tensor) -> torch.Tensor:
-    """Return the constants to begin with: the work of a block by its size."""
-    names = [f.name for f in fields(Constants)]
-    begin = defaults.clone()
-    clocks_us = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
-    begin[names.index("work")] = math.log(clocks_us)
-    begin[names.index("turn")] = math.log(max(clocks_us, 0.15))
-    return begin
+    return [formula.constants(*theta.exp().tolist()) for theta in found]
 
 
 def loss_of(shares: torch.Tensor) -> Loss:

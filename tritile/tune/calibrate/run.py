@@ -2,19 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, Tiled
+from tritile.core.problem import Tiled
 from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.planning import model
-from tritile.planning.classes import class_of
-from tritile.planning.formula import product_us, shape_of
-from tritile.planning.portfolio import BY_POINTERS, MOST, Loss, Portfolio
+from tritile.planning.classes import MEASURED, class_of
+from tritile.planning.formula import FORMULAS
+from tritile.planning.portfolio import MOST, Loss, Portfolio
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
@@ -43,11 +43,8 @@ def candidates(
     if known is not None and name in known.portfolios:
         configs |= dict.fromkeys(map(banded, known.portfolios[name].configs))
     for entry in known.entries if known is not None else ():
-        if (
-            isinstance(entry.problem, MatmulProblem)
-            and not entry.problem.epilogue
-            and class_of(entry.problem) == name
-        ):
+        plain = not getattr(entry.problem, "epilogue", "")
+        if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             configs[banded(entry.config)] = None
     weights: Counter[Config] = Counter()
     with CompilePool() as pool:
@@ -77,20 +74,26 @@ class Measured:
         if len(rows) < 4:
             raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit anything to")
         self.name, self.device = name, device
-        self.problems = [row.problem for row in rows if isinstance(row.problem, MatmulProblem)]
+        self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
         self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
         self.us = _matrix(rows, self.configs)
-        self._facts = {copies: fit.facts_at(self.problems, device, copies) for copies in (False, True)}
+        self._facts: dict[Any, Any] = {}
+
+    def _facts_of(self, config: Config) -> Any:
+        key = self._formula.key(config)
+        if key not in self._facts:
+            self._facts[key] = fit.facts_at(self._formula, self.problems, self.device, key)
+        return self._facts[key]
 
     def _fitted(self, rows: torch.Tensor, count: int) -> tuple[list[int], Portfolio, torch.Tensor]:
         """Return places of the configs chosen by these sizes, the portfolio, and its times at all sizes."""
         places = fit.chosen(self.us[rows], count)
         own = [self.configs[place] for place in places]
-        facts = [self._facts[config.family not in BY_POINTERS] for config in own]
-        shapes = [shape_of(config, self.problems[0], self.device) for config in own]
+        formula, facts = self._formula, [self._facts_of(config) for config in own]
+        shapes = [formula.shape(config, self.problems[0], self.device) for config in own]
         kinds = [kind_of(config)[:2] for config in own]
-        constants = fit.fitted(shapes, kinds, facts, self.us[:, places], rows)
-        predicted = [product_us(*each) for each in zip(shapes, facts, constants, strict=True)]
+        constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, places], rows)
+        predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
         made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
         return places, made, torch.stack(predicted, 1)
 

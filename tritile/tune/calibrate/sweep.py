@@ -15,7 +15,7 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.views import Call, MatmulCall, posed
+from tritile.core.views import Call, posed
 from tritile.errors import TuningError, brief
 from tritile.families.space import worthwhile
 from tritile.planning import model
@@ -42,7 +42,9 @@ Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
-    """Return the config with tiles in bands of 8 rows, which is the order of a single row as well."""
+    """Return a product's config with tiles in bands of 8 rows, which is the order of a single row as well."""
+    if "BLOCK_K" not in dict(config.kwargs):
+        return config
     return replace(config, kwargs=tuple((name, 8 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 
@@ -173,8 +175,9 @@ def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: T
     calls, torch_us = operands.calls(problem, launches(problem)), None
     with torch_fp32():
         samples = raced(calls, configs, operands.flush, tell)
-        if isinstance(calls[0], MatmulCall):
-            torch_us = statistics.median(timed_again(Graph(torch_calls.multiply, calls, operands.flush)))
+        run = torch_calls.RUNS.get(problem.op)
+        if run is not None:
+            torch_us = statistics.median(timed_again(Graph(run, calls, operands.flush)))
     return Row(problem, {config: statistics.median(times) for config, times in samples.items()}, torch_us)
 
 

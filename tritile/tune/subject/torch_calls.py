@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
 from tritile.core import of_torch
-from tritile.core.problem import FP8_DTYPES
-from tritile.core.views import MatmulCall
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem
+from tritile.core.views import MatmulCall, PermuteCall
 from tritile.tune.subject import operands
 
 
@@ -54,3 +55,18 @@ def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[.
         out.view(moved).copy_(x.view(list(shape)).permute(*dims))
 
     return run
+
+
+_OF_SIZE: Final = {
+    1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.int64, 16: torch.complex128,
+}  # fmt: skip
+
+
+def copy(call: PermuteCall) -> None:
+    """Make a permutation as torch makes it."""
+    problem, kind = call.problem, _OF_SIZE[call.problem.itemsize]
+    x = call.x.view(kind).as_strided(problem.shape, problem.x_strides)
+    call.out.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
+
+
+RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, PermuteProblem.op: copy}
