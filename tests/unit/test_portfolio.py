@@ -13,12 +13,15 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import InvalidValueError, NotTunedError, StoreWarning
+from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
 from tritile.planning.portfolio import MOST, Loss, Portfolio, portfolio_of
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
 
@@ -221,7 +224,7 @@ def test_a_table_keeps_its_portfolios(tmp_path):
 
 def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
-    portfolio, _ = table.portfolio("halves-nt", H200)
+    portfolio, *_ = table.portfolio("halves-nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
     for text in (
@@ -264,6 +267,59 @@ def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
     with pytest.warns(StoreWarning, match="portfolios are not used"):
         assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
     plans.forget()
+
+
+@pytest.fixture
+def pin(tmp_path, monkeypatch):
+    """Pins a table, and has nothing else remembered."""
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def pinned(made, name="pinned.json"):
+        table.write(made, tmp_path / name)
+        monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / name))
+        plans.forget()
+
+    yield pinned
+    plans.forget()
+
+
+def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
+    slow, measured = legal_configs(PRODUCT, H200)[-1], legal_configs(PRODUCT, H200)[0]
+    kernel = FAMILIES["matmul"][measured.family]
+    store_of(H200).add(kernel.digest, Trial(PRODUCT, measured, 5.0, error=1e-3))
+    plans.forget()
+    assert plans.plan_for(PRODUCT, H200, "cached").config == measured
+    own = replace(members(), constants=members().constants[::-1])
+    pin(
+        table.Table(
+            H200.to_dict(), True, digests(), (table.Entry(PRODUCT, slow, 9.0),), None, {"halves-nt": own}
+        )
+    )
+    for mode in ("cached", "strict"):
+        plan = plans.plan_for(PRODUCT, H200, mode)
+        assert (plan.source, plan.config, plan.us) == ("table", slow, 9.0)
+        assert "pinned" in plan.why
+        other = plans.plan_for(replace(PRODUCT, m=778), H200, mode)
+        assert (other.source, other.config) == ("predicted", own.ranked(other.problem, H200, 1)[0][1])
+        assert "pinned" in other.why
+    assert plans.plan_for(PRODUCT, A100, "cached").source == "model"  # it is of another GPU
+    monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
+    plans.forget()
+    with pytest.raises(InvalidValueError, match="/no/such/file"):
+        plans.plan_for(PRODUCT, H200, "cached")
+
+
+def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
+    for m in (1, 77, 4099):
+        assert plans.plan_for(replace(PRODUCT, m=m), H200, "strict").source in ("table", "predicted")
+    with pytest.raises(NotTunedError, match="no portfolio"):
+        plans.plan_for(UNSERVED[0], H200, "strict")
+    older = dict.fromkeys(digests(), "0" * 16)
+    pin(table.Table(H200.to_dict(), True, older, (), None, {"halves-nt": members()}))
+    odd = replace(PRODUCT, m=779)
+    assert "another version" in plans.plan_for(odd, H200, "cached").why
+    with pytest.raises(NotTunedError, match="strict"):
+        plans.plan_for(odd, H200, "strict")
 
 
 def test_two_processes_plan_alike():

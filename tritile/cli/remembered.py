@@ -63,7 +63,9 @@ def export(
         typer.Option(min=0, help="As few configs as can be, each slower by this share at most: 0.02 is 2%."),
     ] = None,
 ) -> None:
-    """Write the best remembered configs of this GPU as a table that can be shipped.
+    """Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to pin.
+
+    `TRITILE_TABLE` names a table that goes before everything that was measured on a machine.
 
     A table that lies there already keeps its entries for problems that are not remembered. One that
     would lose entries, or is of another GPU, is replaced only with --replace. With --within, the fewest
@@ -72,6 +74,8 @@ def export(
     device = device_of(target)
     kernels = families.digests()
     made = table.from_store(store_of(device), device, kernels)
+    own = table.calibrated(device)
+    made = dataclasses.replace(made, portfolios=own.portfolios if own is not None else {})
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)
@@ -81,12 +85,12 @@ def export(
                 f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
                 f"{device.name} would stand in their place: --replace writes them"
             )
-    if not made.entries:
+    if not made.entries and not made.portfolios:
         raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
     if within is not None:
         made = _covered(made, device, within)
     table.write(made, path)
-    console.print(f"{len(made.entries)} entries written to {path}")
+    console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
 
 
 def _covered(made: table.Table, device: Device, within: float) -> table.Table:

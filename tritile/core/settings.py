@@ -198,6 +198,12 @@ def tune_log() -> Path | None:
         raise InvalidValueError(f"TRITILE_TUNE_LOG is {given!r}: {error}") from None
 
 
+def table_path() -> Path | None:
+    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none."""
+    given = os.environ.get("TRITILE_TABLE")
+    return Path(given).expanduser() if given else None
+
+
 def cache_dir() -> Path:
     """Tell where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
 

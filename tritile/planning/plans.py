@@ -40,7 +40,7 @@ class Plan:
     the class's portfolio, by times measured at other sizes), "near" (a tuned neighbour's config), "model"
     (predicted with nothing of its class measured: `why` tells), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
-    source has none.
+    source has none. `current` is False where it comes from measurements of another version of the kernel.
     """
 
     problem: Tiled
@@ -49,6 +49,7 @@ class Plan:
     device: Device
     us: float | None = None
     why: str = ""
+    current: bool = True
 
     @property
     def workspace(self) -> int:
@@ -111,6 +112,17 @@ def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
     return Plan(problem, best.config, "exact", device, best.us, why)
 
 
+def pinned(problem: Tiled, device: Device) -> Plan | None:
+    """Tell what the table of TRITILE_TABLE holds, if it may run here."""
+    found = table.pinned(device)
+    entry = _entry(found, problem) if found is not None else None
+    if found is None or entry is None or illegal(entry.config, problem, device) is not None:
+        return None
+    current = _table_counts(found, problem)
+    why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
+    return Plan(problem, entry.config, "table", device, entry.us, why, current)
+
+
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Tell what the shipped table holds, if it may run here."""
     shipped = table.shipped(device)
@@ -120,10 +132,9 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"
     of = shipped.device["name"]
     why = f"{how} for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
-    if not _table_counts(shipped, problem):
-        why += ", of another version of the kernel"
-    why += _other_triton(shipped, device)
-    return Plan(problem, entry.config, "table", device, entry.us, why)
+    current = _table_counts(shipped, problem)
+    why += ", of another version of the kernel" * (not current) + _other_triton(shipped, device)
+    return Plan(problem, entry.config, "table", device, entry.us, why, current)
 
 
 def _other_triton(shipped: table.Table, device: Device) -> str:
@@ -216,15 +227,17 @@ def foreseen(problem: Tiled, device: Device) -> Plan | None:
     ranked = found[0].ranked(problem, device, 2) if found is not None else []
     if found is None or not ranked:
         return None
-    (us, config), (portfolio, where) = ranked[0], found
+    (us, config), (portfolio, of, where) = ranked[0], found
+    kernel = FAMILIES[problem.op][config.family]
+    current = of.counts(problem.op, kernel.name, kernel.digest)
     behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
     loss = portfolio.loss
     why = (
         f"predicted to be the fastest of the {len(portfolio.configs)} configs of {name}, {where}{behind}; at "
         f"{loss.sizes} sizes left out picks lost {loss.median:.1%} at the median, {loss.p95:.1%} at the 95th "
-        "percentile"
+        "percentile" + "; measured with another version of the kernel" * (not current)
     )
-    return Plan(problem, config, "predicted", device, us, why)
+    return Plan(problem, config, "predicted", device, us, why, current)
 
 
 def predicted(problem: Tiled, device: Device) -> Plan:
@@ -274,10 +287,25 @@ def interpreted(problem: Tiled) -> Plan:
 
 
 def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """Tell what was measured here, or ships: also of a call with more choice, but in mode "tune"."""
+    """Tell what is pinned, measured here, or ships: of a call with more choice too, but in mode "tune"."""
+    fixed = pinned(problem, device)
+    if fixed is not None:
+        return fixed
     asked = dict.fromkeys((problem, problem if mode == "tune" else _plainly(problem)))
     found = (_measured(problem, device, each) for each in asked)
     return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
+
+
+def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
+    """Return what is known, or foreseen, by measurements of the kernels as they are. Raises NotTunedError."""
+    found = (known, foreseen(problem, device) if known is None or not known.current else None)
+    plan = next((each for each in found if each is not None and each.current), None)
+    if plan is None:
+        raise NotTunedError(
+            f"mode is strict, nothing measured is remembered for {problem.label} on {device.name}, and its "
+            "class has no portfolio: run `tritile tune` for it, or with --calibrate, or use mode cached"
+        )
+    return plan
 
 
 def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
@@ -287,12 +315,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
         mode = "cached"
     known = None if mode == "off" else _remembered(problem, device, mode)
     if mode == "strict":
-        shipped = table.shipped(device)
-        if known is None or (known.source == "table" and not (shipped and _table_counts(shipped, problem))):
-            raise NotTunedError(
-                f"mode is strict and nothing measured is remembered for {problem.label} on {device.name}: "
-                "run `tritile tune` for it, or use mode cached"
-            )
+        return _strictly(known, problem, device)
     if known is not None and not (mode == "tune" and known.source == "table"):
         return known
     if mode == "tune":

@@ -17,7 +17,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
-from tritile.core.settings import cache_dir
+from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.portfolio import Portfolio, portfolio_of
@@ -303,6 +303,24 @@ def _of_like(arch: int | str, processors: int, gbps: float) -> Table | None:
     return None
 
 
+@functools.cache
+def _pinned(path: Path, changed: int) -> Table:
+    return read(path)
+
+
+def pinned(device: Device) -> Table | None:
+    """Return the table of `TRITILE_TABLE`, where that is of this GPU model; None where it is not, or not set.
+
+    It goes before what was measured on this machine. Raises InvalidValueError where the file is no table.
+    """
+    path = table_path()
+    if path is None:
+        return None
+    changed = path.stat().st_mtime_ns if path.exists() else 0
+    found = _pinned(path, changed)
+    return found if found.device["name"] == device.name else None
+
+
 def calibrated_path(device: Device) -> Path:
     """Return the file of portfolios that were measured on this machine for a GPU model."""
     return cache_dir() / f"{device.slug}.portfolios.json"
@@ -317,25 +335,34 @@ def _calibrated(path: Path, changed: int) -> Table | None:
         return None
 
 
-def portfolio(name: str, device: Device) -> tuple[Portfolio, str] | None:
-    """Return the portfolio of a class for a GPU, and where it comes from; None where there is none.
-
-    First of what `tritile tune --calibrate` measured here, then of what ships, then of what ships for a GPU
-    that is like it.
-    """
+def calibrated(device: Device) -> Table | None:
+    """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
     path = calibrated_path(device)
     try:
         own = _calibrated(path, path.stat().st_mtime_ns)
     except OSError:
         own = None
-    if own is not None and own.device["name"] == device.name and name in own.portfolios:
-        return own.portfolios[name], "measured here"
+    return own if own is not None and own.device["name"] == device.name else None
+
+
+def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
+    """Return the portfolio of a class for a GPU, its table, and where that comes from; None if there is none.
+
+    First of the table that is pinned, then of what `tritile tune --calibrate` measured here, then of what
+    ships, then of what ships for a GPU that is like it.
+    """
+    fixed = pinned(device)
+    if fixed is not None and name in fixed.portfolios:
+        return fixed.portfolios[name], fixed, "of the table that is pinned"
+    own = calibrated(device)
+    if own is not None and name in own.portfolios:
+        return own.portfolios[name], own, "measured here"
     found = shipped(device)
     if found is None or name not in found.portfolios:
         return None
     of = found.device["name"]
     where = "measured for this GPU" if of == device.name else f"measured for {of}, which is like it"
-    return found.portfolios[name], where
+    return found.portfolios[name], found, where
 
 
 def digest(table: Table | None) -> str:
