@@ -34,7 +34,7 @@ from tritile.tune.suites import Case
 Result = dict[str, Any]
 
 HOST: Final = "host"  # the op and the suite of what a call costs the host
-_APART: Final = ("invariance", "models")  # ops of lines of `tuning/OP.py`, which nobody reads here
+_APART: Final = ("invariance", "models", "rows")  # ops of lines of `tuning/OP.py`, which nobody reads here
 PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),

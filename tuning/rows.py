@@ -1,0 +1,117 @@
+"""Measure one weight at 120 numbers of rows that nobody chose, as a server meets them.
+
+    python tuning/rows.py [--results tuning/results/GPU] [--count 120] [--size 4096] [--mode cached]
+
+Row counts are drawn from 1 to 4096, from a seed that nobody chose: the tree hash of `tritile/` at HEAD, or
+TRITILE_SEED. Two processes make the same calls, one after the other: the first begins with nothing compiled
+and nothing remembered, the second finds what the first compiled, and remembers nothing. A call is timed with
+the host's clock to the end of its product; a second call of each size follows. Then each size is timed beside
+torch on the GPU. A line of each process is appended to `rows.jsonl`.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from unseen import seed
+
+PROCESSES = ("from nothing", "compiled ahead")
+
+
+def timed_ms(call: Any) -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def ratios(rows: list[int], size: int) -> list[float]:
+    """Torch's time by tritile's at each number of rows, in CUDA graphs side by side."""
+    from tritile.lab.report import bench
+    from tritile.tune.suites import Case
+
+    cases = [Case("rows", "matmul", "bfloat16", "NT", m=m, n=size, k=size) for m in rows]
+    return [round(one.torch_us / one.tritile_us, 4) for one in map(bench.measured, cases)]
+
+
+def measured(count: int, size: int, mode: str) -> dict[str, Any]:
+    import torch
+
+    import tritile
+    from tritile.lab.report.environment import environment
+    from tritile.runtime.compiles import compiles_heard
+
+    rows = random.Random(seed()).sample(range(1, 4097), count)
+    weight = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    inputs = [torch.randn(m, size, device="cuda", dtype=torch.bfloat16) for m in rows]
+    torch.matmul(inputs[0], weight.mT)  # torch's own first call is not ours
+    with tritile.mode(mode), compiles_heard() as compiled:
+        first = [timed_ms(lambda x=x: tritile.matmul(x, weight.mT)) for x in inputs]
+        second = [timed_ms(lambda x=x: tritile.matmul(x, weight.mT)) for x in inputs]
+    return {
+        "op": "rows",
+        "mode": mode,
+        "size": size,
+        "rows": rows,
+        "first_ms": [round(ms, 3) for ms in first],
+        "second_ms": [round(ms, 3) for ms in second],
+        "kernels": len(compiled),
+        "compile_s": round(sum(compiled), 2),
+        "ratio_torch": ratios(rows, size),
+        "env": environment() | {"seed": seed()},
+    }
+
+
+def summary(line: dict[str, Any]) -> str:
+    """One line to read: seconds of all first calls, how they are spread, kernels, ratios."""
+    first, second = sorted(line["first_ms"]), line["second_ms"]
+    ratio = sorted(line["ratio_torch"])
+    tail = first[int(0.95 * (len(first) - 1))]
+    return (
+        f"{line['process']}, mode {line['mode']}: first calls {sum(first) / 1e3:.2f} s in all, median "
+        f"{statistics.median(first):.2f} ms, 95% {tail:.2f}, worst {first[-1]:.1f}; {line['kernels']} "
+        f"kernels in {line['compile_s']:.1f} s; second calls median {statistics.median(second):.3f} ms; of "
+        f"torch {statistics.geometric_mean(ratio):.3f}, 5% {ratio[int(0.05 * (len(ratio) - 1))]:.3f}, worst "
+        f"{ratio[0]:.3f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--mode", default="cached")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measured(asked.count, asked.size, asked.mode)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for number, process in enumerate(PROCESSES):
+            caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TRITILE_CACHE_DIR": f"{folder}/{number}"}
+            run = subprocess.run(
+                [sys.executable, *sys.argv, "--one"], stdout=subprocess.PIPE, text=True, check=True,
+                env=os.environ | caches | {"TRITILE_SEED": seed()},
+            )  # fmt: skip
+            line = json.loads(run.stdout.splitlines()[-1]) | {"process": process}
+            print(summary(line))
+            if asked.results is not None:
+                asked.results.mkdir(parents=True, exist_ok=True)
+                with (asked.results / "rows.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
