@@ -59,8 +59,8 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
     """Of a product. `source` tells where its config comes from, as `tritile.Plan` does; asked last.
 
     - fp32 and fp64 in full precision: left (0.2 to 0.9 from 512 up, `square`, `ragged`, `fp64`).
-    - a problem that was measured, by its measurement, where the config is a measured one, or is
-      chosen by the model now as it was then.
+    - a problem that was measured, by its measurement, where the config is a measured one, or is predicted by
+      measurements at other sizes, or chosen by the model now as it was then.
     - 16-bit products of which an operand, or the result, has rows that do not start on 16 bytes, on Hopper:
       taken (1.56 to 7.2, `alignments`; 1.2 to 6.3, `ragged` and `llama`; 1.97 and more with an epilogue).
     - one that differs from a measured problem by less than a doubling of sizes in all: by that one's ratio;
@@ -75,7 +75,7 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
     posed = [problem] if not problem.epilogue else [problem, replace(problem, epilogue="")]
     for asked in posed:
         known = peers.exactly(asked)
-        if known is not None and source() in ("exact", "table", known.source):
+        if known is not None and source() in ("exact", "table", "predicted", known.source):
             if known.ratio < _NOISE:
                 return Judgement(False, "measured: torch is about as fast, or faster")
             return _ahead("measured: tritile is faster", known.torch_us)

@@ -1,5 +1,6 @@
 """Products reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -203,7 +204,7 @@ class MatmulCall:
     up: View | None = None
     invariant: bool = False
 
-    @property
+    @functools.cached_property
     def problem(self) -> MatmulProblem:
         """Tell what planning needs to know of this call."""
         return MatmulProblem(
