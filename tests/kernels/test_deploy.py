@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -30,12 +31,14 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import CompiledWarning, InvalidValueError, TuningError
 from tritile.families import registry as families
 from tritile.ops import run as running
-from tritile.planning import table
+from tritile.planning import plans, table
 from tritile.runtime import ahead, offline
 from tritile.runtime.compiles import compiles_heard
-from tritile.tune.deploy import fill, folder, modules
+from tritile.tune.deploy import fill, folder, modules, rows
+from tritile.tune.deploy import fill as deployment
 from tritile.tune.measure.child import Nursery
 from tritile.tune.measure.pool import CompilePool
+from tritile.tune.suites import Case
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
@@ -72,7 +75,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch, triton, tritile
-from tritile.runtime import ahead, launch, offline; from tritile.planning import table
+from tritile.runtime import ahead, launch, offline; from tritile.planning import plans, table
 from tritile.ops import matmul, permute
 
 heard = []
@@ -473,3 +476,52 @@ def test_a_split_call_compiles_each_of_its_parts():
         parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
     assert len(parts) > 1
     assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max
+
+
+def test_all_numbers_of_rows_of_a_weight():
+    """Every row count finds its kernel among those of the entries: a folder of these is all that is asked."""
+    case = Case("rows", "matmul", "bfloat16", "NT", m=1, n=320, k=192)
+    entries = list(rows.entries(case, 700, H200))
+    assert len(entries) < 40
+    kernels = {}
+    for problem, config in entries:
+        kernels.setdefault(config, set()).add(rows._compiled(problem, config, H200))
+    for m in (1, 2, 16, 33, 64, 129, 256, 300, 512, 640, 699, 700):
+        plan = plans.plan_for(replace(case, m=m).problem, H200, "cached")
+        assert rows._compiled(plan.problem, plan.config, H200) in kernels[plan.config]
+
+
+def test_kernels_told_apart_are_those_that_triton_tells_apart(tmp_path):
+    """Of two sizes with one key, the second compiles nothing."""
+    case = Case("rows", "matmul", "bfloat16", "NT", m=1, n=320, k=192)
+    same = {}
+    for m in range(65, 129):
+        problem = replace(case, m=m).problem
+        same.setdefault(rows._compiled(problem, tma(), H200), []).append(problem)
+    groups = [problems for problems in same.values() if len(problems) > 1]
+    assert groups
+    with knobs.cache.scope(), offline.compiling_for(H200, object()):
+        knobs.cache.dir = str(tmp_path)
+        for first, *_, last in groups[:2]:
+            with compiles_heard() as seconds:
+                [compiled() for compiled in ahead.compiles_for(first, tma(), H200)]
+            with compiles_heard() as again:
+                [compiled() for compiled in ahead.compiles_for(last, tma(), H200)]
+            assert again == []
+        assert len(seconds) <= 1
+
+
+def test_the_command_takes_weights(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        deployment, "check", lambda entries, *rest: asked.update(entries=entries) or fill.Found()
+    )
+    done = CliRunner().invoke(
+        cli.app,
+        ["compile", "--target", "nvidia-h200", "--weight", "320x192", "--layout", "NT", "--rows", "50",
+         "--check", str(tmp_path)],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert {(p.n, p.k, p.b_layout) for p, _ in asked["entries"]} == {(320, 192, "column")}
+    assert {p.m for p, _ in asked["entries"]} <= set(range(1, 51))
+    assert CliRunner().invoke(cli.app, ["compile", "--weight", "320", "--check", str(tmp_path)]).exit_code

@@ -26,14 +26,17 @@ from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import plans, table
+from tritile.tune import suites
 from tritile.tune.deploy import fill as deployment
+from tritile.tune.deploy import rows as any_rows
 
 _HELP: Final = (
     "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing.",
-    "Compiled is what calls use for the problems of a table (default: the one shipped for the GPU), or of "
-    "suites and shapes. A process that starts with TRITON_CACHE_DIR set to the folder finds every kernel in "
-    "it, and the modules that Triton itself builds with a C compiler. The easiest way is to run this while "
-    "the image of a container is built, and then --check in the finished image.",
+    "Compiled is what calls use for the problems of a table (default: the one shipped for the GPU), of "
+    "suites and shapes, or of any number of rows beside a --weight. A process that starts with "
+    "TRITON_CACHE_DIR set to the folder finds every kernel in it, and the modules that Triton itself builds "
+    "with a C compiler. The easiest way is to run this while the image of a container is built, and then "
+    "--check in the finished image.",
     "Triton finds a kernel by a key. For the keys to agree both sides need the same tritile and the same "
     "build of Triton, file for file (and so the same minor version of Python), the same ptxas and libdevice, "
     "and the same values of TRITON_DEBUG, TRITON_DEFAULT_FP_FUSION, TRITON_OVERRIDE_ARCH, "
@@ -88,6 +91,11 @@ def compile_(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(help="NxK: what products with such a weight compile, whatever the number of rows."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="With --weight: the most rows.")] = 16384,
     from_table: Annotated[
         Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote.")
     ] = None,
@@ -113,7 +121,7 @@ def compile_(
         raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
-    named = bool(shapes or suite)
+    named = bool(shapes or suite or weight)
     if batch_invariant and not named:
         raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
     given = table.read(from_table) if from_table else None
@@ -124,11 +132,14 @@ def compile_(
     for entry in given.entries if given else ():
         if isinstance(entry.problem, Tiled):
             entries.append((entry.problem, entry.config))
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if named else []
+    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
     for problem in problems_of(cases, batch_invariant):
         plan = plans.plan_for(problem, device, "cached")
         assert plan is not None
         entries.append((plan.problem, plan.config))
+    for text in weight or ():
+        case = suites.parse_shape(f"1x{text}", op, dtype, layout)
+        entries += any_rows.entries(case, rows, device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
         found = deployment.check(entries, device, check, at)
