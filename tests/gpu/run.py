@@ -44,7 +44,7 @@ CONCERNS = {
         "tune/decorated",
         "tune/measure",
     ),
-    "test_calibrate_gpu.py": ("matmul/", "tune/calibrate", "tune/now", "tune/measure", "planning/portfolio"),
+    "test_calibrate_gpu.py": ("", "tune/calibrate", "tune/now", "tune/measure", "planning/portfolio"),
     "test_complex_gpu.py": ("matmul/",),
     "test_deploy_gpu.py": ("matmul/", "tune/deploy", "planning/table"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),

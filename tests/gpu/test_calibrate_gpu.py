@@ -12,6 +12,7 @@ from tritile.planning import plans
 from tritile.tune.calibrate import run, sweep
 from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.measure.timing import Graph
+from tritile.tune.subject import torch_calls
 
 pytestmark = pytest.mark.gpu
 
@@ -35,8 +36,8 @@ def test_a_sweep_times_configs_and_torch(name):
     for row in rows:
         least = row.problem.bytes / peak / 2  # what lies in the L2 cache comes faster
         assert all(least < us < 1e5 for us in row.times.values())
-        assert row.torch_us is not None
-        assert least < row.torch_us < 1e5
+        assert (row.torch_us is None) == (row.problem.op not in torch_calls.RUNS)
+        assert row.torch_us is None or least < row.torch_us < 1e5
 
 
 def test_mode_tune_races_the_likeliest(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
@@ -71,7 +71,7 @@ def test_a_class_takes_what_is_drawn_of_it_and_others(name):
 
 
 def test_every_class_is_drawn_and_taken():
-    assert set(MEASURED) == set(DRAWS) == set(TAKEN) | set(PERMUTED)
+    assert set(MEASURED) == set(DRAWS) == {*TAKEN, *PERMUTED, "weights"}
     assert {each.op for each in MEASURED.values()} == set(FORMULAS)
     assert drawn("fp8", 5, "a") == drawn("fp8", 5, "a") != drawn("fp8", 5, "b")
 
@@ -121,6 +121,25 @@ def test_times_of_permutations_are_the_models_at_first():
         for problem, us in zip(problems, one_by_one, strict=True):
             parts = formula.facts(problem, H200, config)
             assert max(parts) < us - PermuteConstants().start <= sum(parts)
+
+
+def test_facts_of_packed_weights():
+    problem = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
+    assert class_of(problem) == class_of(replace(problem, bits=8, group_size=32)) == "weights"
+    in_registers, in_memory = (
+        FORMULAS[problem.op].facts(problem, H200, unpacked) for unpacked in (False, True)
+    )
+    assert (in_registers.bytes_b, in_registers.copied, in_registers.copies) == (problem.weight_bytes, 0, 0)
+    assert in_memory.bytes_b == problem.unpacked_bytes
+    assert 2 * in_memory.copied == problem.weight_bytes + problem.unpacked_bytes
+    for config in legal_configs(problem, H200)[::99]:
+        formula = FORMULAS[problem.op]
+        shape = formula.shape(config, problem, H200)
+        assert (
+            0
+            < formula.us(shape, formula.facts(problem, H200, formula.key(config)), formula.begin(shape))
+            < 1e4
+        )
 
 
 def test_a_portfolio_of_permutations():

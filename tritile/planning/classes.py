@@ -7,7 +7,7 @@ matter.
 
 from typing import Final, NamedTuple
 
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, QuantizedProblem, Tiled
 
 
 class Class(NamedTuple):
@@ -25,6 +25,7 @@ MEASURED: Final = {
     "parts": Class("matmul", "float32 by fp16x3, NN and NT"),
     "fp8": Class("matmul", "float8_e4m3fn NT, rows on 16 bytes"),
     "int8": Class("matmul", "int8 NT, rows on 16 bytes"),
+    "weights": Class("linear_quantized", "bfloat16 by int4 in groups of 128"),
     **{f"turned-{size}": Class("permute", f"{size}-byte elements, turned over") for size in (1, 2, 4, 8, 16)},
     "kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
 }
@@ -38,6 +39,8 @@ def class_of(problem: Tiled) -> str | None:
     """
     if isinstance(problem, PermuteProblem):
         return f"turned-{problem.itemsize}" if problem.turns else "kept"
+    if isinstance(problem, QuantizedProblem):
+        return "weights"
     if not isinstance(problem, MatmulProblem):
         return None
     core = problem.core

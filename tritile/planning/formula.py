@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem
+from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.families.common.operands import copied
 from tritile.families.permute.family import parts_us
 from tritile.families.registry import FAMILIES
@@ -114,11 +114,12 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
 
 
-def shape_of(config: Config, problem: MatmulProblem, device: Device) -> Shape:
+def shape_of(config: Config, problem: MatmulProblem | QuantizedProblem, device: Device) -> Shape:
     """Tell what of a config its time depends on, for a class of problems of which this is one."""
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
-    together = resident(config, problem.core, device) if resident is not None else 1
+    core = getattr(problem, "core", problem)
+    together = resident(config, core, device) if resident is not None else 1
     m, n, k = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"]
     return Shape(m, n, k, kwargs.get("SPLIT_K", 1), kwargs.get("PERSISTENT", False), together)
 
@@ -147,6 +148,20 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
         int(a_row % SECTOR != 0), int(b_row % SECTOR != 0), int(out_row % SECTOR != 0),
         int(a_row % LINE != 0), int(b_row % LINE != 0), int(core.b_layout == "row"),
         moved, int(moved > 0), device.processors,
+    )  # fmt: skip
+
+
+def packed_facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
+    """Tell the same of a product with a packed weight; `unpacked`: in memory first, and not in registers."""
+    m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
+    each = size if unpacked else problem.bits / 8
+    weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
+    reread = min(1.0, max(0.0, 2 * weight / device.l2_bytes - 1))
+    odd_x, odd_out = (int(row * size % SECTOR != 0) for row in (k, n))
+    moved = (problem.weight_bytes + problem.unpacked_bytes) / 2 if unpacked else 0
+    return Facts(
+        m, n, k, 1, size, each, m * k * size, weight, m * n * size, reread,
+        odd_x, 0, odd_out, int(k * size % LINE != 0), 0, 0, moved, int(unpacked), device.processors,
     )  # fmt: skip
 
 
@@ -196,10 +211,14 @@ class Formula:
 
 
 _BY_POINTERS: Final = "tile"  # the family that copies no operand first
+_UNPACKED: Final = "unpacked"  # the family that unpacks a weight in memory first
 
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(
         Constants, lambda config: config.family != _BY_POINTERS, facts_of, shape_of, product_us, _begin
+    ),
+    QuantizedProblem.op: Formula(
+        Constants, lambda config: config.family == _UNPACKED, packed_facts_of, shape_of, product_us, _begin
     ),
     PermuteProblem.op: Formula(
         PermuteConstants,

@@ -14,6 +14,7 @@ MOVED: Final = 1e6, 1e9  # bytes of what is permuted
 OF_SIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
+_WEIGHT: Final = 1 << 29  # elements of a packed weight
 
 Dice = random.Random
 Draw = Callable[[Dice, int], Case]  # a case of the class; the number counts them
@@ -71,6 +72,13 @@ def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], 
             return shape, dims
 
 
+def _weight(dice: Dice, turn: int) -> Case:
+    while True:
+        m, (n, k) = log_uniform(dice, 1, 4096), (sized(dice, 256, 32768, 128) for _ in range(2))
+        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1] and n * k <= _WEIGHT:
+            return Case(_NAME, "linear_quantized", "bfloat16", "int4/128", m=m, n=n, k=k)
+
+
 def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
     def draw(dice: Dice, turn: int) -> Case:
         while True:
@@ -92,6 +100,7 @@ DRAWS: Final[dict[str, Draw]] = {
     ),
     "fp8": lambda dice, turn: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
     "int8": lambda dice, turn: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+    "weights": _weight,
     **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_SIZE)) for size in OF_SIZE},
     "kept": _permuted("kept", tuple(OF_SIZE)),
 }
