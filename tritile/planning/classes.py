@@ -7,7 +7,7 @@ matter.
 
 from typing import Final, NamedTuple
 
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, QuantizedProblem, Tiled
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tiled
 
 
 class Class(NamedTuple):
@@ -39,10 +39,8 @@ def class_of(problem: Tiled) -> str | None:
     """
     if isinstance(problem, PermuteProblem):
         return f"turned-{problem.itemsize}" if problem.turns else "kept"
-    if isinstance(problem, QuantizedProblem):
-        return "weights"
     if not isinstance(problem, MatmulProblem):
-        return None
+        return "weights" if problem.op == MEASURED["weights"].op else None
     core = problem.core
     if core.promoted:
         return "parts"

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
+from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.operands import copied
 from tritile.families.permute.family import parts_us
+from tritile.families.quantized import family as packed
+from tritile.families.quantized import unpacked
 from tritile.families.registry import FAMILIES
-
-SECTOR: Final = 32  # bytes that memory moves at once
-LINE: Final = 128  # bytes that a cache looks up at once
 
 
 @dataclass(frozen=True)
@@ -52,30 +52,6 @@ class Shape(NamedTuple):
     split: int
     persistent: bool
     resident: int
-
-
-class Facts(NamedTuple):
-    """What of a product its time depends on: numbers, or tensors with one for each of many products."""
-
-    m: Any
-    n: Any
-    k: Any
-    batch: Any
-    size_a: Any  # bytes an element
-    size_b: Any
-    bytes_a: Any  # of one matrix
-    bytes_b: Any
-    bytes_out: Any  # of all results
-    reread: Any  # share of b that each band of tiles but the first reads from device memory once more
-    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
-    odd_b: Any
-    odd_out: Any
-    off_a: Any  # 1 where they do not start on lines
-    off_b: Any
-    by_row: Any  # 1 where columns of b lie side by side, 0 where K does
-    copied: Any  # bytes of operands that are copied first
-    copies: Any  # 1 where there are any, else 0
-    processors: Any
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -114,7 +90,7 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
 
 
-def shape_of(config: Config, problem: MatmulProblem | QuantizedProblem, device: Device) -> Shape:
+def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     """Tell what of a config its time depends on, for a class of problems of which this is one."""
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
@@ -148,20 +124,6 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
         int(a_row % SECTOR != 0), int(b_row % SECTOR != 0), int(out_row % SECTOR != 0),
         int(a_row % LINE != 0), int(b_row % LINE != 0), int(core.b_layout == "row"),
         moved, int(moved > 0), device.processors,
-    )  # fmt: skip
-
-
-def packed_facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
-    """Tell the same of a product with a packed weight; `unpacked`: in memory first, and not in registers."""
-    m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
-    each = size if unpacked else problem.bits / 8
-    weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
-    reread = min(1.0, max(0.0, 2 * weight / device.l2_bytes - 1))
-    odd_x, odd_out = (int(row * size % SECTOR != 0) for row in (k, n))
-    moved = (problem.weight_bytes + problem.unpacked_bytes) / 2 if unpacked else 0
-    return Facts(
-        m, n, k, 1, size, each, m * k * size, weight, m * n * size, reread,
-        odd_x, 0, odd_out, int(k * size % LINE != 0), 0, 0, moved, int(unpacked), device.processors,
     )  # fmt: skip
 
 
@@ -211,14 +173,18 @@ class Formula:
 
 
 _BY_POINTERS: Final = "tile"  # the family that copies no operand first
-_UNPACKED: Final = "unpacked"  # the family that unpacks a weight in memory first
 
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(
         Constants, lambda config: config.family != _BY_POINTERS, facts_of, shape_of, product_us, _begin
     ),
-    QuantizedProblem.op: Formula(
-        Constants, lambda config: config.family == _UNPACKED, packed_facts_of, shape_of, product_us, _begin
+    packed.TILE.op: Formula(
+        Constants,
+        lambda config: config.family == unpacked.NAME,
+        packed.facts_of,
+        shape_of,
+        product_us,
+        _begin,
     ),
     PermuteProblem.op: Formula(
         PermuteConstants,

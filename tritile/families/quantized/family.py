@@ -18,6 +18,7 @@ from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault
 from tritile.families.common.descriptors import BARRIER, polls
+from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, options, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
@@ -204,6 +205,20 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     registers = min(255, held + (64 if config.family == NAME else 32))  # pointers to x take some
     by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
+
+
+def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
+    """Tell what its time depends on; `unpacked`: the weight is unpacked in memory first."""
+    m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
+    each = size if unpacked else problem.bits / 8
+    weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
+    reread = min(1.0, max(0.0, 2 * weight / device.l2_bytes - 1))
+    odd_x, odd_out = (int(row * size % SECTOR != 0) for row in (k, n))
+    moved = (problem.weight_bytes + problem.unpacked_bytes) / 2 if unpacked else 0
+    return Facts(
+        m, n, k, 1, size, each, m * k * size, weight, m * n * size, reread,
+        odd_x, 0, odd_out, int(k * size % LINE != 0), 0, 0, moved, int(unpacked), device.processors,
+    )  # fmt: skip
 
 
 def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:

@@ -22,7 +22,7 @@ from tritile.errors import TuningError
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
 HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
 _MAX_COPIES = 400
-_REPLAYS = 12  # of neutral kernels
+_REPLAYS = 60  # of neutral kernels, by the first half of which clocks of an idle GPU have risen
 _LEAST_US = 0.1  # of a graph: less is the clock's
 
 
@@ -95,7 +95,7 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
 def _between_us(device: int, count: int) -> float:
     """Return the microseconds of so many neutral kernels alone."""
     graph = _captured(lambda call: None, range(count))
-    return statistics.median([_replayed_us(graph.replay) for _ in range(_REPLAYS)][1:])
+    return statistics.median([_replayed_us(graph.replay) for _ in range(_REPLAYS)][_REPLAYS // 2 :])
 
 
 class Graph:

@@ -1,0 +1,30 @@
+"""What of a product decides, beside its config, how long it takes: see `tritile.planning.formula`."""
+
+from typing import Any, Final, NamedTuple
+
+SECTOR: Final = 32  # bytes that memory moves at once
+LINE: Final = 128  # bytes that a cache looks up at once
+
+
+class Facts(NamedTuple):
+    """What of a product its time depends on: numbers, or tensors with one for each of many products."""
+
+    m: Any
+    n: Any
+    k: Any
+    batch: Any
+    size_a: Any  # bytes an element
+    size_b: Any
+    bytes_a: Any  # of one matrix
+    bytes_b: Any
+    bytes_out: Any  # of all results
+    reread: Any  # share of b that each band of tiles but the first reads from device memory once more
+    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
+    odd_b: Any
+    odd_out: Any
+    off_a: Any  # 1 where they do not start on lines
+    off_b: Any
+    by_row: Any  # 1 where columns of b lie side by side, 0 where K does
+    copied: Any  # bytes of operands that are copied first
+    copies: Any  # 1 where there are any, else 0
+    processors: Any
