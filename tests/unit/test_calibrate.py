@@ -202,3 +202,27 @@ def test_what_is_no_class_is_refused(names):
 def test_all_classes():
     assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
     assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
+
+
+def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(timed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(20))
+    path = tmp_path / "own.json"
+
+    def calibrate(sizes, seconds=math.inf, device=H200):
+        calibrating.calibrate(["halves-nt"], device, sizes, 20, seconds, path, None)
+        return table.read(path).portfolios["halves-nt"]
+
+    whole = calibrate(40)
+    assert calibrate(40, seconds=0.0) == whole
+    assert calibrate(60) != whole
+    other = replace(H200, name="NVIDIA X1")
+    with pytest.raises(InvalidValueError, match="NVIDIA H200"):
+        calibrate(40, device=other)
+    old = table.read(path)
+    stale = replace(
+        old, kernels=dict.fromkeys(old.kernels, "0" * 16), portfolios={"fp8": replace(whole, name="fp8")}
+    )
+    table.write(stale, path)
+    calibrate(40)
+    assert set(table.read(path).portfolios) == {"halves-nt"}

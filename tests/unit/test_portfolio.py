@@ -217,6 +217,10 @@ def damaged(change):
         damaged(lambda d: d["members"][0]["constants"].__setitem__(3, 0.0)),
         damaged(lambda d: d["members"][0]["constants"].__setitem__(3, "0.2")),
         damaged(lambda d: d["members"][0]["config"].update(num_warps=0)),
+        damaged(lambda d: d["members"][0]["config"].update(family="none")),
+        damaged(lambda d: d["members"][0]["config"]["kwargs"].pop("BLOCK_K")),
+        damaged(lambda d: d["members"][0]["config"]["kwargs"].update(BLOCK_K=0)),
+        damaged(lambda d: d["members"][0]["constants"].__setitem__(13, 400.0)),
     ],
 )  # fmt: skip
 def test_what_is_no_portfolio_is_refused(data):
@@ -231,8 +235,9 @@ def test_a_table_keeps_its_portfolios(tmp_path):
     table.write(made, tmp_path / "gpu.json")
     read = table.read(tmp_path / "gpu.json")
     assert read.portfolios["halves-nt"].configs == members().configs
-    later = table.Table(H200.to_dict(), True, {}, (), None, {"fp8": replace(members(), name="fp8")})
-    assert set(table.completed(later, read).portfolios) == {"fp8", "halves-nt"}
+    later = table.Table(H200.to_dict(), True, digests(), (), None, {"fp8": replace(members(), name="fp8")})
+    assert set(table.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
+    assert set(table.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
     assert table.digest(read) != table.digest(replace(read, portfolios={}))
     text = json.loads((tmp_path / "gpu.json").read_text())
     text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
@@ -314,10 +319,11 @@ def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
             H200.to_dict(), True, digests(), (table.Entry(PRODUCT, slow, 9.0),), None, {"halves-nt": own}
         )
     )
-    for mode in ("cached", "strict"):
+    for mode in ("cached", "strict", "tune"):
         plan = plans.plan_for(PRODUCT, H200, mode)
-        assert (plan.source, plan.config, plan.us) == ("table", slow, 9.0)
+        assert (plan.source, plan.config, plan.us) == ("pinned", slow, 9.0)
         assert "pinned" in plan.why
+    for mode in ("cached", "strict"):
         other = plans.plan_for(replace(PRODUCT, m=778), H200, mode)
         assert (other.source, other.config) == ("predicted", own.ranked(other.problem, H200, 1)[0][1])
         assert "pinned" in other.why
@@ -326,6 +332,16 @@ def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
     plans.forget()
     with pytest.raises(InvalidValueError, match="/no/such/file"):
         plans.plan_for(PRODUCT, H200, "cached")
+
+
+def test_strict_passes_by_a_pin_of_other_kernels(pin):
+    measured = legal_configs(UNSERVED[0], H200)[0]
+    kernel = FAMILIES["matmul"][measured.family]
+    store_of(H200).add(kernel.digest, Trial(UNSERVED[0], measured, 5.0, error=1e-3))
+    older = dict.fromkeys(digests(), "0" * 16)
+    pin(table.Table(H200.to_dict(), True, older, (table.Entry(UNSERVED[0], measured, 9.0),)))
+    assert plans.plan_for(UNSERVED[0], H200, "cached").source == "pinned"
+    assert plans.plan_for(UNSERVED[0], H200, "strict").source == "exact"
 
 
 def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):

@@ -9,10 +9,11 @@ from pathlib import Path
 from tritile.cli.app import console, interruptible, progress, say
 from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, TuningError
 from tritile.families.registry import digests
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
+from tritile.planning.portfolio import Portfolio
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, sweep
@@ -45,29 +46,49 @@ def calibrate(
     """
     path = output or table.calibrated_path(device)
     old = table.read(path) if path.exists() else table.Table(device.to_dict(), True, {}, ())
+    if old.device["name"] != device.name or not old.measured:
+        raise InvalidValueError(f"{path} is of {old.device['name']}, and here is {device.name}: name another")
+    known = table.current_portfolios(old)
     with interruptible() as keep_on:
         for name in classes_of(names):
             begun = time.monotonic()
-            rows = []
-            for row in _swept(name, device, sizes, count):
-                rows.append(row)
-                if time.monotonic() - begun > seconds or not keep_on():
-                    break
-            if sweeps is not None:
-                keep(sweeps / f"{name}.jsonl", device, rows)
-            found = run.Measured(name, rows, device).portfolio()
-            old = replace(old, kernels=digests(), portfolios={**old.portfolios, name: found})
-            table.write(old, path)
-            loss, took = found.loss, time.monotonic() - begun
-            console.print(
-                f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost "
-                f"{loss.median:.2%} (median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst); {took:.0f} s",
-                highlight=False,
-            )
+            rows: list[Row] = []
+            try:
+                for row in _swept(name, device, sizes, count):
+                    rows.append(row)
+                    if time.monotonic() - begun > seconds or not keep_on():
+                        break
+            finally:
+                if sweeps is not None and rows:
+                    keep(sweeps / f"{name}.jsonl", device, rows)
+            took, before = time.monotonic() - begun, known.get(name)
+            if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
+                say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
+            else:
+                found = _fitted(name, rows, device)
+                known |= {} if found is None else {name: found}
+                table.write(replace(old, kernels=digests(), portfolios=known), path)
+                console.print(f"{name}: {took:.0f} s")
             if not keep_on():
                 break
     plans.forget()
     console.print(f"portfolios are in {path}")
+
+
+def _fitted(name: str, rows: Sequence[Row], device: Device) -> Portfolio | None:
+    """Return the portfolio of what was measured, telling what its picks lose; None of too few sizes."""
+    try:
+        found = run.Measured(name, rows, device).portfolio()
+    except TuningError as error:
+        say(str(error))
+        return None
+    loss = found.loss
+    console.print(
+        f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
+        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
+        highlight=False,
+    )
+    return found
 
 
 def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[Row]:

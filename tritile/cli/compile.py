@@ -24,6 +24,7 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError
 from tritile.planning import plans, table
 from tritile.tune import suites
@@ -138,8 +139,11 @@ def compile_(
         assert plan is not None
         entries.append((plan.problem, plan.config))
     for text in weight or ():
+        if text.lower().count("x") != 1:
+            raise InvalidValueError(f"--weight {text!r}: wanted NxK")
         case = suites.parse_shape(f"1x{text}", op, dtype, layout)
-        entries += any_rows.entries(case, rows, device)
+        invariant = is_batch_invariant() if batch_invariant is None else batch_invariant
+        entries += any_rows.entries(case, rows, device, invariant)
     entries = list(dict.fromkeys(entries))
     if check is not None:
         found = deployment.check(entries, device, check, at)

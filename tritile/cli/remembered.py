@@ -75,7 +75,7 @@ def export(
     kernels = families.digests()
     made = table.from_store(store_of(device), device, kernels)
     own = table.calibrated(device)
-    made = dataclasses.replace(made, portfolios=own.portfolios if own is not None else {})
+    made = dataclasses.replace(made, portfolios=table.current_portfolios(own) if own is not None else {})
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)

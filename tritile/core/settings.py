@@ -191,17 +191,23 @@ def tune_log() -> Path | None:
 
     Raises InvalidValueError where that is in the home folder of nobody known.
     """
-    given = os.environ.get("TRITILE_TUNE_LOG")
+    return _named_file("TRITILE_TUNE_LOG")
+
+
+def _named_file(variable: str) -> Path | None:
+    given = os.environ.get(variable)
     try:
         return Path(given).expanduser() if given else None
     except RuntimeError as error:
-        raise InvalidValueError(f"TRITILE_TUNE_LOG is {given!r}: {error}") from None
+        raise InvalidValueError(f"{variable} is {given!r}: {error}") from None
 
 
 def table_path() -> Path | None:
-    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none."""
-    given = os.environ.get("TRITILE_TABLE")
-    return Path(given).expanduser() if given else None
+    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none.
+
+    Raises InvalidValueError where that is in the home folder of nobody known.
+    """
+    return _named_file("TRITILE_TABLE")
 
 
 def cache_dir() -> Path:

@@ -34,7 +34,7 @@ _LEAST_MOVED: Final = 1 << 19  # the smallest measured, of 512x512 uint8
 # How far a measured neighbour must be ahead, by where the config of the problem itself comes from: a
 # neighbour's winner was 15% slower than the problem's own (median), the model's pick 1.3%, at worst 22%
 # (`study.json`).
-_NEEDED: Final = {"exact": 1.05, "table": 1.05, "predicted": 1.2, "near": 1.2, "model": 1.2}
+_NEEDED: Final = {"exact": 1.05, "pinned": 1.05, "table": 1.05, "predicted": 1.2, "near": 1.2, "model": 1.2}
 
 Source = Callable[[], str]
 
@@ -75,7 +75,7 @@ def product(problem: MatmulProblem, device: Device, peers: Peers, source: Source
     posed = [problem] if not problem.epilogue else [problem, replace(problem, epilogue="")]
     for asked in posed:
         known = peers.exactly(asked)
-        if known is not None and source() in ("exact", "table", "predicted", known.source):
+        if known is not None and source() in ("exact", "pinned", "table", "predicted", known.source):
             if known.ratio < _NOISE:
                 return Judgement(False, "measured: torch is about as fast, or faster")
             return _ahead("measured: tritile is faster", known.torch_us)

@@ -36,7 +36,8 @@ _MANY: Final = 80  # configs that won somewhere, from which on the model need no
 class Plan:
     """What would run for a problem, and why.
 
-    `source`: "exact" (measured here for just this problem), "table" (shipped with tritile), "predicted" (of
+    `source`: "exact" (measured here for just this problem), "pinned" (in the table of
+    TRITILE_TABLE), "table" (shipped with tritile), "predicted" (of
     the class's portfolio, by times measured at other sizes), "near" (a tuned neighbour's config), "model"
     (predicted with nothing of its class measured: `why` tells), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
@@ -120,7 +121,7 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
         return None
     current = _table_counts(found, problem)
     why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
-    return Plan(problem, entry.config, "table", device, entry.us, why, current)
+    return Plan(problem, entry.config, "pinned", device, entry.us, why, current)
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
@@ -289,7 +290,7 @@ def interpreted(problem: Tiled) -> Plan:
 def _remembered(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """Tell what is pinned, measured here, or ships: of a call with more choice too, but in mode "tune"."""
     fixed = pinned(problem, device)
-    if fixed is not None:
+    if fixed is not None and (fixed.current or mode != "strict"):
         return fixed
     asked = dict.fromkeys((problem, problem if mode == "tune" else _plainly(problem)))
     found = (_measured(problem, device, each) for each in asked)

@@ -7,12 +7,15 @@ from typing import Any, Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning.classes import MEASURED
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
 MOST: Final = 48  # configs
+RACED: Final = 8  # of them, the likeliest at a size, that mode "tune" times
+_BLEND: Final = 32.0  # of constants that are powers: more overflows
 _SMALLEST: Final = 1e-12  # of a constant
 _LARGEST: Final = 1e12
 
@@ -92,14 +95,27 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
         )
         values = member["constants"]
         _check(isinstance(values, list) and len(values) == count, f"{name}: wanted {count} constants")
-        configs.append(Config.from_dict(member["config"]))
+        configs.append(_offered(Config.from_dict(member["config"]), MEASURED[name].op, name))
         constants.append(kind(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
+        _check(constants[-1].blend <= _BLEND, f"{name}: a blend of {constants[-1].blend}, above {_BLEND}")
     _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
     names = [f.name for f in fields(Loss)]
     _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
     sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
     shares = [_number(loss[each], 0, 1e3) for each in names[1:]]
     return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares))
+
+
+def _offered(config: Config, op: str, name: str) -> Config:
+    """Return a config that a family of the operation has. Raises InvalidValueError for another."""
+    family = FAMILIES[op].get(config.family)
+    _check(family is not None, f"{name}: {config.family!r} is no family of {op}")
+    assert family is not None
+    names = {each for each, _ in next(iter(family.space())).kwargs}
+    _check({each for each, _ in config.kwargs} == names, f"{name}: {config} is not of {sorted(names)}")
+    blocks = [value for each, value in config.kwargs if not isinstance(value, bool)]
+    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{name}: {config}: wanted blocks")
+    return config
 
 
 def _number(value: Any, low: float, high: float) -> float:

@@ -54,7 +54,13 @@ def share(device_of: Callable[[], Device], group: Any = None) -> None:
     def described() -> tuple[Device, dict[str, str]]:
         device = device_of()
         facts = facts_of(device)
-        return device, facts | {"mode": current_mode(), "shipped table": table.digest(table.shipped(device))}
+        tables = {
+            "shipped table": table.shipped(device),
+            "pinned table": table.pinned(device),
+            "portfolios measured here": table.calibrated(device),
+        }
+        digests = {name: table.digest(found) for name, found in tables.items()}
+        return device, facts | {"mode": current_mode()} | digests
 
     found, why = _attempted(described)
     everyone = _gathered({"facts": found and found[1], "failure": why}, group)

@@ -20,6 +20,7 @@ from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
+from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
 from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, rank
@@ -248,6 +249,17 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
     return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
 
 
+def current_portfolios(table: Table) -> dict[str, Portfolio]:
+    """Return the portfolios of a table that were measured with the kernels as they are."""
+
+    def counts(portfolio: Portfolio) -> bool:
+        families = FAMILIES[MEASURED[portfolio.name].op]
+        used = {config.family for config in portfolio.configs}
+        return all(table.kernels.get(families[each].label) == families[each].digest for each in used)
+
+    return {name: each for name, each in table.portfolios.items() if counts(each)}
+
+
 def completed(table: Table, old: Table) -> Table:
     """Return the table, with the entries of an older one for problems it lacks.
 
@@ -265,7 +277,9 @@ def completed(table: Table, old: Table) -> Table:
     ]
     loss = old.loss if kept else table.loss
     entries = tuple(sorted((*table.entries, *kept), key=_order))
-    return replace(table, entries=entries, loss=loss, portfolios={**old.portfolios, **table.portfolios})
+    return replace(
+        table, entries=entries, loss=loss, portfolios={**current_portfolios(old), **table.portfolios}
+    )
 
 
 def _folder() -> Traversable:

@@ -1,22 +1,27 @@
 """Measuring a problem at its first call in mode "tune"."""
 
 import contextlib
+import threading
 from dataclasses import replace
+from typing import Final
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.core.threads import at_fork
 from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.planning import plans
+from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import now
 from tritile.tune.measure.timing import timing_of
@@ -24,7 +29,8 @@ from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers, searched_now
 from tritile.tune.subject.operands import copies_of, run_of
 
-LIKELIEST = 8
+_racing: Final = threading.RLock()
+at_fork(_racing)
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
@@ -32,34 +38,40 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
-    likely = plans.likely(problem, device, LIKELIEST)
-    fastest = _fastest(problem, likely, device, gpu) if likely else None
+    likely, fastest = plans.likely(problem, device, RACED), None
+    if likely:
+        # One race at a time, with random numbers that the program's own do not feel.
+        with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
+            try:
+                fastest = _fastest(problem, likely, device, gpu)
+            except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
+                fastest = None
+            torch.cuda.empty_cache()
     return fastest or searched_now(problem, device, gpu)
 
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
     """Time configs side by side in this process; None where none is right."""
-    store, known = store_of(device), FAMILIES[problem.op]
-    with torch.cuda.device(gpu):
-        calls = copies_of(problem, device, launches(problem))
-        _compile(calls[0], likely, device, gpu)
-        samples = raced(calls, likely, flusher(device))
-        trials = {}
-        for config, times in samples.items():
-            timing = timing_of(times)
-            trials[config] = Trial(problem, config, timing.us, timing.spread, measured_utc=now())
-        winner = None
-        for config in settled(samples) if samples else ():
-            try:
-                error = answers.check(run_of(launch.prepare(calls[0], config)), calls[0], every=False)
-            except TuningError as wrong:
-                trials[config] = replace(trials[config], us=None, failure=str(wrong))
-                continue
-            winner, trials[config] = config, replace(trials[config], error=error)
-            break
-        for config, trial in trials.items():
-            store.add(known[config.family].digest, trial)
-        return winner
+    keep, known = keeper(store_of(device)), FAMILIES[problem.op]
+    calls = copies_of(problem, device, launches(problem))
+    _compile(calls[0], likely, device, gpu)
+    samples = raced(calls, likely, flusher(device))
+    trials = {}
+    for config, times in samples.items():
+        timing = timing_of(times)
+        trials[config] = Trial(problem, config, timing.us, timing.spread, measured_utc=now())
+    winner = None
+    for config in settled(samples) if samples else ():
+        try:
+            error = answers.check(run_of(launch.prepare(calls[0], config)), calls[0], every=False)
+        except TuningError as wrong:
+            trials[config] = replace(trials[config], us=None, failure=str(wrong))
+            continue
+        winner, trials[config] = config, replace(trials[config], error=error)
+        break
+    for config, trial in trials.items():
+        keep(known[config.family].digest, trial)
+    return winner
 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:

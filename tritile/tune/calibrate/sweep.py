@@ -176,8 +176,11 @@ def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: T
     with torch_fp32():
         samples = raced(calls, configs, operands.flush, tell)
         run = torch_calls.RUNS.get(problem.op)
-        if run is not None:
-            torch_us = statistics.median(timed_again(Graph(run, calls, operands.flush)))
+        try:
+            if run is not None:
+                torch_us = statistics.median(timed_again(Graph(run, calls, operands.flush)))
+        except (TuningError, RuntimeError) as error:  # torch multiplies no int8 of 16 rows and fewer
+            tell(f"{problem.label}: torch: {brief(error)}")
     return Row(problem, {config: statistics.median(times) for config, times in samples.items()}, torch_us)
 
 
@@ -204,13 +207,14 @@ def raced(
     What does not run is told, and left out. `flush` empties the L2 cache.
     """
     graphs: dict[Config, Graph] = {}
+    samples: dict[Config, list[float]] = {}
     for config in configs:
         try:
             graphs[config] = Graph(run_of(launch.prepare(calls[0], config)), calls, flush)
             graphs[config].time_us()  # the first replay uploads it
+            samples[config] = [graphs[config].time_us()]
         except (TuningError, RuntimeError) as error:
             tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
-    samples = {config: [graph.time_us()] for config, graph in graphs.items()}
     limit = _BEHIND * min((us for (us,) in samples.values()), default=0.0)
     near = [config for config, (us,) in samples.items() if us <= limit]
     for _ in range(_ROUNDS):

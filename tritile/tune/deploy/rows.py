@@ -11,6 +11,7 @@ from tritile.core.device import Device
 from tritile.core.pointer import Pointer
 from tritile.core.problem import Tiled
 from tritile.core.views import posed
+from tritile.families import numerics
 from tritile.families.common.work import Descriptor
 from tritile.families.work import early, work_of
 from tritile.planning import plans
@@ -40,14 +41,15 @@ def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]
     return tuple(steps)
 
 
-def entries(case: Case, most: int, device: Device) -> Iterator[Entry]:
+def entries(case: Case, most: int, device: Device, invariant: bool = False) -> Iterator[Entry]:
     """Yield a problem and its config for all that calls compile with the weight of a case.
 
-    Each M from 1 to `most` is planned as a call would plan it.
+    Each M from 1 to `most` is planned as a call would plan it, an `invariant` one as a batch-invariant call.
     """
     seen = set()
     for m in range(1, most + 1):
         problem = replace(case, m=m).problem
+        problem = numerics.in_one_way(problem) if invariant else problem
         plan = plans.plan_for(problem, device, "cached")
         assert plan is not None
         key = plan.config, _compiled(problem, plan.config, device)

@@ -22,8 +22,7 @@ from tritile.errors import TuningError
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
 HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
 _MAX_COPIES = 400
-_REPLAYS = 60  # of neutral kernels, by the first half of which clocks of an idle GPU have risen
-_LEAST_US = 0.1  # of a graph: less is the clock's
+_REPLAYS = 60  # of neutral kernels, by the first of which clocks of an idle GPU have risen
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,23 @@ def _nothing() -> None:
 @functools.cache
 def _idle(device: int) -> torch.Tensor:
     """Return what the kernel between launches works on."""
-    return torch.zeros(1, device=f"cuda:{device}")
+    with torch.inference_mode(False):  # else it could be written in inference mode alone
+        return torch.zeros(1, device=f"cuda:{device}")
+
+
+@functools.cache
+def _side(device: int) -> torch.cuda.Stream:
+    """Return the stream that captures on a GPU, of those of high priority, which programs seldom use.
+
+    Torch hands its few streams out in turn: what another thread launched on this one would be captured too.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
     """Return a graph of the calls, the neutral kernel ahead of each."""
     neutral, graph = _idle(torch.cuda.current_device()), torch.cuda.CUDAGraph()
-    stream, collects = torch.cuda.Stream(), gc.isenabled()
+    stream, collects = _side(torch.cuda.current_device()), gc.isenabled()
     stream.wait_stream(torch.cuda.current_stream())
     gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
     try:
@@ -93,9 +102,9 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
 
 @functools.cache
 def _between_us(device: int, count: int) -> float:
-    """Return the microseconds of so many neutral kernels alone."""
+    """Return the microseconds of so many neutral kernels alone: the least, as others may use the GPU too."""
     graph = _captured(lambda call: None, range(count))
-    return statistics.median([_replayed_us(graph.replay) for _ in range(_REPLAYS)][_REPLAYS // 2 :])
+    return min(_replayed_us(graph.replay) for _ in range(_REPLAYS))
 
 
 class Graph:
@@ -107,7 +116,7 @@ class Graph:
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
         self.launches = len(calls)
         self._before = before
-        stream = torch.cuda.Stream()
+        stream = _side(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run(calls[0])  # loads modules and workspaces, which a capture may not
@@ -116,9 +125,12 @@ class Graph:
         self._between_us = _between_us(torch.cuda.current_device(), len(calls))
 
     def time_us(self) -> float:
-        """Microseconds of one launch, the mean over one replay."""
+        """Microseconds of one launch, the mean over one replay. Raises TuningError where there are none."""
         self._before()
-        return max(_LEAST_US, _replayed_us(self._graph.replay) - self._between_us) / self.launches
+        us = _replayed_us(self._graph.replay) - self._between_us
+        if not 0 < us < math.inf:
+            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
+        return us / self.launches
 
 
 class Eager:

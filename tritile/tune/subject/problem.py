@@ -13,6 +13,7 @@ from tritile.errors import TuningError
 from tritile.families import registry as families
 from tritile.families.space import illegal
 from tritile.planning import model, plans
+from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
@@ -114,8 +115,8 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
     Counted is what was measured with the present kernels and versions.
     """
     known = plans.trials(problem, device)
-    if not any(trial.right for trial in known):
-        return False
+    if len(known) <= RACED or not any(trial.right for trial in known):
+        return False  # not at all, or by a race of the likeliest alone
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
 
 
