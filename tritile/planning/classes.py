@@ -11,7 +11,7 @@ from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tile
 
 
 class Class(NamedTuple):
-    """A measured class: its operation, and what is measured of it."""
+    """Name the operation of a measured class, and what is measured of it."""
 
     op: str
     what: str

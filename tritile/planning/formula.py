@@ -23,7 +23,7 @@ from tritile.families.registry import FAMILIES
 
 @dataclass(frozen=True)
 class Constants:
-    """What a config's time takes, in microseconds unless said otherwise."""
+    """Hold what a config's time takes, in microseconds unless said otherwise."""
 
     start: float = 2.0  # to start, and to end
     turn: float = 0.2  # from one block of K to the next where a processor has time for it
@@ -44,7 +44,7 @@ class Constants:
 
 
 class Shape(NamedTuple):
-    """What of a config its time depends on."""
+    """Hold what of a config its time depends on."""
 
     block_m: int
     block_n: int
@@ -135,7 +135,7 @@ def _begin(shape: Shape) -> Constants:
 
 @dataclass(frozen=True)
 class PermuteConstants:
-    """By how much each part of a permutation takes longer than its family's model says."""
+    """Hold by how much each part of a permutation takes longer than its family's model says."""
 
     start: float = 2.0  # microseconds to start, and to end
     memory: float = 1.0
@@ -155,7 +155,7 @@ def permute_us(shape: None, parts: Any, c: Any) -> Any:
 
 @dataclass(frozen=True)
 class Formula:
-    """How times of an operation's configs are told.
+    """Tell times of an operation's configs.
 
     - `constants`: the type of what a config has of its own.
     - `key(config)`: what of a config its facts depend on; `facts(problem, device, key)`: numbers.

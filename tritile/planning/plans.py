@@ -249,7 +249,7 @@ def predicted(problem: Tiled, device: Device) -> Plan:
 
 
 def _unmeasured(problem: Tiled, device: Device) -> Plan:
-    """What the class's portfolio foresees, or else the nearest tuned problem's config.
+    """Return what the class's portfolio foresees, or else the nearest tuned problem's config.
 
     That gives way where the model predicts another to be faster by far: one row more than the neighbour has
     may take as many tiles again.

@@ -22,9 +22,9 @@ _LARGEST: Final = 1e12
 
 @dataclass(frozen=True)
 class Loss:
-    """What the first pick loses, at sizes left out of what chose and fitted: shares, 0.01 is 1%.
+    """Hold what the first pick loses, at sizes left out of what chose and fitted: shares, 0.01 is 1%.
 
-    Of the fastest of the portfolio as measured, at so many `sizes`.
+    To the fastest of all configs that were timed, at so many `sizes`.
     """
 
     sizes: int
@@ -35,7 +35,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Configs of a class, each with its constants, in the order in which ties between them are broken."""
+    """Hold configs of a class with their constants, in the order in which ties are broken."""
 
     name: str
     configs: tuple[Config, ...]

@@ -7,7 +7,7 @@ LINE: Final = 128  # bytes that a cache looks up at once
 
 
 class Facts(NamedTuple):
-    """What of a product its time depends on: numbers, or tensors with one for each of many products."""
+    """Hold what of a product its time depends on: numbers, or tensors with one for each of many products."""
 
     m: Any
     n: Any

@@ -67,7 +67,7 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
 
 
 class Measured:
-    """Times of many configs at many sizes of a class. Raises TuningError where they tell too little."""
+    """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little."""
 
     def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
         rows = [row for row in rows if len(row.times) >= _FEWEST]

@@ -110,7 +110,7 @@ def flusher(device: Device) -> Callable[[], object]:
 
 
 class Operands:
-    """Memory from which calls are posed, each on a part of its own."""
+    """Pose calls from one piece of memory, each on a part of its own."""
 
     def __init__(self, device: Device) -> None:
         self._pools: dict[tuple[int, str], torch.Tensor] = {}
@@ -147,7 +147,7 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
 def compile_all(
     wanted: dict[Config, list[Tiled]], device: Device, tell: Callable[[str], None]
 ) -> set[Config]:
-    """Compile configs at sizes, in parallel; the configs that were refused."""
+    """Compile configs at sizes, in parallel, and return those that were refused."""
     refused = set()
     with CompilePool() as pool:
         futures = {}
@@ -163,7 +163,7 @@ def compile_all(
 
 
 class Row(NamedTuple):
-    """What was measured at a size: microseconds of each config that came near, and of torch's own call."""
+    """Hold what was measured at a size: microseconds of each config that came near, and of torch."""
 
     problem: Tiled
     times: Times

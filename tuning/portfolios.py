@@ -1,0 +1,77 @@
+"""Make portfolios of what was swept, and tell what they lose: python tuning/portfolios.py FILE.jsonl.gz ...
+
+    python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
+
+A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
+Each half of the sizes chooses and fits, and is tried on the other half. Told is what the pick, the fastest of
+the portfolio, and the model's pick of what was timed lose to the fastest config that was timed. `--least`: of
+sizes that take so many microseconds and more. `--table`: a table to put the portfolios in, chosen and fitted
+by all sizes.
+"""
+
+import argparse
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import problem_from_dict
+from tritile.planning import model, table
+from tritile.tune.calibrate.run import Measured
+from tritile.tune.calibrate.sweep import Row
+
+
+def read(path: Path, least: float) -> tuple[Device, list[Row]]:
+    """The GPU and the sizes of a file."""
+    head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+    configs = [Config.from_dict(each) for each in head["configs"]]
+    rows = [
+        Row(problem_from_dict(line["problem"]), {configs[int(i)]: us for i, us in line["us"].items()})
+        for line in lines
+        if min(line["us"].values()) >= least
+    ]
+    return Device.from_dict(head["device"]), rows
+
+
+def models_pick(row: Row, device: Device) -> float:
+    """By what share the config that the model picks of those timed takes longer than the fastest."""
+    pick = model.likeliest(row.times, row.problem, device)
+    return row.times[pick] / min(row.times.values()) - 1
+
+
+def told(shares: torch.Tensor) -> str:
+    mean = float(shares.log1p().mean().expm1())
+    median, p95 = (float(shares.quantile(q)) for q in (0.5, 0.95))
+    return f"{mean:.2%} on the geometric mean, {median:.2%} (median), {p95:.2%} (95%)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--least", type=float, default=0.0)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
+    made = {}
+    for path in asked.files:
+        name = path.name.partition(".")[0]
+        device, rows = read(path, asked.least)
+        measured = Measured(name, rows, device)
+        pick, best = measured.lost().unbind(1)
+        before = torch.tensor([models_pick(row, device) for row in rows], dtype=torch.float64)
+        print(f"{name}, {len(pick)} sizes: the pick loses {told(pick)}")
+        print(f"  the portfolio {told(best)}")
+        print(f"  the model's pick {told(before)}")
+        if asked.table:
+            made[name] = measured.portfolio()
+    if asked.table:
+        old = table.read(asked.table)
+        table.write(replace(old, portfolios={**old.portfolios, **made}), asked.table)
+
+
+if __name__ == "__main__":
+    main()
