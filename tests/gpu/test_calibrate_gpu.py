@@ -11,7 +11,7 @@ from tritile.core.device import current_gpu
 from tritile.planning import plans
 from tritile.tune.calibrate import run, sweep
 from tritile.tune.calibrate.draw import DRAWS, drawn
-from tritile.tune.measure.timing import Graph
+from tritile.tune.measure.timing import Queued
 from tritile.tune.subject import torch_calls
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_mode_tune_races_the_likeliest(monkeypatch):
     assert len(measured) >= 2
 
 
-def test_other_threads_allocate_while_a_graph_is_captured():
+def test_other_threads_allocate_and_wait_while_launches_are_timed():
     """What is measured in a program's own process must not fail what its other threads do."""
     x, failed, stop = torch.zeros(1 << 20, device="cuda"), [], threading.Event()
 
@@ -75,10 +75,10 @@ def test_other_threads_allocate_while_a_graph_is_captured():
     other.start()
     try:
         for _ in range(50):
-            assert Graph(lambda call: call.add_(1), [x] * 3).time_us() > 0
+            assert Queued(lambda call: call.add_(1), [x] * 3).time_us() > 0
     finally:
         stop.set()
         other.join()
     assert failed == []
     torch.cuda.synchronize()
-    assert float(x[0]) == 50 * (1 + 3 * 1)
+    assert float(x[0]) >= 50 * (1 + 3)  # more, where it was not enqueued in time and timed again

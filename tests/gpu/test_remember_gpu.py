@@ -63,7 +63,7 @@ def test_a_measured_transposition_is_remembered():
 def test_measuring_counts_for_calls_that_came_before_it():
     a, b = values((150, 88), torch.float16, 0, "cuda"), values((88, 56), torch.float16, 1, "cuda")
     tritile.matmul(a, b)
-    assert tritile.plan(tritile.matmul, a, b).source == "model"
+    assert tritile.plan(tritile.matmul, a, b).source in ("predicted", "model")
     with tritile.mode("tune"):
         tritile.matmul(a, b)
     assert tritile.plan(tritile.matmul, a, b).source == "exact"

@@ -23,7 +23,7 @@ from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
 from tritile.families.common.numerics import Numerics
 from tritile.families.numerics import canonical, numerics
 from tritile.families.registry import FAMILIES
-from tritile.families.space import illegal, legal_configs
+from tritile.families.space import legal_configs
 from tritile.ops.described import described
 from tritile.planning import model, plans, table
 from tritile.planning.store import Trial, store_of
@@ -258,16 +258,6 @@ def test_plans_take_what_was_measured_if_it_sums_so():
     assert planned(HALF, "tune") is None  # its own search has yet to be made
     remember(HALF, tile(64, 128, 64), 3.0)
     assert planned(HALF) == planned(HALF, "tune") == ("exact", tile(64, 128, 64))
-
-
-@pytest.mark.parametrize(("so", "source"), [(False, "model"), (True, "near")])
-def test_neighbours_count_if_they_sum_so(so, source):
-    likely = model.ranked(FREE, HOPPER)
-    config = next(config for config in likely if (illegal(config, HALF, HOPPER) is None) == so)
-    remember(replace(FREE, m=300), config, 1.0)
-    assert plans.near(FREE, HOPPER).config == config
-    assert (plans.near(HALF, HOPPER) is not None) == so
-    assert planned(HALF)[0] == source
 
 
 def test_shipped_configs_count_if_they_sum_so(monkeypatch):

@@ -21,8 +21,7 @@ from tritile.families.quantized.unpack import unpack
 from tritile.families.quantized.unpacked import dense
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
-from tritile.planning import model, plans
-from tritile.planning.trial import Trial
+from tritile.planning import model
 from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
@@ -136,21 +135,6 @@ def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
         assert names.count("unpacked") == tried
     for configs in (legal_configs(problem, H200), model.screened(problem, H200, 12)):
         assert ("unpacked" in {config.family for config in configs}) == tried
-
-
-@pytest.mark.parametrize(("m", "source"), [(256, "model"), (300, "near")])
-def test_a_neighbours_config(m, source, monkeypatch):
-    problem = replace(PREFILL, dtype="float16", m=m)  # of which the shipped table holds none
-    digest = families.FAMILIES[problem.op]["unpacked"].digest
-    near = Trial(replace(problem, m=400), CONFIG, 100.0)
-
-    class Store:
-        def bests(self, kernel, op):
-            return [near] if (kernel, op) == (digest, problem.op) else []
-
-    monkeypatch.setattr(plans, "store_of", lambda device: Store())
-    found = plans.near(problem, H200)
-    assert (found.config if found else None) == (CONFIG if source == "near" else None)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -192,7 +192,7 @@ def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     device, failures = devices.gpu(call.tensors[0].device.index), []
     for config in _candidates(call, device):
         try:
-            return launch.prepare(call, config)
+            return launch.prepare(call, config, spare=True)
         except TuningError as error:
             failures.append(str(error))
     label = call.problem.label

@@ -1,8 +1,6 @@
-"""The ladder by which a call gets its config: memo, store, table, portfolio, nearest neighbour, model."""
+"""The ladder by which a call gets its config: memo, store, table, portfolio, model."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
@@ -11,25 +9,18 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.markup import table_html
 from tritile.core.pointer import Pointer
-from tritile.core.problem import KernelProblem, PermuteProblem, Tiled, doublings
+from tritile.core.problem import PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
 from tritile.core.views import posed
 from tritile.errors import NotTunedError
 from tritile.families.pieces import workspace_bytes
 from tritile.families.registry import FAMILIES
-from tritile.families.space import contenders, illegal, worthwhile
+from tritile.families.space import illegal
 from tritile.planning import model, table
 from tritile.planning.classes import class_of
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import Trial, best_of
-
-_NEAR_DOUBLINGS: Final = 1.5  # how far a neighbour may be, summed over sizes, for its config to be trusted
-# How much longer than another config's the model must predict its time to be, for it not to be used. Of tuned
-# problems forgotten in turn, up to there a neighbour's config takes as long as the model's, and from 1.2 on
-# longer: `tuning/neighbours.py` counts, `tuning/NOTES.md` has its figures.
-OVERRULED: Final = 1.1
-_MANY: Final = 80  # configs that won somewhere, from which on the model need not look through the whole space
 
 
 @dataclass(frozen=True)
@@ -37,9 +28,8 @@ class Plan:
     """What would run for a problem, and why.
 
     `source`: "exact" (measured here for just this problem), "pinned" (in the table of
-    TRITILE_TABLE), "table" (shipped with tritile), "predicted" (of
-    the class's portfolio, by times measured at other sizes), "near" (a tuned neighbour's config), "model"
-    (predicted with nothing of its class measured: `why` tells), "interpreter" (host tensors).
+    TRITILE_TABLE), "table" (shipped with tritile), "predicted" (of the class's portfolio, by times measured
+    at other sizes), "model" (predicted with nothing of its class measured), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
     source has none. `current` is False where it comes from measurements of another version of the kernel.
     """
@@ -157,63 +147,6 @@ def _table_counts(shipped: table.Table, problem: Tiled) -> bool:
     return kernel is not None and shipped.counts(problem.op, kernel.name, kernel.digest)
 
 
-Winner = tuple[Tiled, Config]
-
-
-def winners(problem: Tiled, device: Device) -> list[Winner]:
-    """Every tuned problem of the operation with its fastest config, where that is of a kernel that contends.
-
-    From what was measured here and from the shipped table, if that was measured.
-    """
-    kernels, families = FAMILIES[problem.op].values(), contenders(problem)
-    known = [t for kernel in kernels for t in store_of(device).bests(kernel.digest, problem.op)]
-    pairs = [(trial.problem, trial.config) for trial in known]
-    shipped = table.shipped(device)
-    if shipped is not None and shipped.measured:
-        pairs += [(entry.problem, entry.config) for entry in shipped.entries]
-    return [
-        (other, config)
-        for other, config in pairs
-        if not isinstance(other, KernelProblem) and other.op == problem.op and config.family in families
-    ]
-
-
-def near(problem: Tiled, device: Device) -> Plan | None:
-    """Return the config of the nearest tuned problem of the same class, if near enough and legal here."""
-    return nearest(problem, device, winners(problem, device))
-
-
-def nearest(problem: Tiled, device: Device, known: Iterable[Winner]) -> Plan | None:
-    """As `near`, of what is known."""
-    found, wanted = [], problem.kind
-    for other, config in known:
-        if other.kind == wanted:
-            distance = doublings(problem, other)
-            if distance <= _NEAR_DOUBLINGS and illegal(config, problem, device) is None:
-                found.append((distance, config.key, other, config))
-    if not found:
-        return None
-    distance, _, other, config = min(found, key=lambda item: item[:2])
-    why = f"measured for {other.label}, {distance:.2f} doublings of size away"
-    shipped = table.shipped(device)
-    entry = shipped.find(other) if shipped is not None else None
-    if shipped is not None and entry is not None and entry.config == config:
-        why += _other_triton(shipped, device)
-    return Plan(problem, config, "near", device, None, why)
-
-
-def rival(problem: Tiled, device: Device, known: Iterable[Winner]) -> Config:
-    """What the model would run in place of a neighbour's config: the likeliest of those that won somewhere.
-
-    They are a few hundred, looked through in some 20 ms on one core, and the best of them is predicted to
-    take 1% longer than that of the whole space, whose thousands take ten times as long. Where fewer than
-    `_MANY` are worth running here, it is the whole space's.
-    """
-    configs = dict.fromkeys(config for _, config in known)
-    few = worthwhile(configs, problem, device)
-    return model.likeliest(few, problem, device) if len(few) >= _MANY else model.pick(problem, device)
-
-
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return the configs of its class's portfolio predicted to be fastest; none where there is none."""
     name = class_of(problem)
@@ -245,28 +178,8 @@ def predicted(problem: Tiled, device: Device) -> Plan:
     """Tell what the model picks."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
-    return Plan(problem, config, "model", device, us, "the model's prediction; nothing near was measured")
-
-
-def _unmeasured(problem: Tiled, device: Device) -> Plan:
-    """Return what the class's portfolio foresees, or else the nearest tuned problem's config.
-
-    That gives way where the model predicts another to be faster by far: one row more than the neighbour has
-    may take as many tiles again.
-    """
-    plan = foreseen(problem, device)
-    if plan is not None:
-        return plan
-    known = winners(problem, device)
-    close = nearest(problem, device, known)
-    if close is None:
-        return predicted(problem, device)
-    other = rival(problem, device, known)
-    us, slower = (model.predict_us(config, problem, device) for config in (other, close.config))
-    if slower <= OVERRULED * us:
-        return close
-    why = f"the model's prediction; {slower / us:.2f} times that for the config {close.why}"
-    return Plan(problem, other, "model", device, us, why)
+    why = "the model's prediction: its class has no portfolio on this GPU"
+    return Plan(problem, config, "model", device, us, why)
 
 
 def interpreted(problem: Tiled) -> Plan:
@@ -321,7 +234,7 @@ def _climb(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    return predicted(problem, device) if mode == "off" else _unmeasured(problem, device)
+    return (foreseen(problem, device) if mode != "off" else None) or predicted(problem, device)
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:

@@ -247,19 +247,21 @@ class SplitLaunch:
             launch(*(shifted(tensor, by) for tensor, by in zip(tensors, offsets, strict=True)))
 
 
-def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
+def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
-    Raises TuningError where the config does not compile, or asks for more than the GPU has.
+    `spare`: launches for which there is no memory for a workspace run a config that takes none, rather than
+    raise torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU
+    has.
     """
     pieces, index = pieces_of(call, config), call.tensors[0].device.index
     if len(pieces) == 1:
-        return _prepared(call, config, index)
+        return _prepared(call, config, index, spare)
     starts = [tensor.data_ptr() for tensor in call.tensors]
     return SplitLaunch(
         tuple(
             (
-                _prepared(piece, config, index),
+                _prepared(piece, config, index, spare),
                 tuple(
                     (tensor.data_ptr() - start) // tensor.element_size()
                     for tensor, start in zip(piece.tensors, starts, strict=True)
@@ -284,7 +286,7 @@ def _spared(call: Call, index: int) -> Launch:
     raise TuningError(f"{call.problem.label} takes a workspace with every config")
 
 
-def _prepared(call: Call, config: Config, index: int) -> Launch:
+def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> Launch:
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
@@ -295,8 +297,8 @@ def _prepared(call: Call, config: Config, index: int) -> Launch:
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
-            spare = functools.partial(_spared, _standing(call), index) if work.scratch else None
-            return Launch(work, kernels, call.buffers, index, spare)
+            bare = functools.partial(_spared, _standing(call), index) if spare and work.scratch else None
+            return Launch(work, kernels, call.buffers, index, bare)
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
 

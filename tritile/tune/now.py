@@ -24,7 +24,7 @@ from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import now
-from tritile.tune.measure.timing import timing_of
+from tritile.tune.measure.timing import Queued, timing_of
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers, searched_now
 from tritile.tune.subject.operands import copies_of, run_of
@@ -55,7 +55,7 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
     keep, known = keeper(store_of(device)), FAMILIES[problem.op]
     calls = copies_of(problem, device, launches(problem))
     _compile(calls[0], likely, device, gpu)
-    samples = raced(calls, likely, flusher(device))
+    samples = raced(calls, likely, flusher(device), Queued)
     trials = {}
     for config, times in samples.items():
         timing = timing_of(times)

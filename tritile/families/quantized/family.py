@@ -330,6 +330,7 @@ TILE: Final = Family(
     numerics=numerics,
     canonical=canonical,
     interpreted=interpreted,
+    resident=resident,
 )
 TMA: Final = replace(
     TILE,

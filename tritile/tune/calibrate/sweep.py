@@ -22,7 +22,7 @@ from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.measure.timing import Graph
+from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.subject.operands import random_elements, run_of, shared
@@ -34,7 +34,6 @@ _GRAPH_US: Final = 250.0  # of launches in a graph, at the least
 _LAUNCHES: Final = 40  # in a graph, at the most
 _POOL: Final = 3 << 29  # bytes of memory that copies of one operand are cut from
 _FLUSHED: Final = 3  # times the L2 cache, that are read between replays
-_FEW: Final = 30  # sizes at which a config is compiled ahead
 _LEARNT: Final = 0.1  # weight of a new size in what is known of a kind's predictions
 
 Times = dict[Config, float]
@@ -152,8 +151,7 @@ def compile_all(
     with CompilePool() as pool:
         futures = {}
         for config, problems in sorted(wanted.items(), key=lambda item: -len(item[1])):
-            few = problems[:: max(1, len(problems) // _FEW)]
-            futures[config] = pool.submit(compile_at, config, few, device)
+            futures[config] = pool.submit(compile_at, config, problems, device)
         for config, future in futures.items():
             error = future.exception()
             if error is not None:
@@ -174,7 +172,7 @@ def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: T
     """Time the configs that run, and torch, side by side."""
     calls, torch_us = operands.calls(problem, launches(problem)), None
     with torch_fp32():
-        samples = raced(calls, configs, operands.flush, tell)
+        samples = raced(calls, configs, operands.flush, Graph, tell)
         run = torch_calls.RUNS.get(problem.op)
         try:
             if run is not None:
@@ -200,26 +198,27 @@ def raced(
     calls: Sequence[Call],
     configs: Sequence[Config],
     flush: Callable[[], object],
+    clock: type[Graph | Queued],
     tell: Tell = lambda text: None,
 ) -> dict[Config, list[float]]:
     """Time configs on the same calls: those near the fastest several times, in turns.
 
     What does not run is told, and left out. `flush` empties the L2 cache.
     """
-    graphs: dict[Config, Graph] = {}
+    clocks: dict[Config, Graph | Queued] = {}
     samples: dict[Config, list[float]] = {}
     for config in configs:
         try:
-            graphs[config] = Graph(run_of(launch.prepare(calls[0], config)), calls, flush)
-            graphs[config].time_us()  # the first replay uploads it
-            samples[config] = [graphs[config].time_us()]
+            clocks[config] = clock(run_of(launch.prepare(calls[0], config)), calls, flush)
+            clocks[config].time_us()  # the first replay of a graph uploads it
+            samples[config] = [clocks[config].time_us()]
         except (TuningError, RuntimeError) as error:
             tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
     limit = _BEHIND * min((us for (us,) in samples.values()), default=0.0)
     near = [config for config, (us,) in samples.items() if us <= limit]
     for _ in range(_ROUNDS):
         for config in near:
-            samples[config].append(graphs[config].time_us())
+            samples[config].append(clocks[config].time_us())
     return samples
 
 

@@ -22,6 +22,7 @@ from tritile.errors import TuningError
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
 HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
 _MAX_COPIES = 400
+_WAITS = tuple(500_000 << i for i in range(8))  # cycles of the GPU's clock that launches wait
 _REPLAYS = 60  # of neutral kernels, by the first of which clocks of an idle GPU have risen
 
 
@@ -63,7 +64,7 @@ def _nothing() -> None:
 def _idle(device: int) -> torch.Tensor:
     """Return what the kernel between launches works on."""
     with torch.inference_mode(False):  # else it could be written in inference mode alone
-        return torch.zeros(1, device=f"cuda:{device}")
+        return torch.zeros(1, device=f"cuda:{device}").add_(1)  # once, so that the kernel is loaded
 
 
 @functools.cache
@@ -75,15 +76,30 @@ def _side(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
+@functools.cache
+def _kept(device: int) -> torch.cuda.CUDAGraph:
+    """Return a graph whose pool of memory all others take workspaces from, as one runs at a time.
+
+    A pool lasts as long as one of its graphs.
+    """
+    neutral, graph = _idle(device), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(_side(device)):
+        graph.capture_begin(capture_error_mode="thread_local")
+        neutral.add_(1)
+        graph.capture_end()
+    return graph
+
+
 def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
     """Return a graph of the calls, the neutral kernel ahead of each."""
-    neutral, graph = _idle(torch.cuda.current_device()), torch.cuda.CUDAGraph()
-    stream, collects = _side(torch.cuda.current_device()), gc.isenabled()
+    device = torch.cuda.current_device()
+    neutral, graph = _idle(device), torch.cuda.CUDAGraph()
+    stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
     stream.wait_stream(torch.cuda.current_stream())
     gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
     try:
         with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")  # other threads go on as they are
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads go on
             try:
                 for call in calls:
                     neutral.add_(1)
@@ -128,6 +144,55 @@ class Graph:
         """Microseconds of one launch, the mean over one replay. Raises TuningError where there are none."""
         self._before()
         us = _replayed_us(self._graph.replay) - self._between_us
+        if not 0 < us < math.inf:
+            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
+        return us / self.launches
+
+
+def _queued_us(launches: Callable[[], object]) -> float:
+    """Return microseconds of launches that wait on the GPU until the last of them is enqueued."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for cycles in _WAITS:
+        torch.cuda._sleep(cycles)
+        start.record()
+        launches()
+        end.record()
+        waited = not start.query()
+        end.synchronize()
+        if waited:
+            return float(1e3 * start.elapsed_time(end))
+    raise TuningError("launches took too long to enqueue to be timed")
+
+
+@functools.cache
+def _queued_between_us(device: int, count: int) -> float:
+    """Return the microseconds of so many neutral kernels alone, enqueued."""
+    neutral = _idle(device)
+    return min(_queued_us(lambda: [neutral.add_(1) for _ in range(count)]) for _ in range(_REPLAYS))
+
+
+class Queued:
+    """Launches as a program makes them, which wait on the GPU until the last of them is enqueued.
+
+    Nothing is captured: while anything is, a program's other threads may not wait for the GPU.
+    """
+
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+        self.launches = len(calls)
+        self._run, self._calls, self._before = run, calls, before
+        run(calls[0])  # loads modules
+
+    def _launches(self) -> None:
+        neutral = _idle(torch.cuda.current_device())
+        for call in self._calls:
+            neutral.add_(1)
+            self._run(call)
+
+    def time_us(self) -> float:
+        """Microseconds of one launch, the mean over all calls. Raises TuningError where there are none."""
+        between = _queued_between_us(torch.cuda.current_device(), self.launches)
+        self._before()
+        us = _queued_us(self._launches) - between
         if not 0 < us < math.inf:
             raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
         return us / self.launches

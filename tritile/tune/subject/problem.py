@@ -98,10 +98,10 @@ class _Stage:
 
 
 def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
-    """The problem as a task: what was measured of it, unless `force`, and what its neighbours run with."""
+    """The problem as a task: what was measured of it, unless `force`, and what is likely."""
     earlier = [] if force else plans.trials(problem, device)
-    tabled, near = plans.tabled(problem, device), plans.near(problem, device)
-    seeds = [plan.config for plan in (tabled, near) if plan is not None]
+    tabled, foreseen = plans.tabled(problem, device), plans.foreseen(problem, device)
+    seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
     space = ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
