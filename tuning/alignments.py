@@ -2,7 +2,6 @@
 
     python tuning/alignments.py              # prints a table, keeps lines in results/<gpu>/alignments.json
     python tuning/alignments.py --only TN    # what has that in its name: "2048x2048x2048 TN bfloat16 16/8/4"
-    python tuning/export_peers.py <gpu>      # then has `tritile.use_in_torch` decide by them
 
 Sizes of a model give each operand one alignment. torch.compile gives others: it pads what it makes itself,
 whose rows then start on 16 bytes with gaps between, and leaves weights and their gradients as they are.

@@ -94,7 +94,7 @@ def by_table() -> list[Case]:
 
 
 def mixed() -> list[Case]:
-    """Products of `tuning/alignments.py` whose configs were predicted, or a neighbour's."""
+    """Products of `tuning/alignments.py` whose configs were predicted."""
     lines = json.loads((RESULTS / "alignments.json").read_text())
     kind = "alignments, **untuned** sizes", "bfloat16, float16", "NN, NT, TN"
     untuned = [line for line in lines if line["plan_source"] in ("model", "near")]

@@ -5,8 +5,8 @@
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
 Each half of the sizes chooses and fits, and is tried on the other half. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed. `--least`: of
-sizes that take so many microseconds and more. `--table`: a table to put the portfolios in, chosen and fitted
-by all sizes.
+sizes that take so many microseconds and more. `--table`: a table to put what all sizes give in: of each class
+its lead over torch; and its portfolio, where that is of enough sizes and picks lose less than the model's.
 """
 
 import argparse
@@ -24,13 +24,19 @@ from tritile.planning import model, table
 from tritile.tune.calibrate.run import Measured
 from tritile.tune.calibrate.sweep import Row
 
+ENOUGH = 100  # sizes of a portfolio
+
 
 def read(path: Path, least: float) -> tuple[Device, list[Row]]:
     """The GPU and the sizes of a file."""
     head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
     configs = [Config.from_dict(each) for each in head["configs"]]
     rows = [
-        Row(problem_from_dict(line["problem"]), {configs[int(i)]: us for i, us in line["us"].items()})
+        Row(
+            problem_from_dict(line["problem"]),
+            {configs[int(i)]: us for i, us in line["us"].items()},
+            line["torch_us"],
+        )
         for line in lines
         if min(line["us"].values()) >= least
     ]
@@ -56,21 +62,28 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
-    made = {}
+    made, leads = {}, {}
     for path in asked.files:
         name = path.name.partition(".")[0]
         device, rows = read(path, asked.least)
         measured = Measured(name, rows, device)
-        pick, best = measured.lost().unbind(1)
+        left_out = measured.left_out()
+        pick, best = measured.lost(left_out).unbind(1)
         before = torch.tensor([models_pick(row, device) for row in rows], dtype=torch.float64)
         print(f"{name}, {len(pick)} sizes: the pick loses {told(pick)}")
         print(f"  the portfolio {told(best)}")
         print(f"  the model's pick {told(before)}")
-        if asked.table:
-            made[name] = measured.portfolio()
+        lead = measured.lead(left_out)
+        if lead is not None:
+            leads[name] = lead
+            taken = sum(lead.ratio(row.problem) >= lead.least for row in rows)
+            print(f"  from {lead.least:.3g} times as long for torch, {taken} of {len(rows)} sizes are taken")
+        if asked.table and len(pick) >= ENOUGH and pick.log1p().mean() < before.log1p().mean():
+            made[name] = measured.portfolio(left_out)
     if asked.table:
         old = table.read(asked.table)
-        table.write(replace(old, portfolios={**old.portfolios, **made}), asked.table)
+        new = replace(old, portfolios={**old.portfolios, **made}, leads={**old.leads, **leads})
+        table.write(new, asked.table)
 
 
 if __name__ == "__main__":

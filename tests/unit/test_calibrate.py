@@ -144,9 +144,10 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
 def test_a_portfolio_is_measured_and_loses_little(timed, name):
     rows = list(sweep.sweep(drawn(name, 120, "sizes"), few_candidates(name=name), H200, print))
     measured = run.Measured(name, rows, H200)
-    portfolio = measured.portfolio(16)
+    left_out = measured.left_out(16)
+    portfolio = measured.portfolio(left_out, 16)
     assert len(portfolio.configs) == 16
-    lost = measured.lost(16)
+    lost = measured.lost(left_out)
     assert portfolio.loss.sizes == len(lost) > 50
     assert portfolio.loss.median < 0.02
     assert (lost >= 0).all()

@@ -16,8 +16,8 @@ from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.in_torch import overrides, routes, state
-from tritile.in_torch.expected import Judgement
 from tritile.ops import recall
+from tritile.planning.beside import Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)

@@ -13,6 +13,7 @@ from tritile.errors import InvalidValueError, TuningError
 from tritile.families.registry import digests
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
+from tritile.planning.lead import Lead
 from tritile.planning.portfolio import Portfolio
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
@@ -48,7 +49,7 @@ def calibrate(
     old = table.read(path) if path.exists() else table.Table(device.to_dict(), True, {}, ())
     if old.device["name"] != device.name or not old.measured:
         raise InvalidValueError(f"{path} is of {old.device['name']}, and here is {device.name}: name another")
-    known = table.current_portfolios(old)
+    known, leads = table.current_portfolios(old), dict(old.leads)
     with interruptible() as keep_on:
         for name in classes_of(names):
             begun = time.monotonic()
@@ -65,9 +66,10 @@ def calibrate(
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found = _fitted(name, rows, device)
+                found, lead = _fitted(name, rows, device)
                 known |= {} if found is None else {name: found}
-                table.write(replace(old, kernels=digests(), portfolios=known), path)
+                leads |= {} if lead is None else {name: lead}
+                table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
                 console.print(f"{name}: {took:.0f} s")
             if not keep_on():
                 break
@@ -75,20 +77,22 @@ def calibrate(
     console.print(f"portfolios are in {path}")
 
 
-def _fitted(name: str, rows: Sequence[Row], device: Device) -> Portfolio | None:
-    """Return the portfolio of what was measured, telling what its picks lose; None of too few sizes."""
+def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, Lead | None]:
+    """Return the portfolio and the lead of what was measured; tell what picks lose. None of few sizes."""
     try:
-        found = run.Measured(name, rows, device).portfolio()
+        measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
-        return None
+        return None, None
+    left_out = measured.left_out()
+    found, lead = measured.portfolio(left_out), measured.lead(left_out)
     loss = found.loss
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
         f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
         highlight=False,
     )
-    return found
+    return found, lead
 
 
 def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[Row]:

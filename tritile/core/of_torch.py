@@ -23,6 +23,9 @@ CHECKED_ON: Final = ("2.11", "2.13")
 
 # The current GPU. Names that only builds for CUDA have are None in other builds.
 
+wait_on_gpu: Any = torch.cuda._sleep
+"""Have the current stream do nothing for so many cycles of the GPU's clock: `torch.cuda._sleep`."""
+
 current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)
 """Return the number of the current GPU: `torch._C._cuda_getDevice`."""
 

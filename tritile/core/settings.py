@@ -9,7 +9,8 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -18,6 +19,9 @@ import platformdirs
 
 from tritile.core.threads import at_fork
 from tritile.errors import InvalidValueError, StoreWarning
+
+torch_alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+"""Leave torch's calls in the `with` to torch; `use_in_torch` puts its own here."""
 
 MODES: Final = ("cached", "tune", "strict", "off")
 _SWITCH: Final = {"1": True, "0": False}

@@ -10,11 +10,9 @@ from tritile.core import device as devices
 from tritile.core.forgetting import new_memo
 from tritile.core.of_torch import DispatchKey, keys_of
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.core.settings import rules
+from tritile.core.settings import current_mode, rules
 from tritile.core.views import Call, MatmulCall
 from tritile.errors import TritileError, brief
-from tritile.in_torch import expected, peers
-from tritile.in_torch.expected import Judgement
 from tritile.in_torch.state import Entry, paused
 from tritile.in_torch.tally import BRIEF, Verdict
 from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
@@ -24,6 +22,7 @@ from tritile.ops.matmul import check_gpu
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
 from tritile.ops.run import interpret, interpret_product, lasting, on_host, planned, prepared
+from tritile.planning.beside import Judgement, judged
 from tritile.runtime.launch import Launch
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -35,7 +34,7 @@ _POLICY: Final = Judgement(True, "policy always")
 
 FEW_ROWS: Final = 16  # of a product by a matrix of
 SMALL: Final = 1 << 24  # elements at the most, whose 32 MiB of 16-bit weights take a GPU under 10 us to read
-LITTLE: Final = 1 << 18  # bytes of a copy: half of what `expected.copy` asks to be moved
+LITTLE: Final = 1 << 18  # bytes of a copy: half of what is moved at the least
 
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
@@ -262,21 +261,21 @@ def _judged(policy: str, call: Call) -> Judgement:
         return Judgement(False, "in host memory, where kernels are interpreted")
     index = call.tensors[0].device.index
     device = devices.gpu(index)
-    if isinstance(problem, PermuteProblem):
-        return expected.copy(problem, device)
-    assert isinstance(problem, MatmulProblem)
-    return expected.product(problem, device, peers.shipped(device), lambda: planned(problem, index).source)
+    assert isinstance(problem, MatmulProblem | PermuteProblem)
+    if current_mode() == "tune" and not _capturing():
+        planned(problem, index)  # which measures torch beside it
+    return judged(problem, device, lambda: planned(problem, index))
 
 
 def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready], quick: bool) -> Known:
     """Decide of a described call; one that is taken is compiled. `quick`: calls like it skip Python."""
     label = call.problem.label
-    judged = _judged(policy, call)
-    if not judged.take:
-        return _left(name, label, judged.why)
-    if judged.captured and not (quick or _capturing()):
+    found = _judged(policy, call)
+    if not found.take:
+        return _left(name, label, found.why)
+    if found.captured and not (quick or _capturing()):
         return _left(name, label, "so short that the host's time decides: taken where a graph is captured")
-    return Known(Verdict(name, label, True, judged.why), None if on_host(call.tensors[0]) else ready())
+    return Known(Verdict(name, label, True, found.why), None if on_host(call.tensors[0]) else ready())
 
 
 def _product(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from tritile.core import settings
 from tritile.core.of_torch import is_kept_in_thread, keep_in_thread, kept_in_thread, remove_from_thread
 from tritile.core.settings import environment_is_silent
 from tritile.errors import InvalidValueError
@@ -127,6 +128,9 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _keep(before)
+
+
+settings.torch_alone = paused
 
 
 def everywhere(entry: Entry | None) -> Entry | None:

@@ -6,12 +6,12 @@ import json
 import math
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -21,23 +21,29 @@ from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.classes import MEASURED
+from tritile.planning.lead import Lead, lead_of
 from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
-from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, rank
+from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank
 
 FORMAT: Final = 2
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
 _MOST_SKIPPED: Final = 1000
+_Parsed = TypeVar("_Parsed")
 _TOP: Final = ("format", "device", "measured", "kernels", "entries")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The best config of one problem; `us` is its median time, None where it was predicted."""
+    """The best config of one problem; `us` is its median time, None where it was predicted.
+
+    `torch_us` is torch's, measured beside it; None where it was not.
+    """
 
     problem: Problem
     config: Config
     us: float | None
+    torch_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Table:
     `device` holds the facts of the GPU as `Device.to_dict` gives them, `kernels` the digest of each
     kernel at export, by op and family ("matmul/tile"). `measured` is False where configs were predicted
     and compiled, not timed. `loss` is None where each config is the best known of its problem. `portfolios`
-    are those of classes of problems, by name, for sizes that are no entry.
+    are those of classes of problems, by name, for sizes that are no entry; `leads` tell how many times as
+    long torch takes there.
     """
 
     device: dict[str, Any]
@@ -70,6 +77,7 @@ class Table:
     entries: tuple[Entry, ...]
     loss: Loss | None = None
     portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
+    leads: Mapping[str, Lead] = field(default_factory=dict)
 
     def find(self, problem: Problem) -> Entry | None:
         """Return the entry of just this problem, None where there is none."""
@@ -91,10 +99,11 @@ class Table:
 
 def _entry(data: Any) -> Entry:
     """Return the entry of a parsed line. Raises InvalidValueError for anything else."""
-    if not isinstance(data, dict) or set(data) != {"problem", "config", "us"}:
-        raise InvalidValueError(f"{str(data)[:80]!r} is no entry: wanted problem, config and us")
+    if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
+        raise InvalidValueError(f"{str(data)[:80]!r} is no entry: wanted problem, config, us and torch_us")
     problem, config = pair_from(data["problem"], data["config"])
-    return Entry(problem, config, number_from(data["us"], math.ulp(0.0), MAX_US))
+    times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
+    return Entry(problem, config, *times)
 
 
 def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
@@ -167,11 +176,18 @@ def _parsed(raw: bytes, name: str) -> Table:
     ):
         raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
     loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
-    portfolios = data.get("portfolios", {})
-    if not isinstance(portfolios, dict):
-        raise InvalidValueError(f"{name}: portfolios is {str(portfolios)[:80]!r}: wanted them by name")
-    by_name = {each: portfolio_of(each, portfolio) for each, portfolio in portfolios.items()}
-    return Table(data["device"], data["measured"], data["kernels"], entries, loss, by_name)
+    portfolios = _by_name(data, "portfolios", portfolio_of, name)
+    leads = _by_name(data, "leads", lead_of, name)
+    return Table(data["device"], data["measured"], data["kernels"], entries, loss, portfolios, leads)
+
+
+def _by_name(
+    data: Mapping[str, Any], key: str, parse: Callable[[str, Any], _Parsed], name: str
+) -> dict[str, _Parsed]:
+    found = data.get(key, {})
+    if not isinstance(found, dict):
+        raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: wanted them by name")
+    return {each: parse(each, value) for each, value in found.items()}
 
 
 def read(path: Path) -> Table:
@@ -204,14 +220,15 @@ def _order(entry: Entry) -> tuple[str, tuple[int, ...], str]:
 def _text(table: Table) -> str:
     """Return the table as JSON, an entry a line, in order of problem: alike tables give alike bytes."""
     dump: Callable[[Any], str] = functools.partial(json.dumps, sort_keys=True, allow_nan=False)
-    lines = [
-        dump({"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us})
-        for entry in sorted(table.entries, key=_order)
-    ]
+    lines = []
+    for entry in sorted(table.entries, key=_order):
+        line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
+        lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
     head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
     head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
-    if table.portfolios:
-        head["portfolios"] = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
+    portfolios = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
+    leads = {name: each.to_dict() for name, each in sorted(table.leads.items())}
+    head |= {key: found for key, found in (("portfolios", portfolios), ("leads", leads)) if found}
     lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
@@ -245,7 +262,10 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
             rival = bests.setdefault(trial.problem, trial)
             if rank(trial) < rank(rival):
                 bests[trial.problem] = trial
-    entries = [Entry(trial.problem, trial.config, trial.us) for trial in bests.values()]
+    entries = []
+    for trial in bests.values():
+        torchs = store.best(TORCH, trial.problem)
+        entries.append(Entry(trial.problem, trial.config, trial.us, None if torchs is None else torchs.us))
     return Table(device.to_dict(), True, dict(kernels), tuple(sorted(entries, key=_order)))
 
 
@@ -277,8 +297,9 @@ def completed(table: Table, old: Table) -> Table:
     ]
     loss = old.loss if kept else table.loss
     entries = tuple(sorted((*table.entries, *kept), key=_order))
+    portfolios = {**current_portfolios(old), **table.portfolios}
     return replace(
-        table, entries=entries, loss=loss, portfolios={**current_portfolios(old), **table.portfolios}
+        table, entries=entries, loss=loss, portfolios=portfolios, leads={**old.leads, **table.leads}
     )
 
 
@@ -305,7 +326,7 @@ _ALIKE: Final = 1.5  # times the memory bandwidth, up to which one GPU is like a
 def _of_like(arch: int | str, processors: int, gbps: float) -> Table | None:
     """Return the shipped, measured table of a GPU with this architecture and as many processors."""
     names = (path.name for path in _folder().iterdir())
-    slugs = sorted(name.removesuffix(".json") for name in names if name.count(".") == 1)
+    slugs = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
     for slug in slugs:
         table = _shipped(slug)
         if table is None or not table.measured:
@@ -359,24 +380,31 @@ def calibrated(device: Device) -> Table | None:
     return own if own is not None and own.device["name"] == device.name else None
 
 
-def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
-    """Return the portfolio of a class for a GPU, its table, and where that comes from; None if there is none.
+def _tables(device: Device) -> Iterator[tuple[Table, str]]:
+    """Yield what is measured of classes for a GPU, and where it comes from.
 
-    First of the table that is pinned, then of what `tritile tune --calibrate` measured here, then of what
-    ships, then of what ships for a GPU that is like it.
+    First the table that is pinned, then what `tritile tune --calibrate` measured here, then what ships, for
+    this GPU or for one that is like it.
     """
-    fixed = pinned(device)
-    if fixed is not None and name in fixed.portfolios:
-        return fixed.portfolios[name], fixed, "of the table that is pinned"
-    own = calibrated(device)
-    if own is not None and name in own.portfolios:
-        return own.portfolios[name], own, "measured here"
-    found = shipped(device)
-    if found is None or name not in found.portfolios:
-        return None
-    of = found.device["name"]
-    where = "measured for this GPU" if of == device.name else f"measured for {of}, which is like it"
-    return found.portfolios[name], found, where
+    fixed, own, found = pinned(device), calibrated(device), shipped(device)
+    if fixed is not None:
+        yield fixed, "of the table that is pinned"
+    if own is not None:
+        yield own, "measured here"
+    if found is not None:
+        of = found.device["name"]
+        yield found, "measured for this GPU" if of == device.name else f"measured for {of}, which is like it"
+
+
+def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
+    """Return the portfolio of a class for a GPU, its table, and where that is from; None if there is none."""
+    found = ((t.portfolios[name], t, where) for t, where in _tables(device) if name in t.portfolios)
+    return next(found, None)
+
+
+def lead(name: str, device: Device) -> Lead | None:
+    """Return what tells how many times as long torch takes for a class on a GPU; None if nothing does."""
+    return next((each.leads[name] for each, _ in _tables(device) if name in each.leads), None)
 
 
 def digest(table: Table | None) -> str:

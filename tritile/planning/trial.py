@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import torch
+
 from tritile.core.config import Config
 from tritile.core.problem import Problem, problem_from_dict, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
@@ -25,6 +27,9 @@ TRIAL_COLUMNS: Final = (*_KEYS, *_FACTS)
 ENVIRONMENT_COLUMNS: Final = (
     "name", "backend", "arch", "processors", "l2_bytes", "shared_memory", "triton", "compiler", "kernel"
 )  # fmt: skip
+# What stands in a kernel's place, and in a config's, where torch's own time of a problem is remembered.
+TORCH: Final = f"torch {torch.__version__}"
+AS_TORCH: Final = Config((), 1, 1, family="torch")
 Row = tuple[Any, ...]
 
 

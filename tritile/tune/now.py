@@ -7,9 +7,10 @@ from typing import Final
 
 import torch
 
+from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.threads import at_fork
 from tritile.core.views import Call
 from tritile.errors import TuningError
@@ -17,16 +18,17 @@ from tritile.families.registry import FAMILIES
 from tritile.planning import plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import AS_TORCH, TORCH, Trial
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
-from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced, timed_again
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import now
 from tritile.tune.measure.timing import Queued, timing_of
 from tritile.tune.measure.workshop import borrowed
-from tritile.tune.subject import answers, searched_now
+from tritile.tune.subject import answers, searched_now, torch_calls
+from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
 
 _racing: Final = threading.RLock()
@@ -47,7 +49,16 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
             except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
                 fastest = None
             torch.cuda.empty_cache()
-    return fastest or searched_now(problem, device, gpu)
+    found = fastest or searched_now(problem, device, gpu)
+    if isinstance(problem, MatmulProblem | PermuteProblem):
+        with (
+            _racing,
+            torch.cuda.device(gpu),
+            torch.random.fork_rng([gpu]),
+            contextlib.suppress(TuningError, RuntimeError),
+        ):
+            _beside_torch(problem, device)
+    return found
 
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
@@ -72,6 +83,18 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
     for config, trial in trials.items():
         keep(known[config.family].digest, trial)
     return winner
+
+
+def _beside_torch(problem: MatmulProblem | PermuteProblem, device: Device) -> None:
+    """Time torch on the same problem, and remember it. Raises RuntimeError where torch does not offer it."""
+    run = torch_calls.run_of(problem)
+    if run is None:
+        return
+    calls = copies_of(problem, device, launches(problem))
+    setting = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
+    with settings.torch_alone(), torch_fp32(setting):
+        timing = timing_of(timed_again(Queued(run, calls, flusher(device))))
+    keeper(store_of(device))(TORCH, Trial(problem, AS_TORCH, timing.us, timing.spread, measured_utc=now()))
 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:

@@ -14,12 +14,16 @@ import torch
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.planning.formula import Formula
+from tritile.planning.lead import Lead, terms
 from tritile.planning.portfolio import Loss
 
 _WORST: Final = 3.0  # times the fastest: what is slower, or was not timed, counts as this slow
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards what configs of a kind have in common, round by round
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # of a measured time, beyond which an error counts less than in square
+_HOLD: Final = 1.0  # of a lead's weights
+_LOST: Final = 0.05  # share of what is taken by a lead that may be slower than torch
+_NEVER: Final = 1e9  # times as long as torch is never predicted to take
 _PRESSURE: Final = 1.5  # power by which slower configs count less
 
 
@@ -124,6 +128,32 @@ def fitted(
             alike = [found[i] - begin[i] for i in range(len(shapes)) if kinds[i] == kind]
             common[kind] = torch.stack(alike).median(0).values
     return [formula.constants(*theta.exp().tolist()) for theta in found]
+
+
+def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
+    """Return what predicts the logarithms `ratios` of torch's times by tritile's, NaN where not measured.
+
+    What is won is told of each half of the sizes by the other half.
+    """
+    known = (~ratios.isnan()).nonzero()[:, 0]
+    x = torch.tensor([terms(problems[place]) for place in known], dtype=torch.float64)
+    y = ratios[known]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    halves = order[: len(y) // 2], order[len(y) // 2 :]
+    told = torch.cat([x[out] @ _ridge(x[own], y[own]) for own, out in (halves, halves[::-1])])
+    by_told = told.argsort(descending=True)
+    lost = (y[torch.cat(halves[::-1])][by_told] < 0).cumsum(0) / torch.arange(1, len(y) + 1)
+    good = (lost <= _LOST).nonzero()[:, 0]
+    least = math.exp(max(0.0, float(told[by_told[good[-1]]]))) if len(good) else _NEVER
+    return Lead(tuple(_ridge(x, y).tolist()), least, len(y))
+
+
+def _ridge(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return weights of least squares, all but the first held back."""
+    hold = torch.full((x.shape[1],), _HOLD, dtype=x.dtype)
+    hold[0] = 1e-6
+    weights: torch.Tensor = torch.linalg.solve(x.T @ x + hold.diag(), x.T @ y)
+    return weights
 
 
 def loss_of(shares: torch.Tensor) -> Loss:

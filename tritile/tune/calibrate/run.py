@@ -1,5 +1,6 @@
 """Calibrating a class on the GPU that is here: candidates, sweep, portfolio."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,6 +15,7 @@ from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS
+from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Loss, Portfolio
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
@@ -21,6 +23,7 @@ from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tune.measure.pool import CompilePool
 
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
+_TIMED: Final = 30  # sizes at which torch was timed too, below which nothing is fitted to that
 _FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
 
 
@@ -77,6 +80,7 @@ class Measured:
         self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
         self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
         self.us = _matrix(rows, self.configs)
+        self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
 
     def _facts_of(self, config: Config) -> Any:
@@ -97,24 +101,32 @@ class Measured:
         made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
         return places, made, torch.stack(predicted, 1)
 
-    def lost(self, count: int = MOST) -> torch.Tensor:
-        """Return what picks lose at each size to the fastest of all configs, each half by the other half.
+    def left_out(self, count: int = MOST) -> torch.Tensor:
+        """Return microseconds at each size of the pick, and of the fastest of the portfolio: two columns.
 
-        Two columns: the pick, and the fastest of the portfolio.
+        Each half of the sizes is chosen and fitted for by the other half. NaN where none of it was timed.
         """
+        times = torch.full((len(self.us), 2), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
         halves = order[: len(order) // 2], order[len(order) // 2 :]
-        shares = []
         for rows, left_out in (halves, halves[::-1]):
             places, _, predicted = self._fitted(rows, count)
             own = self.us[left_out][:, places].nan_to_num(torch.inf)
             guess = predicted[left_out].where(own < torch.inf, torch.inf).argmin(1, keepdim=True)
-            times = torch.stack([own.gather(1, guess)[:, 0], own.amin(1)], 1)
-            fastest = self.us[left_out].nan_to_num(torch.inf).amin(1, keepdim=True)
-            shares.append((times / fastest - 1)[times[:, 1] < torch.inf])
-        return torch.cat(shares)
+            times[left_out] = torch.stack([own.gather(1, guess)[:, 0], own.amin(1)], 1)
+        return times.where(times < torch.inf, torch.nan)
 
-    def portfolio(self, count: int = MOST) -> Portfolio:
+    def lost(self, left_out: torch.Tensor) -> torch.Tensor:
+        """Return by what shares these times are longer than those of the fastest config at each size."""
+        shares = left_out / self.us.nan_to_num(torch.inf).amin(1, keepdim=True) - 1
+        return shares[~shares[:, 1].isnan()]
+
+    def portfolio(self, left_out: torch.Tensor, count: int = MOST) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
         _, made, _ = self._fitted(torch.arange(len(self.us)), count)
-        return Portfolio(made.name, made.configs, made.constants, fit.loss_of(self.lost(count)[:, 0]))
+        return Portfolio(made.name, made.configs, made.constants, fit.loss_of(self.lost(left_out)[:, 0]))
+
+    def lead(self, left_out: torch.Tensor) -> Lead | None:
+        """Return what tells how many times as long torch takes as a pick; None where few sizes were timed."""
+        ratios = (self.torch_us / left_out[:, 0]).log()
+        return fit.lead(self.problems, ratios) if (~ratios.isnan()).sum() >= _TIMED else None

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
 Run = Callable[[Any], object]  # one launch, on one of several copies of a call
@@ -153,7 +154,7 @@ def _queued_us(launches: Callable[[], object]) -> float:
     """Return microseconds of launches that wait on the GPU until the last of them is enqueued."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for cycles in _WAITS:
-        torch.cuda._sleep(cycles)
+        wait_on_gpu(cycles)
         start.record()
         launches()
         end.record()

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core import of_torch
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem
+from tritile.core.problem import FP8_DTYPES, Epilogue, MatmulProblem, PermuteProblem, Tiled, epilogue_of
 from tritile.core.views import MatmulCall, PermuteCall
 from tritile.tune.subject import operands
 
@@ -45,6 +45,15 @@ def multiply(call: MatmulCall) -> None:
     product(call)(*inputs, out=out)
 
 
+def add(call: MatmulCall) -> None:
+    """Make a product to which nothing but a bias is added, as torch's linear layers do."""
+    assert call.fused.bias is not None
+    (a, b), out = in_one_batch(call)
+    bias = operands.matrix(call.fused.bias, call.problem.batch)
+    made = torch.addmm if call.problem.batch == 1 else torch.baddbmm
+    made(bias[0] if call.problem.batch == 1 else bias, a, b, out=out)
+
+
 def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[..., None]:
     """Return torch's permutation of a contiguous x of this shape."""
     kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
@@ -70,3 +79,10 @@ def copy(call: PermuteCall) -> None:
 
 
 RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, PermuteProblem.op: copy}
+
+
+def run_of(problem: Tiled) -> Callable[[Any], None] | None:
+    """Return what makes a call of the problem as torch makes it; None where torch has no one call for it."""
+    if isinstance(problem, MatmulProblem) and problem.epilogue:
+        return add if epilogue_of(problem.epilogue) == Epilogue(bias="row") else None
+    return RUNS.get(problem.op)

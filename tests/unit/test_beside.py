@@ -1,0 +1,202 @@
+"""Which calls tritile is expected to win beside torch: by what was measured, and by leads of classes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tritile.core.device import TARGETS
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.errors import InvalidValueError
+from tritile.families.registry import FAMILIES, digests
+from tritile.planning import beside, model, plans, table
+from tritile.planning.lead import Lead, lead_of, terms
+from tritile.planning.store import Trial, store_of
+from tritile.planning.table import Entry, Table
+from tritile.planning.trial import AS_TORCH, TORCH
+from tritile.tune.calibrate import fit
+from tritile.tune.calibrate.draw import drawn
+
+H200, A100 = TARGETS["nvidia-h200"], TARGETS["sm_80"]
+HALF = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")
+BIASED = replace(HALF, epilogue="bias=row")
+TURN = PermuteProblem.turned(1, 4096, 4096, 4)
+CONFIG = model.pick(HALF, H200)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+def lead(problem, ratio, least):
+    """A lead that predicts this ratio, whatever the sizes."""
+    return Lead((math.log(ratio), *[0.0] * (len(terms(problem)) - 1)), least, 100)
+
+
+def ship(monkeypatch, *entries, **leads):
+    named = {name.replace("_", "-"): each for name, each in leads.items()}
+    made = Table(H200.to_dict(), True, digests(), entries, leads=named)
+    monkeypatch.setattr(table, "shipped", lambda device: made if device == H200 else None)
+
+
+def judged(problem, source="table", us=50.0, device=H200):
+    plan = plans.Plan(problem, CONFIG, source, device, us)
+    return beside.judged(problem, device, lambda: plan)
+
+
+def never(problem, device=H200):
+    return beside.judged(problem, device, lambda: pytest.fail("planned"))
+
+
+@pytest.mark.parametrize(
+    ("us", "torch_us", "source", "take", "captured"),
+    [
+        (100, 110, "table", True, False),
+        (100, 110, "predicted", True, False),
+        (100, 110, "model", False, False),  # of another config than the one that was measured
+        (100, 101, "table", False, False),
+        (100, 90, "exact", False, False),
+        (5, 10, "table", True, True),
+        (100, None, "table", False, False),
+    ],
+)
+def test_what_was_measured_is_judged_by_that(us, torch_us, source, take, captured, monkeypatch):
+    ship(monkeypatch, Entry(HALF, CONFIG, us, torch_us))
+    for problem in (HALF, BIASED):
+        found = judged(problem, source)
+        assert (found.take, found.captured) == (take, captured)
+
+
+def test_a_bias_that_was_measured_counts_before_the_bare_product(monkeypatch):
+    ship(monkeypatch, Entry(HALF, CONFIG, 100, 110), Entry(BIASED, CONFIG, 100, 90))
+    assert judged(HALF).take
+    assert not judged(BIASED).take
+
+
+def test_what_was_measured_here_goes_before_what_ships(monkeypatch):
+    ship(monkeypatch, Entry(HALF, CONFIG, 100, 90))
+    store = store_of(H200)
+    store.add(TORCH, Trial(HALF, AS_TORCH, 30.0))
+    assert beside.measured(HALF, H200) == (100, 90)  # of tritile nothing is known here
+    store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
+    assert beside.measured(HALF, H200) == (20, 30)
+    assert judged(HALF, "exact").take
+    assert plans.plan_for(HALF, H200).config == CONFIG  # torch's time is no config of ours
+
+
+def test_what_another_torch_took_does_not_count(monkeypatch):
+    ship(monkeypatch)
+    store = store_of(H200)
+    store.add("torch 1.0", Trial(HALF, AS_TORCH, 30.0))
+    store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
+    assert beside.measured(HALF, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "least", "us", "take", "captured"),
+    [
+        (1.3, 1.2, 50.0, True, False),
+        (1.3, 1.2, 10.0, True, True),
+        (1.3, 1.4, 50.0, False, False),
+        (1.3, 1e9, 50.0, False, False),
+    ],
+)
+def test_what_was_not_is_judged_by_the_lead_of_its_class(ratio, least, us, take, captured, monkeypatch):
+    ship(monkeypatch, halves_nn=lead(HALF, ratio, least), turned_4=lead(TURN, ratio, least))
+    for problem in (HALF, BIASED, TURN):
+        found = judged(problem, "predicted", us)
+        assert (found.take, found.captured) == (take, captured)
+        assert f"{ratio:.2f} times" in found.why
+
+
+def test_what_was_never_measured_is_left_unplanned(monkeypatch):
+    ship(monkeypatch, halves_nn=lead(HALF, 9.0, 1.0))
+    full = replace(HALF, dtype="float32", out_dtype="float32")
+    for problem, device in ((HALF, A100), (full, H200), (replace(HALF, b_layout="column"), H200)):
+        found = never(problem, device)
+        assert (found.take, found.why) == (False, "torch was not measured beside its like on this GPU")
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (PermuteProblem.turned(1, 511, 256, 2), "less than 512 KiB"),
+        (PermuteProblem.of((4096, 4096), (4096, 1), (4096, 1), 4), "no dimension"),
+        (PermuteProblem.of((4096, 4096), (1, 5000), (4096, 1), 4), "a part of a tensor"),
+        (PermuteProblem.of((4096, 4096), (0, 1), (4096, 1), 4), "a part of a tensor"),
+    ],
+)
+def test_copies_unlike_those_that_were_measured_are_left(problem, why, monkeypatch):
+    ship(monkeypatch, turned_4=lead(TURN, 9.0, 1.0), turned_2=lead(TURN, 9.0, 1.0))
+    assert why in never(problem).why
+
+
+def test_what_ships_is_judged_as_it_was_measured():
+    """What is taken of it was ahead, and what was ahead is taken."""
+    known = [entry for entry in table.shipped(H200).entries if entry.torch_us]
+    assert len(known) > 300
+    for entry in known:
+        assert judged(entry.problem).take == (entry.torch_us >= beside.NOISE * entry.us), entry
+
+
+def test_a_lead_is_fitted_to_ratios_and_knows_where_it_can_tell():
+    """Of ratios that follow sizes exactly all wins are taken; of those that follow nothing, few or none."""
+    problems = drawn("halves-nn", 200, "leads")
+    x = torch.tensor([terms(problem) for problem in problems], dtype=torch.float64)
+    weights = torch.linspace(-0.5, 0.5, x.shape[1], dtype=torch.float64)
+    exact = x @ weights
+    found = fit.lead(problems, exact)
+    taken = [found.ratio(problem) >= found.least for problem in problems]
+    won = exact > 0
+    assert sum(won.tolist()) > 20
+    wrong = sum(t != w for t, w in zip(taken, won.tolist(), strict=True))
+    assert wrong <= 0.05 * len(problems)
+    noise = torch.randn(200, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    told = fit.lead(problems, noise)
+    assert sum(told.ratio(problem) >= told.least for problem in problems) < 20
+    behind = fit.lead(problems, -noise.abs())
+    assert not any(behind.ratio(problem) >= behind.least for problem in problems)
+
+
+def test_sizes_at_which_torch_was_not_timed_do_not_count():
+    problems = drawn("turned-4", 80, "leads")
+    ratios = torch.full((80,), math.log(3.0), dtype=torch.float64)
+    ratios[::2] = torch.nan
+    found = fit.lead(problems, ratios)
+    assert found.sizes == 40
+    assert found.ratio(problems[0]) == pytest.approx(3.0, rel=0.02)
+
+
+def test_a_lead_is_read_as_it_was_written():
+    made = lead(TURN, 1.5, 1.25)
+    assert lead_of("turned-4", made.to_dict()).least == 1.25
+    assert lead_of("turned-4", made.to_dict()).ratio(TURN) == pytest.approx(1.5, rel=1e-3)
+    good = made.to_dict()
+    for name, bad in (
+        ("weights", {**good}),
+        ("halves-nn", good),  # of permutations
+        ("turned-4", {**good, "least": 0.5}),
+        ("turned-4", {**good, "least": None}),
+        ("turned-4", {**good, "sizes": 0}),
+        ("turned-4", {**good, "weights": [*good["weights"][1:], "x"]}),
+        ("turned-4", {"weights": good["weights"]}),
+        ("turned-4", [1]),
+    ):
+        with pytest.raises(InvalidValueError, match=r"lead|wanted"):
+            lead_of(name, bad)
+
+
+def test_tables_keep_torchs_times(tmp_path):
+    store = store_of(H200)
+    store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
+    store.add(TORCH, Trial(HALF, AS_TORCH, 30.0))
+    made = table.from_store(store, H200, digests())
+    table.write(replace(made, leads={"turned-4": lead(TURN, 1.5, 1.25)}), tmp_path / "table.json")
+    found = table.read(tmp_path / "table.json")
+    assert [(entry.us, entry.torch_us) for entry in found.entries] == [(20.0, 30.0)]
+    assert found.leads["turned-4"].least == 1.25

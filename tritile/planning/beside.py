@@ -1,0 +1,98 @@
+"""Which calls of torch's tritile is expected to win, by what both take: of the problem, or of its class.
+
+A problem that was measured beside torch goes by that. Any other goes by its class: how many times as long
+torch takes is predicted from times of both at drawn sizes, and the call is taken where nearly all sizes left
+out of the fit were won of which as much was predicted. Whatever was not measured on the GPU is left.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf, prod
+from typing import Final, NamedTuple
+
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.planning import plans, table
+from tritile.planning.classes import class_of
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH, best_of
+
+# What a call that Python takes keeps the host busy: 11 to 14 us (`host.jsonl`), and torch's way to Python.
+# Where torch's kernel takes less, the host decides how fast a program is that is no CUDA graph, and torch
+# needs less of it. A call that is taken without Python needs least: 4 to 6 us, of torch 10 to 18
+# (`tuning/switch_cost.py`).
+HOST_US: Final = 15.0
+NOISE: Final = 1.02  # ratios vary by as much from run to run
+_LEAST_MOVED: Final = 1 << 19  # bytes of a copy, below which the host decides
+
+
+class Judgement(NamedTuple):
+    """Tell whether tritile is expected to be faster, and why.
+
+    `captured`: only where the host's time does not count, in the capture of a CUDA graph, or is short, as
+    where calls alike skip Python.
+    """
+
+    take: bool
+    why: str
+    captured: bool = False
+
+
+class Times(NamedTuple):
+    """Hold microseconds of tritile and of torch, measured side by side."""
+
+    tritile_us: float
+    torch_us: float
+
+
+def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
+    """Return what was measured of just this problem, on this machine first, then as pinned or shipped."""
+    torchs = store_of(device).best(TORCH, problem)
+    best = best_of(plans.trials(problem, device)) if torchs is not None else None
+    if torchs is not None and torchs.us and best is not None and best.us:
+        return Times(best.us, torchs.us)
+    for known in (table.pinned(device), table.shipped(device)):
+        entry = known.find(problem) if known is not None else None
+        if entry is not None and entry.us and entry.torch_us:
+            return Times(entry.us, entry.torch_us)
+    return None
+
+
+def judged(
+    problem: MatmulProblem | PermuteProblem, device: Device, plan: Callable[[], plans.Plan]
+) -> Judgement:
+    """Tell whether to make a call of torch's. `plan` plans the problem, and is asked last.
+
+    A product with a bias is judged as without, where none with a bias was measured: both sides do it as the
+    sums are stored.
+    """
+    if isinstance(problem, PermuteProblem):
+        why = _no_copy(problem)
+        if why:
+            return Judgement(False, why)
+    plain = problem if isinstance(problem, PermuteProblem) else replace(problem, epilogue="")
+    found = (measured(each, device) for each in dict.fromkeys((problem, plain)))
+    times = next((each for each in found if each is not None), None)
+    name = class_of(problem)
+    lead = table.lead(name, device) if name is not None else None
+    if times is None and lead is None:
+        return Judgement(False, "torch was not measured beside its like on this GPU")
+    if times is not None and plan().source != "model":
+        ratio = times.torch_us / times.tritile_us
+        why = f"measured: torch takes {ratio:.2f} times as long"
+        return Judgement(ratio >= NOISE, why, ratio >= NOISE and times.torch_us < HOST_US)
+    ratio = lead.ratio(plain) if lead is not None else 0.0
+    if lead is None or ratio < lead.least:
+        return Judgement(False, f"torch is predicted to take {ratio:.2f} times as long: too close to tell")
+    short = ratio * (plan().us or inf) < HOST_US
+    return Judgement(True, f"torch is predicted to take {ratio:.2f} times as long", short)
+
+
+def _no_copy(problem: PermuteProblem) -> str:
+    """Say why a copy is none that was measured, "" for one that is like those."""
+    whole = problem.spans[0] == problem.spans[1] == prod(problem.shape)
+    if problem.x_strides == problem.out_strides:
+        return "no dimension changes its place"
+    if not whole or 0 in problem.x_strides:
+        return "a part of a tensor, or a repeated one: not measured"
+    return "less than 512 KiB moved: not measured" if problem.bytes < _LEAST_MOVED else ""
