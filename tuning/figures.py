@@ -2,7 +2,7 @@
 
 The lines are results/<gpu>/*.jsonl and the trials in trials/, of an H200. A test compares the tables with
 README.md: paste what this prints there when the lines change. A name that ends with a peer tells the peer's
-time by tritile's.
+time by tritile's. docs/benchmarks.md, which a test compares too, is written whole (`benchmarks.py`).
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import benchmarks
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.lab.report import recorded
@@ -253,7 +254,8 @@ def commits() -> int:
 
 
 def main() -> None:
-    """Print both tables, then the figures."""
+    """Write docs/benchmarks.md, and print both tables of README.md, then the figures."""
+    benchmarks.write()
     lines = stored([RESULTS], print)
     for table in tables(lines):
         print("\n".join((HEAD, RULE, *table)), end="\n\n")

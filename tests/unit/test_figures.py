@@ -1,7 +1,9 @@
-"""The tables of README.md say what the committed lines say."""
+"""The tables of README.md, and docs/benchmarks.md, say what the committed lines say."""
 
+import json
 from pathlib import Path
 
+import benchmarks
 import figures
 from tritile.lab.report.run import stored
 
@@ -25,3 +27,62 @@ def test_sizes_that_are_not_in_the_table_count_as_untuned():
     kinds = {at: kind[0] for kind, _, at in figures.by_table()}
     assert kinds["64x4096x4096"] == "invariance, tuned sizes"
     assert kinds["65x4096x4096"] == "invariance, **untuned** sizes"
+
+
+def test_the_page_of_benchmarks_is_what_the_command_writes():
+    assert benchmarks.PAGE.read_text() == benchmarks.page()
+
+
+ENV = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "0123456789ab"}
+
+
+def written(folder, suite, lines):
+    """The section of a suite, where one GPU has these lines."""
+    (folder / "nvidia-x").mkdir()
+    (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sections = benchmarks.page(folder).split("\n## ")[1:]
+    others = [section for section in sections if not section.startswith(suite)]
+    assert len(others) == 2
+    assert all("`nvidia-x`: no lines yet." in section for section in others)
+    return next(section for section in sections if section.startswith(suite))
+
+
+def drawn(seed, n, ratio):
+    sizes = {"op": "matmul", "dtype": "bfloat16", "layout": "NN", "m": 1, "n": n, "k": 64}
+    return sizes | {"ratio_torch": ratio, "env": ENV | {"seed": seed}}
+
+
+def test_the_last_three_draws_are_told_together_and_one_by_one(tmp_path):
+    lines = [drawn("first", 8, 9.0), drawn("second", 8, 1.0), drawn("third", 8, 7.0), drawn("third", 8, 2.0)]
+    lines += [drawn("fourth", 8, 4.0), drawn("fourth", 12, 3.0)]
+    text = written(tmp_path, "unseen", lines)
+    assert "**NVIDIA X**, torch 2.11, triton 3.6, tritile at 0123456\n" in text
+    for row in (
+        "| aligned products | last 3 together | 3 | 2.00 | 1.00 | 1.00 | 1x8x64 |",
+        "| aligned products | third | 1 | 2.00 | 2.00 | 2.00 | 1x8x64 |",
+        "| ragged products | fourth | 1 | 3.00 | 3.00 | 3.00 | 1x12x64 |",
+    ):
+        assert row in text
+    assert "first |" not in text
+
+
+def test_first_calls_of_a_weight_are_told(tmp_path):
+    line = {
+        "op": "rows", "process": "from nothing", "mode": "cached", "size": 64, "rows": [3, 5, 9],
+        "first_ms": [100.0, 2.0, 1.0], "second_ms": [0.1, 0.2, 0.3], "kernels": 3, "compile_s": 4.5,
+        "ratio_torch": [1.0, 0.5, 2.0], "env": ENV | {"seed": "drawn"},
+    }  # fmt: skip
+    text = written(tmp_path, "rows", [line | {"kernels": 7}, line])
+    kind = "| from nothing | cached | 64x64 | drawn | 3 |"
+    assert f"{kind} 0.10 | 2.00 | 100 (3 rows) | 3 | 4.5 | 0.200 |" in text
+    assert f"{kind} 1.00 | 0.50 | 0.50 | 5 rows |" in text
+
+
+def test_models_are_told_by_process_mode_and_pass(tmp_path):
+    line = {
+        "op": "models", "process": "later", "mode": "eager", "what": "train", "model": "gpt2", "ratio": 2.0,
+        "low": 1.9, "high": 2.1, "first_off_s": 1.0, "first_on_s": 2.0, "env": ENV,
+    }  # fmt: skip
+    worst = line | {"model": "bert", "ratio": 0.5, "low": 0.4, "high": 0.6, "first_on_s": 4.0}
+    text = written(tmp_path, "models", [line | {"ratio": 8.0}, line, worst])
+    assert "| later | eager | train | 2 | 1.00 | 0.50 (0.40 to 0.60) | bert | 1.0 | 3.0 |" in text
