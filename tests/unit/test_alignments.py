@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import alignments
-import export_peers
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import problem_to_dict
@@ -65,19 +64,6 @@ def test_lines_are_kept_in_the_place_of_older_ones(tmp_path):
     for new in (line(first), line(other), line(first, 30.0), line(first, gpu="Other")):
         alignments.keep(path, new)
     assert json.loads(path.read_text()) == [line(first, 30.0), line(other), line(first, gpu="Other")]
-
-
-def test_lines_become_peers_of_which_the_newest_counts():
-    early, late = (
-        line(GRID[0], us, time=f"2026-01-0{day}T00:00:00+00:00") for day, us in ((1, 20.0), (2, 30.0))
-    )
-    (peer,) = export_peers.peers_of([late, early])
-    assert (peer.problem, peer.tritile_us, peer.torch_us, peer.source) == (
-        GRID[0].problem,
-        10.0,
-        30.0,
-        "model",
-    )
 
 
 def test_groups_go_by_the_least_aligned_operand_and_the_result():

@@ -111,7 +111,7 @@ def test_what_was_not_is_judged_by_the_lead_of_its_class(ratio, least, us, take,
     for problem in (HALF, BIASED, TURN):
         found = judged(problem, "predicted", us)
         assert (found.take, found.captured) == (take, captured)
-        assert f"{ratio:.2f} times" in found.why
+        assert found.why.startswith("not measured")
 
 
 def test_what_was_never_measured_is_left_unplanned(monkeypatch):

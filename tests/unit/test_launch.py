@@ -172,7 +172,7 @@ def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
     call = launch._standing(described(a, b, torch.empty(256, 256, dtype=torch.bfloat16), "ieee"))
     assert not [view for view in (call.a, call.b, call.out) if isinstance(view.tensor, torch.Tensor)]
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "_prepared", lambda call, config, index: config)
+    monkeypatch.setattr(launch, "_prepared", lambda call, config, index, spare=False: config)
     config = launch._spared(call, 0)
     assert workspace_bytes(call, config, HOPPER) == 0
     first = model.ranked(call.problem, HOPPER)
@@ -249,7 +249,7 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
     posed_of, given = [], []
 
-    def noted(piece, config, index):
+    def noted(piece, config, index, spare):
         posed_of.append(piece.tensors)
         return lambda *tensors: given.append(tensors)
 

@@ -10,12 +10,27 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
 from tritile.planning import plans
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH
 from tritile.tune import now
-from tritile.tune.subject import is_tuned
+from tritile.tune.subject import is_tuned, torch_calls
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 UNSERVED = replace(PROBLEM, dtype="float64", out_dtype="float64")
+
+
+class Clock:
+    """Tells what torch takes, and in which precision of fp32 it was asked."""
+
+    us, asked = 15.0, ()
+
+    def __init__(self, run, calls, before):
+        self.run = run
+
+    def time_us(self):
+        Clock.asked = (self.run, torch.backends.cuda.matmul.fp32_precision)
+        return Clock.us
 
 
 @pytest.fixture
@@ -36,12 +51,13 @@ def race(monkeypatch, tmp_path):
     monkeypatch.setattr(now, "_compile", lambda *arguments: None)
     monkeypatch.setattr(now, "flusher", lambda device: None)
     monkeypatch.setattr(
-        now, "raced", lambda calls, configs, flush: {c: times[c] for c in configs if c in times}
+        now, "raced", lambda calls, configs, flush, clock: {c: times[c] for c in configs if c in times}
     )
     monkeypatch.setattr(now.launch, "prepare", lambda call, config: config)
     monkeypatch.setattr(now, "run_of", lambda prepared: prepared)
     monkeypatch.setattr(now.answers, "check", check)
     monkeypatch.setattr(now, "searched_now", lambda *arguments: "searched")
+    monkeypatch.setattr(now, "Queued", Clock)
     plans.forget()
     yield times, wrong
     plans.forget()
@@ -59,6 +75,33 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
     plan = plans.plan_for(PROBLEM, H200, "cached")
     assert (plan.source, plan.config, plan.us) == ("exact", likely[-1], 10.0)
     assert len(plans.trials(PROBLEM, H200)) == now.RACED
+
+
+@pytest.mark.parametrize(
+    ("change", "run", "setting"),
+    [
+        ({}, torch_calls.multiply, "ieee"),
+        ({"epilogue": "bias=row"}, torch_calls.add, "ieee"),
+        ({"epilogue": "bias=row gelu"}, None, ""),
+        ({"dtype": "float32", "out_dtype": "float32", "precision": "tf32"}, torch_calls.multiply, "tf32"),
+    ],
+)
+def test_torch_is_timed_beside_the_winner(race, change, run, setting, monkeypatch):
+    problem = replace(PROBLEM, **change)
+    monkeypatch.setattr(Clock, "asked", ())
+    now.tuned_now(problem, H200, 0)
+    if run is None:
+        assert Clock.asked == ()
+        assert store_of(H200).best(TORCH, problem) is None
+    else:
+        assert Clock.asked == (run, setting)
+        assert store_of(H200).best(TORCH, problem).us == 15.0
+
+
+def test_where_torch_offers_no_such_product_the_winner_runs_all_the_same(race, monkeypatch):
+    monkeypatch.setattr(Clock, "time_us", lambda self: (_ for _ in ()).throw(RuntimeError("no such product")))
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"
+    assert store_of(H200).best(TORCH, PROBLEM) is None
 
 
 def test_of_winners_within_noise_the_first_in_a_fixed_order(race):

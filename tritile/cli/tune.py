@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli import calibrating
+from tritile.cli import calibrating, modelling
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -268,6 +268,13 @@ def tune(
     sweeps: Annotated[
         Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="module:function. Measure each call of torch's in that function, a step of a model, beside "
+            "tritile's; then tell what tritile.use_in_torch gains."
+        ),
+    ] = "",
     target: Target = None,
     output: Annotated[
         Path | None,
@@ -288,6 +295,8 @@ def tune(
         forked=not study
     )  # before a GPU is in use; a study's processes get a cache of their own
     _among("strategy", strategy, tuple(STRATEGIES))
+    if model:
+        return modelling.tune_model(model)
     if calibrate:
         here = devices.current_gpu()
         if here is None:

@@ -78,14 +78,14 @@ def judged(
     if times is None and lead is None:
         return Judgement(False, "torch was not measured beside its like on this GPU")
     if times is not None and plan().source != "model":
-        ratio = times.torch_us / times.tritile_us
-        why = f"measured: torch takes {ratio:.2f} times as long"
-        return Judgement(ratio >= NOISE, why, ratio >= NOISE and times.torch_us < HOST_US)
+        if times.torch_us < NOISE * times.tritile_us:
+            return Judgement(False, "measured: torch is about as fast, or faster")
+        return Judgement(True, "measured: tritile is faster", times.torch_us < HOST_US)
     ratio = lead.ratio(plain) if lead is not None else 0.0
     if lead is None or ratio < lead.least:
-        return Judgement(False, f"torch is predicted to take {ratio:.2f} times as long: too close to tell")
+        return Judgement(False, "not measured: too few like it are faster than torch")
     short = ratio * (plan().us or inf) < HOST_US
-    return Judgement(True, f"torch is predicted to take {ratio:.2f} times as long", short)
+    return Judgement(True, "not measured: nearly all like it are faster than torch", short)
 
 
 def _no_copy(problem: PermuteProblem) -> str:

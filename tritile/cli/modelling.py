@@ -1,0 +1,80 @@
+"""What `tritile tune --model` does."""
+
+import importlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tritile.cli.app import console
+from tritile.core.device import current_gpu
+from tritile.errors import InvalidValueError
+from tritile.in_torch import use_in_torch
+
+TURNS = 9  # of both sides, after the run that measures
+
+
+def step_of(name: str) -> Callable[[], Any]:
+    """Return the function that `module:function` names, of a module in the current folder or installed.
+
+    Raises InvalidValueError where there is none.
+    """
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise InvalidValueError(f"--model {name!r}: wanted module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidValueError(f"--model {name}: {error}") from error
+    if not callable(found):
+        raise InvalidValueError(f"--model {name}: {type(found).__name__} is no function")
+    step: Callable[[], Any] = found
+    return step
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def tune_model(name: str) -> None:
+    """Measure each call of torch's in a step of a model beside tritile's, and tell what the switch gains.
+
+    The step is run once to measure, in mode "tune", then by turns without and with `use_in_torch`.
+    """
+    if current_gpu() is None:
+        raise InvalidValueError("--model measures, and there is no GPU here")
+    step = step_of(name)
+    step()  # what is loaded and made ready at a first call is not tritile's
+    before = os.environ.get("TRITILE_MODE")
+    os.environ["TRITILE_MODE"] = "tune"  # of the threads of backward passes too
+    try:
+        with use_in_torch() as report:
+            step()
+    finally:
+        os.environ.pop("TRITILE_MODE")
+        if before is not None:
+            os.environ["TRITILE_MODE"] = before
+    console.print(report)
+    off, on = [], []
+    with use_in_torch():
+        step()
+    for _ in range(TURNS):
+        off.append(_seconds(step))
+        with use_in_torch():
+            on.append(_seconds(step))
+    alone, taken = statistics.median(off), statistics.median(on)
+    console.print(
+        f"{name}: {1e3 * alone:.2f} ms, with tritile {1e3 * taken:.2f} ms: {alone / taken:.3f} times as fast"
+    )
