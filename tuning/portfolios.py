@@ -73,6 +73,10 @@ def main() -> None:
         print(f"{name}, {len(pick)} sizes: the pick loses {told(pick)}")
         print(f"  the portfolio {told(best)}")
         print(f"  the model's pick {told(before)}")
+        ratios = measured.torch_us[:, None] / torch.stack([measured.fastest, left_out[:, 0]], 1)
+        if ratios.isfinite().any():
+            by_fastest, by_pick = ratios.log().nanmean(0).exp().tolist()
+            print(f"  torch's time by the fastest config's {by_fastest:.3f}, by the pick's {by_pick:.3f}")
         lead = measured.lead(left_out)
         if lead is not None:
             leads[name] = lead

@@ -80,6 +80,7 @@ class Measured:
         self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
         self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
         self.us = _matrix(rows, self.configs)
+        self.fastest = self.us.nan_to_num(torch.inf).amin(1)
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
 
@@ -118,7 +119,7 @@ class Measured:
 
     def lost(self, left_out: torch.Tensor) -> torch.Tensor:
         """Return by what shares these times are longer than those of the fastest config at each size."""
-        shares = left_out / self.us.nan_to_num(torch.inf).amin(1, keepdim=True) - 1
+        shares = left_out / self.fastest[:, None] - 1
         return shares[~shares[:, 1].isnan()]
 
     def portfolio(self, left_out: torch.Tensor, count: int = MOST) -> Portfolio:

@@ -1,0 +1,93 @@
+"""Launches enqueued behind a wait, on a GPU that is a clock of numbers."""
+
+import pytest
+import torch
+
+from tritile.errors import TuningError
+from tritile.tune.measure import timing
+
+ENQUEUE_US, NEUTRAL_US, LAUNCH_US = 10.0, 2.0, 7.0
+CYCLES_A_US = 1000.0
+
+
+class Gpu:
+    """A host that enqueues and a stream that runs, both in microseconds."""
+
+    def __init__(self):
+        self.host = self.stream = 0.0
+        self.waits = []
+
+    def enqueue(self, us):
+        self.host += ENQUEUE_US
+        self.stream = max(self.stream, self.host) + us
+
+    def wait(self, cycles):
+        self.waits.append(cycles)
+        self.enqueue(cycles / CYCLES_A_US)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    made = Gpu()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            made.enqueue(0.0)
+            self.at = made.stream
+
+        def query(self):
+            return made.host >= self.at
+
+        def synchronize(self):
+            made.host = max(made.host, self.at)
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) / 1e3
+
+    class Neutral:
+        def add_(self, value):
+            made.enqueue(NEUTRAL_US)
+
+    monkeypatch.setattr(timing, "wait_on_gpu", made.wait)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
+    timing._queued_between_us.cache_clear()
+    yield made
+    timing._queued_between_us.cache_clear()
+
+
+def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
+    calls = []
+    clock = timing.Queued(lambda call: (calls.append(call), gpu.enqueue(LAUNCH_US)), range(5))
+    assert calls == [0]
+    assert clock.time_us() == pytest.approx(LAUNCH_US)
+    assert calls == [0, *range(5)]
+
+
+def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
+    """What takes the host longer than the first wait is enqueued again behind a longer one."""
+
+    def run(call):
+        gpu.host += 400.0
+        gpu.enqueue(LAUNCH_US)
+
+    assert timing.Queued(run, range(4)).time_us() == pytest.approx(LAUNCH_US)
+    assert gpu.waits[-1] > timing._WAITS[0]
+
+
+def test_what_never_waits_long_enough_is_told(gpu):
+    def run(call):
+        gpu.host += 1e9
+        gpu.enqueue(LAUNCH_US)
+
+    with pytest.raises(TuningError, match="too long to enqueue"):
+        timing.Queued(run, range(4)).time_us()
+
+
+def test_what_takes_no_time_is_no_time(gpu):
+    with pytest.raises(TuningError, match="it was timed at"):
+        timing.Queued(lambda call: gpu.enqueue(0.0), range(3)).time_us()
