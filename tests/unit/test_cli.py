@@ -360,3 +360,26 @@ def test_a_study_is_of_the_gpu_that_is_here(environment, arguments, wanted, monk
         monkeypatch.setenv(name, value)
     result = run("tune", "8x8x8", "--study", *arguments)
     assert wanted in str(result.exception)
+
+
+def test_without_a_search_the_likeliest_are_raced(monkeypatch):
+    """What was measured is left alone, and a problem of which nothing runs is told, and counts."""
+    raced = []
+
+    def race(problem, device, gpu):
+        raced.append((problem.label, device, gpu))
+        if problem.n == 512:
+            raise errors.TuningError("nothing runs")
+        remember(store_of(device), problem)
+        return CONFIG
+
+    monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
+    monkeypatch.setattr(tune_module.devices, "current_index", lambda: 1)
+    monkeypatch.setattr(tune_module.now, "tuned_now", race)
+    found = run("tune", "300x256x256", "--no-search")
+    assert found.exit_code == 0, found.output
+    assert raced == [("300x256x256 NN bfloat16", H200, 1)]
+    found = run("tune", "300x256x256", "300x512x256", "--no-search")
+    assert found.exit_code == 1
+    assert [label for label, *_ in raced[1:]] == ["300x512x256 NN bfloat16"]
+    assert "nothing runs" in found.output

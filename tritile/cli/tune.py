@@ -35,15 +35,15 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, TuningError
 from tritile.families import registry as families
 from tritile.lab.report.environment import environment
-from tritile.planning import table
+from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
+from tritile.tune import now, suites, tuner
 from tritile.tune import study as studies
-from tritile.tune import suites, tuner
 from tritile.tune.measure.child import Nursery
 from tritile.tune.measure.log import keeper, logged
 from tritile.tune.measure.pool import CompilePool, processes_for
@@ -153,6 +153,26 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     return left
 
 
+def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
+    """Race the likeliest configs of each problem, as mode "tune" does at a call; how many are left."""
+    todo = [problem for problem in problems if force or not plans.trials(problem, device)]
+    console.print(f"{device.name}: {len(todo)} of {len(problems)} problems to race")
+    failed, gpu = 0, devices.current_index() or 0
+    with interruptible() as keep_on:
+        for place, problem in enumerate(todo):
+            if not keep_on():
+                failed += len(todo) - place
+                break
+            try:
+                config = now.tuned_now(problem, device, gpu)
+                console.print(f"{problem.label}: {config}", highlight=False)
+            except TuningError as error:
+                failed += 1
+                console.print(f"{problem.label}: {error}", style="red", highlight=False)
+    _finish(store_of(device))
+    return failed
+
+
 def _seconds(problem: Tiled) -> float:
     """About how long a launch takes on a large GPU: what problems are put in order by."""
     return getattr(problem, "flops", 0) / 5e14 + problem.bytes / 3e12
@@ -248,6 +268,9 @@ def tune(
     only: Only = "",
     budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
+    search: Annotated[
+        bool, typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call.")
+    ] = True,
     strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
     verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
     log: Annotated[
@@ -330,8 +353,13 @@ def tune(
         wish = _Wish(budget, force, jobs or None, rules, log, nursery)
         if study:
             return _study(problems, here, wish, output or Path("study.json"), suites_dir)
-        failed = (
-            _tune_here(problems, here, wish) if place is None else _tune_shared(problems, here, wish, place)
-        )
+        if not search and place is not None:
+            raise InvalidValueError("--no-search is for one process, not for ranks of torchrun")
+        if not search:
+            failed = _race_here(problems, here, force)
+        elif place is None:
+            failed = _tune_here(problems, here, wish)
+        else:
+            failed = _tune_shared(problems, here, wish, place)
     if failed:
         raise typer.Exit(1)
