@@ -19,7 +19,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tritile.tune.calibrate.draw import OF_SIZE, OPERATIONS, log_uniform, permutation, sized
+from tritile.planning.classes import OPERATIONS, SIDES
+from tritile.tune.calibrate.draw import OF_SIZE, log_uniform, permutation, sized
 from tritile.tune.suites import Case
 
 UNITS = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
@@ -38,7 +39,7 @@ def product(dice: random.Random) -> tuple[int, int, int]:
     while True:
         unit = dice.choices(*UNITS)[0]
         m = log_uniform(dice, 1, 16384)
-        n, k = sized(dice, 32, 32768, unit), sized(dice, 32, 32768, unit)
+        n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
         if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
             return m, n, k
 

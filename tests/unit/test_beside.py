@@ -97,10 +97,51 @@ def test_what_another_torch_took_does_not_count(monkeypatch):
     assert beside.measured(HALF, H200) is None
 
 
+UNLIKE = [
+    {"batch": 2},
+    {"a_layout": "column"},
+    {"out_layout": "column"},
+    {"b_layout": "strided"},
+    {"invariant": True},
+    {"m": 1, "n": 64, "k": 64},
+    {"m": 16384, "n": 32768, "k": 32768},
+    {"n": 65536, "m": 64},
+]
+
+
+@pytest.mark.parametrize("change", UNLIKE, ids=str)
+def test_a_lead_says_nothing_of_what_is_unlike_all_that_it_was_measured_for(change, monkeypatch):
+    leads = {name: lead(HALF, 9.0, 1.0) for name in ("halves_nn", "halves_nt", "halves_odd")}
+    ship(monkeypatch, **leads)
+    assert judged(HALF, "predicted").take
+    assert not never(replace(HALF, **change)).take
+
+
+def test_more_is_asked_of_a_lead_where_the_model_picks(monkeypatch):
+    ship(monkeypatch, halves_nn=lead(HALF, 1.3, 1.2))
+    assert judged(HALF, "predicted").take
+    assert not judged(HALF, "model").take
+    ship(monkeypatch, halves_nn=lead(HALF, 1.6, 1.2))
+    assert judged(HALF, "model").take
+
+
+def test_times_of_another_gpu_or_of_other_kernels_do_not_count(monkeypatch):
+    made = Table(H200.to_dict(), True, digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
+    led = replace(made, leads={"halves-nn": lead(HALF, 9.0, 1.0)})
+    like = replace(H200, name="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(table, "shipped", lambda device: led)
+    assert beside.measured(HALF, H200) == (10, 20)
+    assert beside.measured(HALF, like) is None
+    assert not never(HALF, like).take
+    monkeypatch.setattr(table, "shipped", lambda device: replace(led, entries=(), kernels={}))
+    assert not never(HALF).take
+
+
 @pytest.mark.parametrize(
     ("ratio", "least", "us", "take", "captured"),
     [
         (1.3, 1.2, 50.0, True, False),
+        (1.01, 1.0, 50.0, False, False),
         (1.3, 1.2, 10.0, True, True),
         (1.3, 1.4, 50.0, False, False),
         (1.3, 1e9, 50.0, False, False),

@@ -383,3 +383,16 @@ def test_without_a_search_the_likeliest_are_raced(monkeypatch):
     assert found.exit_code == 1
     assert [label for label, *_ in raced[1:]] == ["300x512x256 NN bfloat16"]
     assert "nothing runs" in found.output
+
+
+def test_build_says_where_the_library_is_and_why_there_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("tritile.in_torch.building.build", lambda: tmp_path / "crossing.so")
+    assert f"{tmp_path}/crossing.so" in run("build").output.replace("\n", "")
+
+    def fail():
+        raise errors.UnsupportedError("there is no C++ compiler")
+
+    monkeypatch.setattr("tritile.in_torch.building.build", fail)
+    found = run("build")
+    assert found.exit_code != 0
+    assert isinstance(found.exception, errors.UnsupportedError)

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ import torch
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
-from tritile.planning import plans
+from tritile.families.registry import FAMILIES
+from tritile.planning import model, plans
 from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH
+from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.subject import is_tuned, torch_calls
 
@@ -21,16 +23,17 @@ UNSERVED = replace(PROBLEM, dtype="float64", out_dtype="float64")
 
 
 class Clock:
-    """Tells what torch takes, and in which precision of fp32 it was asked."""
+    """Tells what a config takes, and torch."""
 
-    us, asked = 15.0, ()
+    us: ClassVar = {torch_calls.multiply: 15.0, torch_calls.add: 18.0, None: 10.0}
+    made: ClassVar = []
 
     def __init__(self, run, calls, before):
         self.run = run
+        Clock.made.append(run)
 
     def time_us(self):
-        Clock.asked = (self.run, torch.backends.cuda.matmul.fp32_precision)
-        return Clock.us
+        return Clock.us.get(self.run, Clock.us[None])
 
 
 @pytest.fixture
@@ -58,6 +61,7 @@ def race(monkeypatch, tmp_path):
     monkeypatch.setattr(now.answers, "check", check)
     monkeypatch.setattr(now, "searched_now", lambda *arguments: "searched")
     monkeypatch.setattr(now, "Queued", Clock)
+    monkeypatch.setattr(Clock, "made", [])
     plans.forget()
     yield times, wrong
     plans.forget()
@@ -78,30 +82,39 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
 
 
 @pytest.mark.parametrize(
-    ("change", "run", "setting"),
+    ("change", "run"),
     [
-        ({}, torch_calls.multiply, "ieee"),
-        ({"epilogue": "bias=row"}, torch_calls.add, "ieee"),
-        ({"epilogue": "bias=row gelu"}, None, ""),
-        ({"dtype": "float32", "out_dtype": "float32", "precision": "tf32"}, torch_calls.multiply, "tf32"),
+        ({}, torch_calls.multiply),
+        ({"epilogue": "bias=row"}, torch_calls.add),
+        ({"epilogue": "bias=row gelu"}, None),
+        ({"epilogue": "bias=row", "batch": 3}, None),
     ],
 )
-def test_torch_is_timed_beside_the_winner(race, change, run, setting, monkeypatch):
+def test_torch_is_timed_by_turns_with_what_is_known_to_be_fastest(race, change, run):
+    """What is remembered of torch is by as much longer than our time as it was beside us."""
     problem = replace(PROBLEM, **change)
-    monkeypatch.setattr(Clock, "asked", ())
-    now.tuned_now(problem, H200, 0)
+    now.beside_torch(problem, H200, 0)
+    assert Clock.made == []  # nothing is known of ours
+    config = model.pick(problem, H200)
+    store = store_of(H200)
+    store.add(FAMILIES["matmul"][config.family].digest, Trial(problem, config, 40.0, error=0.0))
+    now.beside_torch(problem, H200, 0)
+    found = store.best(TORCH, problem)
     if run is None:
-        assert Clock.asked == ()
-        assert store_of(H200).best(TORCH, problem) is None
+        assert found is None
+        assert Clock.made == []
     else:
-        assert Clock.asked == (run, setting)
-        assert store_of(H200).best(TORCH, problem).us == 15.0
+        assert Clock.made == [config, run]
+        assert found.us == pytest.approx(40.0 * Clock.us[run] / Clock.us[None])
 
 
-def test_where_torch_offers_no_such_product_the_winner_runs_all_the_same(race, monkeypatch):
+def test_where_torch_offers_no_such_product_nothing_is_remembered_of_it(race, monkeypatch):
+    config = model.pick(PROBLEM, H200)
+    store = store_of(H200)
+    store.add(FAMILIES["matmul"][config.family].digest, Trial(PROBLEM, config, 40.0, error=0.0))
     monkeypatch.setattr(Clock, "time_us", lambda self: (_ for _ in ()).throw(RuntimeError("no such product")))
-    assert now.tuned_now(PROBLEM, H200, 0) == "searched"
-    assert store_of(H200).best(TORCH, PROBLEM) is None
+    now.beside_torch(PROBLEM, H200, 0)
+    assert store.best(TORCH, PROBLEM) is None
 
 
 def test_of_winners_within_noise_the_first_in_a_fixed_order(race):

@@ -6,6 +6,7 @@ import sys
 from tritile.cli import (
     accuracy,
     bench,
+    build,
     compile,
     doctor,
     explain,
@@ -24,6 +25,7 @@ __all__ = [
     "accuracy",
     "app",
     "bench",
+    "build",
     "compile",
     "console",
     "doctor",

@@ -49,7 +49,7 @@ def calibrate(
     old = table.read(path) if path.exists() else table.Table(device.to_dict(), True, {}, ())
     if old.device["name"] != device.name or not old.measured:
         raise InvalidValueError(f"{path} is of {old.device['name']}, and here is {device.name}: name another")
-    known, leads = table.current_portfolios(old), dict(old.leads)
+    known, leads = table.current_portfolios(old), table.current_leads(old)
     with interruptible() as keep_on:
         for name in classes_of(names):
             begun = time.monotonic()
@@ -67,7 +67,9 @@ def calibrate(
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
                 found, lead = _fitted(name, rows, device)
-                known |= {} if found is None else {name: found}
+                if found is not None:  # what was known of torch beside another portfolio goes with that
+                    leads.pop(name, None)
+                    known[name] = found
                 leads |= {} if lead is None else {name: lead}
                 table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
                 console.print(f"{name}: {took:.0f} s")

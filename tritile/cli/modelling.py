@@ -1,5 +1,6 @@
 """What `tritile tune --model` does."""
 
+import contextlib
 import importlib
 import os
 import statistics
@@ -60,20 +61,22 @@ def tune_model(name: str) -> None:
     before = os.environ.get("TRITILE_MODE")
     os.environ["TRITILE_MODE"] = "tune"  # of the threads of backward passes too
     try:
-        with use_in_torch() as report:
+        with use_in_torch():
             step()
     finally:
         os.environ.pop("TRITILE_MODE")
         if before is not None:
             os.environ["TRITILE_MODE"] = before
-    console.print(report)
-    off, on = [], []
-    with use_in_torch():
+    switch = use_in_torch()
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with switch:
         step()
-    for _ in range(TURNS):
-        off.append(_seconds(step))
-        with use_in_torch():
-            on.append(_seconds(step))
+    for turn in range(TURNS):
+        for side in (turn % 2 == 0, turn % 2 == 1):
+            with switch if side else contextlib.nullcontext():
+                times[side].append(_seconds(step))
+    console.print(switch.report)
+    off, on = times[False], times[True]
     alone, taken = statistics.median(off), statistics.median(on)
     console.print(
         f"{name}: {1e3 * alone:.2f} ms, with tritile {1e3 * taken:.2f} ms: {alone / taken:.3f} times as fast"

@@ -48,7 +48,7 @@ def _current(device: Device) -> list[Trial]:
     for facts, trial in store_of(device).everything():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
         same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
-        if same and (own is None or facts["kernel"] == own.digest):
+        if same and not trial.of_torch and (own is None or facts["kernel"] == own.digest):
             found.append(trial)
     return found
 
@@ -75,7 +75,9 @@ def export(
     kernels = families.digests()
     made = table.from_store(store_of(device), device, kernels)
     own = table.calibrated(device)
-    made = dataclasses.replace(made, portfolios=table.current_portfolios(own) if own is not None else {})
+    if own is not None:
+        known = table.current_portfolios(own), table.current_leads(own)
+        made = dataclasses.replace(made, portfolios=known[0], leads=known[1])
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)

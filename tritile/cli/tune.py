@@ -35,7 +35,7 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.errors import InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, TritileError
 from tritile.families import registry as families
 from tritile.lab.report.environment import environment
 from tritile.planning import plans, table
@@ -166,7 +166,7 @@ def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
             try:
                 config = now.tuned_now(problem, device, gpu)
                 console.print(f"{problem.label}: {config}", highlight=False)
-            except TuningError as error:
+            except TritileError as error:
                 failed += 1
                 console.print(f"{problem.label}: {error}", style="red", highlight=False)
     _finish(store_of(device))
@@ -353,8 +353,8 @@ def tune(
         wish = _Wish(budget, force, jobs or None, rules, log, nursery)
         if study:
             return _study(problems, here, wish, output or Path("study.json"), suites_dir)
-        if not search and place is not None:
-            raise InvalidValueError("--no-search is for one process, not for ranks of torchrun")
+        if not search and (place is not None or budget is not None or log is not None):
+            raise InvalidValueError("--no-search is for one process, and takes neither --budget nor --log")
         if not search:
             failed = _race_here(problems, here, force)
         elif place is None:

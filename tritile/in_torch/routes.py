@@ -21,8 +21,16 @@ from tritile.ops.dispatch import PLAIN
 from tritile.ops.matmul import check_gpu
 from tritile.ops.permute import described as described_copy
 from tritile.ops.recall import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
-from tritile.ops.run import interpret, interpret_product, lasting, on_host, planned, prepared
-from tritile.planning.beside import Judgement, judged
+from tritile.ops.run import (
+    interpret,
+    interpret_product,
+    lasting,
+    measure_beside_torch,
+    on_host,
+    planned,
+    prepared,
+)
+from tritile.planning.beside import Judgement, judged, may_be_faster
 from tritile.runtime.launch import Launch
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -79,6 +87,11 @@ def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
+def _glances(entry: Entry) -> bool:
+    """Whether calls may be left at a glance: where all that is offered is taken, or measured, none is."""
+    return entry.policy == "expected" and current_mode() != "tune"
+
+
 def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a product is left at a glance: one of few rows by a small matrix, outside of a capture.
 
@@ -87,7 +100,7 @@ def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> b
     while its sizes grow with every token: to plan them would take longer than they do.
     """
     a, b = tensors[-2:]
-    if entry.policy != "expected" or a.ndim < 2 or a.shape[-2] > FEW_ROWS or b.numel() > SMALL:
+    if not _glances(entry) or a.ndim < 2 or a.shape[-2] > FEW_ROWS or b.numel() > SMALL:
         return False  # of one dimension too, which torch refuses itself
     if a.is_cuda and _capturing():
         return False
@@ -97,7 +110,7 @@ def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> b
 
 def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
     """Whether a copy is left at a glance: a small one, outside of a capture."""
-    if entry.policy != "expected" or x.nbytes > LITTLE or (x.is_cuda and _capturing()):
+    if not _glances(entry) or x.nbytes > LITTLE or (x.is_cuda and _capturing()):
         return False
     entry.report.add(BRIEF["clone"])
     return True
@@ -262,8 +275,9 @@ def _judged(policy: str, call: Call) -> Judgement:
     index = call.tensors[0].device.index
     device = devices.gpu(index)
     assert isinstance(problem, MatmulProblem | PermuteProblem)
-    if current_mode() == "tune" and not _capturing():
-        planned(problem, index)  # which measures torch beside it
+    if current_mode() == "tune" and not _capturing() and may_be_faster(problem):
+        planned(problem, index)
+        measure_beside_torch(problem, index)
     return judged(problem, device, lambda: planned(problem, index))
 
 

@@ -58,8 +58,8 @@ class use_in_torch:
 
     Args:
         policy: what is taken. "expected": what is expected to win, by measurements of this GPU that ship with
-            tritile; "always": all that tritile offers, to test and to measure; "never": nothing, inside
-            another switch.
+            tritile or were made here; "always": all that tritile offers, to test and to measure; "never":
+            nothing, inside another switch.
 
     Raises InvalidValueError for another policy, and where it decorates a coroutine function.
     """

@@ -12,7 +12,7 @@ from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import drop
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, modes_entered
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
@@ -20,7 +20,8 @@ from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, Uns
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
 from tritile.planning import model, plans
-from tritile.planning.store import end_stand_ins
+from tritile.planning.store import end_stand_ins, is_frozen, store_of
+from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 
@@ -108,6 +109,16 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
         chosen = once(("planned", problem, device), lambda: _measured(problem, device, index))
     assert chosen is not None
     return chosen
+
+
+def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
+    """Have torch timed beside what is known of a problem on a GPU, if that was not done."""
+    device = devices.gpu(index)
+    if is_frozen(device) or store_of(device).best(TORCH, problem) is not None:
+        return
+    from tritile.tune.now import beside_torch
+
+    once(("beside torch", problem, device), lambda: beside_torch(problem, device, index))
 
 
 def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from tritile.core.device import Device
 from tritile.core.source import package_hash
 from tritile.core.version import __version__
@@ -12,10 +14,16 @@ _MAX_TOLD = 3
 
 
 def facts_of(device: Device) -> dict[str, str]:
-    """By name: the version of tritile, the device's facts, and digests of kernels and of code."""
+    """By name: the versions of tritile and torch, the device's facts, and digests of kernels and of code."""
     kernels = {f"kernel {name}": digest for name, digest in families.digests().items()}
     facts = {name: str(value) for name, value in device.to_dict().items()}
-    return {"tritile": __version__, **facts, **kernels, "tritile's code": package_hash()}
+    return {
+        "tritile": __version__,
+        "torch": torch.__version__,
+        **facts,
+        **kernels,
+        "tritile's code": package_hash(),
+    }
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[Any, Any]) -> str | None:

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.planning import plans, table
-from tritile.planning.classes import class_of
+from tritile.planning.classes import OPERATIONS, SIDES, class_of
+from tritile.planning.lead import Lead
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, best_of
 
@@ -23,6 +24,7 @@ from tritile.planning.trial import TORCH, best_of
 # (`tuning/switch_cost.py`).
 HOST_US: Final = 15.0
 NOISE: Final = 1.02  # ratios vary by as much from run to run
+_MODELS: Final = 1.25  # times as much is asked of a lead where the model picks, whose picks may be slower
 _LEAST_MOVED: Final = 1 << 19  # bytes of a copy, below which the host decides
 
 
@@ -46,16 +48,27 @@ class Times(NamedTuple):
 
 
 def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
-    """Return what was measured of just this problem, on this machine first, then as pinned or shipped."""
-    torchs = store_of(device).best(TORCH, problem)
-    best = best_of(plans.trials(problem, device)) if torchs is not None else None
-    if torchs is not None and torchs.us and best is not None and best.us:
-        return Times(best.us, torchs.us)
-    for known in (table.pinned(device), table.shipped(device)):
-        entry = known.find(problem) if known is not None else None
-        if entry is not None and entry.us and entry.torch_us:
-            return Times(entry.us, entry.torch_us)
-    return None
+    """Return what was measured of just this problem: as pinned, on this machine, or as shipped for this GPU."""
+    torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
+    own = Times(best.us, torchs.us) if torchs and torchs.us and best and best.us else None
+    fixed, shipped = (
+        _tabled(each, problem, device) for each in (table.pinned(device), table.shipped(device))
+    )
+    return fixed or own or shipped
+
+
+def _tabled(
+    found: table.Table | None, problem: MatmulProblem | PermuteProblem, device: Device
+) -> Times | None:
+    entry = found.find(problem) if found is not None and found.device["name"] == device.name else None
+    return Times(entry.us, entry.torch_us) if entry is not None and entry.us and entry.torch_us else None
+
+
+def may_be_faster(problem: MatmulProblem | PermuteProblem) -> bool:
+    """Tell whether a problem is of a class that is measured, and worth measuring beside torch."""
+    if isinstance(problem, PermuteProblem) and _no_copy(problem):
+        return False
+    return class_of(problem) is not None
 
 
 def judged(
@@ -73,8 +86,7 @@ def judged(
     plain = problem if isinstance(problem, PermuteProblem) else replace(problem, epilogue="")
     found = (measured(each, device) for each in dict.fromkeys((problem, plain)))
     times = next((each for each in found if each is not None), None)
-    name = class_of(problem)
-    lead = table.lead(name, device) if name is not None else None
+    lead = _lead(plain, device)
     if times is None and lead is None:
         return Judgement(False, "torch was not measured beside its like on this GPU")
     if times is not None and plan().source != "model":
@@ -82,10 +94,24 @@ def judged(
             return Judgement(False, "measured: torch is about as fast, or faster")
         return Judgement(True, "measured: tritile is faster", times.torch_us < HOST_US)
     ratio = lead.ratio(plain) if lead is not None else 0.0
-    if lead is None or ratio < lead.least:
+    needed = max(lead.least, NOISE) if lead is not None else inf
+    if ratio < needed or (plan().source == "model" and ratio < _MODELS * needed):
         return Judgement(False, "not measured: too few like it are faster than torch")
     short = ratio * (plan().us or inf) < HOST_US
     return Judgement(True, "not measured: nearly all like it are faster than torch", short)
+
+
+def _lead(problem: MatmulProblem | PermuteProblem, device: Device) -> Lead | None:
+    """Return the lead of a problem's class, if the problem is one of those that it was measured for."""
+    name = class_of(problem)
+    lead = table.lead(name, device) if name is not None else None
+    if lead is None or isinstance(problem, PermuteProblem):
+        return lead
+    one = problem.batch == 1 and not problem.invariant
+    as_drawn = problem.a_layout == problem.out_layout == "row" and problem.b_layout != "strided"
+    low, high = OPERATIONS
+    inside = min(problem.n, problem.k) >= SIDES[0] and max(problem.n, problem.k) <= SIDES[1]
+    return lead if one and as_drawn and inside and low <= problem.flops <= high else None
 
 
 def _no_copy(problem: PermuteProblem) -> str:

@@ -17,6 +17,8 @@ class Class(NamedTuple):
     what: str
 
 
+OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types that is drawn to measure its class
+SIDES: Final = 32, 32768  # N and K of one
 _HALVES: Final = ("float16", "bfloat16")
 MEASURED: Final = {
     "halves-nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),

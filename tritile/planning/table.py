@@ -280,6 +280,15 @@ def current_portfolios(table: Table) -> dict[str, Portfolio]:
     return {name: each for name, each in table.portfolios.items() if counts(each)}
 
 
+def current_leads(table: Table) -> dict[str, Lead]:
+    """Return the leads of a table over torch that were measured with the kernels as they are."""
+    return {name: each for name, each in table.leads.items() if _is_of(table, MEASURED[name].op)}
+
+
+def _is_of(table: Table, op: str) -> bool:
+    return all(table.kernels.get(each.label) == each.digest for each in FAMILIES[op].values())
+
+
 def completed(table: Table, old: Table) -> Table:
     """Return the table, with the entries of an older one for problems it lacks.
 
@@ -290,17 +299,18 @@ def completed(table: Table, old: Table) -> Table:
         return table
     has = {entry.problem for entry in table.entries}
     same = {name for name, digest in table.kernels.items() if old.kernels.get(name) == digest}
-    kept = [
-        entry
-        for entry in old.entries
-        if entry.problem not in has and FAMILIES[entry.problem.op][entry.config.family].label in same
-    ]
+    kept = [entry for entry in old.entries if entry.problem not in has and _label(entry) in same]
     loss = old.loss if kept else table.loss
     entries = tuple(sorted((*table.entries, *kept), key=_order))
     portfolios = {**current_portfolios(old), **table.portfolios}
     return replace(
-        table, entries=entries, loss=loss, portfolios=portfolios, leads={**old.leads, **table.leads}
+        table, entries=entries, loss=loss, portfolios=portfolios, leads={**current_leads(old), **table.leads}
     )
+
+
+def _label(entry: Entry) -> str:
+    family = FAMILIES[entry.problem.op].get(entry.config.family)
+    return family.label if family is not None else ""
 
 
 def _folder() -> Traversable:
@@ -403,8 +413,15 @@ def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
 
 
 def lead(name: str, device: Device) -> Lead | None:
-    """Return what tells how many times as long torch takes for a class on a GPU; None if nothing does."""
-    return next((each.leads[name] for each, _ in _tables(device) if name in each.leads), None)
+    """Return what tells how many times as long torch takes for a class on a GPU; None if nothing does.
+
+    It is of the table whose portfolio serves the class, if one does; measured on this GPU model, and with the
+    kernels as they are.
+    """
+    served = portfolio(name, device)
+    tables = [served[1]] if served is not None else [each for each, _ in _tables(device)]
+    known = [each for each in tables if each.device["name"] == device.name]
+    return next((each.leads[name] for each in known if name in current_leads(each)), None)
 
 
 def digest(table: Table | None) -> str:

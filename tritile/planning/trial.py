@@ -64,6 +64,11 @@ class Trial:
         return self.time < math.inf
 
     @property
+    def of_torch(self) -> bool:
+        """Tell whether it is torch's time, and not a config's."""
+        return self.config == AS_TORCH
+
+    @property
     def right(self) -> bool:
         """Tell whether it works, and its answer was checked."""
         return self.works and self.error is not None

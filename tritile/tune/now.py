@@ -1,7 +1,9 @@
 """Measuring a problem at its first call in mode "tune"."""
 
 import contextlib
+import statistics
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -18,19 +20,19 @@ from tritile.families.registry import FAMILIES
 from tritile.planning import plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
-from tritile.planning.trial import AS_TORCH, TORCH, Trial
+from tritile.planning.trial import AS_TORCH, TORCH, Trial, best_of
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
-from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced, timed_again
+from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import now
 from tritile.tune.measure.timing import Queued, timing_of
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers, searched_now, torch_calls
-from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
 
+_TURNS: Final = 5
 _racing: Final = threading.RLock()
 at_fork(_racing)
 
@@ -42,23 +44,40 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
     """
     likely, fastest = plans.likely(problem, device, RACED), None
     if likely:
-        # One race at a time, with random numbers that the program's own do not feel.
-        with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
+        with _alone(gpu):
             try:
                 fastest = _fastest(problem, likely, device, gpu)
             except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
                 fastest = None
+    return fastest or searched_now(problem, device, gpu)
+
+
+def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
+    """Time torch and the fastest config known of a problem by turns, and remember torch's time.
+
+    Nothing is remembered where torch has no one call for it, or nothing is known of the problem.
+    """
+    run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
+    if run is None or best is None or not best.us:
+        return
+    with _alone(gpu), contextlib.suppress(TuningError, RuntimeError):
+        calls = copies_of(problem, device, launches(problem))
+        ours = run_of(launch.prepare(calls[0], best.config))
+        clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
+        pairs = [[clock.time_us() for clock in clocks] for _ in range(_TURNS)]
+        ratios = [torchs / own for own, torchs in pairs]
+        trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
+        keeper(store_of(device))(TORCH, trial)
+
+
+@contextlib.contextmanager
+def _alone(gpu: int) -> Iterator[None]:
+    """Measure one thing at a time, with torch's calls left to torch and random numbers not the program's."""
+    with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]), settings.torch_alone():
+        try:
+            yield
+        finally:
             torch.cuda.empty_cache()
-    found = fastest or searched_now(problem, device, gpu)
-    if isinstance(problem, MatmulProblem | PermuteProblem):
-        with (
-            _racing,
-            torch.cuda.device(gpu),
-            torch.random.fork_rng([gpu]),
-            contextlib.suppress(TuningError, RuntimeError),
-        ):
-            _beside_torch(problem, device)
-    return found
 
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
@@ -83,18 +102,6 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
     for config, trial in trials.items():
         keep(known[config.family].digest, trial)
     return winner
-
-
-def _beside_torch(problem: MatmulProblem | PermuteProblem, device: Device) -> None:
-    """Time torch on the same problem, and remember it. Raises RuntimeError where torch does not offer it."""
-    run = torch_calls.run_of(problem)
-    if run is None:
-        return
-    calls = copies_of(problem, device, launches(problem))
-    setting = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
-    with settings.torch_alone(), torch_fp32(setting):
-        timing = timing_of(timed_again(Queued(run, calls, flusher(device))))
-    keeper(store_of(device))(TORCH, Trial(problem, AS_TORCH, timing.us, timing.spread, measured_utc=now()))
 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:

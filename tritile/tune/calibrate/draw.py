@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tritile.core.problem import Tiled
-from tritile.planning.classes import class_of
+from tritile.planning.classes import OPERATIONS, SIDES, class_of
 from tritile.tune.suites import Case
 
-OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types
 MOVED: Final = 1e6, 1e9  # bytes of what is permuted
 OF_SIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 _LAYOUTS: Final = ("NN", "NT")
@@ -34,7 +33,7 @@ def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: 
     """A product of some operations; `slow`: how much longer one takes than of 16-bit types."""
     while True:
         m = log_uniform(dice, 1, 16384)
-        n, k = (sized(dice, 32, 32768, unit) for unit in units)
+        n, k = (sized(dice, *SIDES, unit) for unit in units)
         if OPERATIONS[0] <= 2 * m * n * k * slow <= OPERATIONS[1]:
             return Case(_NAME, "matmul", dtype, layout, m=m, n=n, k=k, **how)
 

@@ -110,6 +110,9 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
                     graph.capture_end()
                 raise
             graph.capture_end()
+    except BaseException:
+        _kept.cache_clear()  # the pool may be taken for one that is still captured into
+        raise
     finally:
         if collects:
             gc.enable()
@@ -150,10 +153,14 @@ class Graph:
         return us / self.launches
 
 
-def _queued_us(launches: Callable[[], object]) -> float:
-    """Return microseconds of launches that wait on the GPU until the last of them is enqueued."""
+def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _nothing) -> float:
+    """Return microseconds of launches that wait on the GPU until the last of them is enqueued.
+
+    `before` runs ahead of them, and is not timed.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for cycles in _WAITS:
+        before()
         wait_on_gpu(cycles)
         start.record()
         launches()
@@ -192,8 +199,7 @@ class Queued:
     def time_us(self) -> float:
         """Microseconds of one launch, the mean over all calls. Raises TuningError where there are none."""
         between = _queued_between_us(torch.cuda.current_device(), self.launches)
-        self._before()
-        us = _queued_us(self._launches) - between
+        us = _queued_us(self._launches, self._before) - between
         if not 0 < us < math.inf:
             raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
         return us / self.launches

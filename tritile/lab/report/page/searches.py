@@ -33,7 +33,11 @@ def of_file(path: Path, device: Device) -> Recorded:
 
 def of_store(store: Store) -> Recorded:
     """This user's own store, trials of decorated kernels included."""
-    own = [trial for facts, trial in store.everything() if facts["name"] == store.device.name]
+    own = [
+        trial
+        for facts, trial in store.everything()
+        if facts["name"] == store.device.name and not trial.of_torch
+    ]
     return Recorded("your store", own)
 
 

@@ -1,0 +1,13 @@
+"""tritile build: the library in C++, ahead of the first process that wants it."""
+
+from tritile.cli.app import app, console
+from tritile.in_torch import building
+
+
+@app.command("build")
+def build() -> None:
+    """Build the library in C++ that tritile.use_in_torch uses, into the cache (TRITILE_CACHE_DIR).
+
+    In a container's image, for one: a first process that has to build it decides in Python to its end.
+    """
+    console.print(f"the library is in {building.build()}", highlight=False, soft_wrap=True)
