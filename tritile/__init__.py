@@ -42,6 +42,7 @@ from tritile.planning.sync import sync
 if TYPE_CHECKING:
     from tritile.lab.explain import Explanation
     from tritile.lab.explain.asked import explain
+    from tritile.lab.warm import warm
     from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
     from tritile.tune.search import Space
@@ -52,6 +53,7 @@ _LATER = {
     "Space": "tritile.tune.search",
     "autotune": "tritile.tune.autotuner",
     "explain": "tritile.lab.explain.asked",
+    "warm": "tritile.lab.warm",
 }
 
 __all__ = [
@@ -94,6 +96,7 @@ __all__ = [
     "target_device",
     "transpose",
     "use_in_torch",
+    "warm",
 ]
 
 

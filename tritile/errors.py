@@ -38,6 +38,10 @@ class NotTunedError(TritileError, LookupError):
     """Mode `strict` met a problem for which nothing measured is remembered."""
 
 
+class NotCompiledError(TritileError, LookupError):
+    """Mode `strict` met a call with a kernel that is not compiled: neither here nor in Triton's cache."""
+
+
 class InvalidValueError(TritileError, ValueError):
     """A setting, a config, a problem or an entry of a file that is not what it must be."""
 
@@ -68,10 +72,6 @@ class IsolationWarning(UserWarning):
 
 class WrongAnswerWarning(UserWarning):
     """A config of a decorated kernel that fails the kernel's reference: another one runs."""
-
-
-class CompiledWarning(UserWarning):
-    """Mode `strict` met a call whose kernels were not in Triton's cache on disk, and had to be compiled."""
 
 
 class ConversionWarning(UserWarning):

@@ -36,13 +36,12 @@ ORDERS = [
 ]
 
 SCRIPT = """
-import json, os, sys, warnings
+import json, os, sys
 import torch, triton, tritile
-from tritile.errors import CompiledWarning
+from tritile.errors import NotCompiledError
 
 products, orders = json.loads(sys.argv[1])
 assert tritile.current_mode() == "strict"
-warnings.simplefilter("error", CompiledWarning)
 heard = []
 triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
 torch.manual_seed(0)
@@ -63,15 +62,44 @@ x = torch.randn(64, 192, device="cuda").half()  # remembered, and not compiled
 out = torch.full((192, 64), -1.0, device="cuda").half()
 try:
     tritile.transpose(x, out=out)
-except CompiledWarning as warning:
-    assert "64" in str(warning) and "tritile compile" in str(warning), warning
+except NotCompiledError as error:
+    assert "64" in str(error) and "tritile compile" in str(error), error
 else:
-    raise AssertionError("no warning")
-assert heard[before:] == [False], heard
+    raise AssertionError("no error")
+assert heard[before:] == [], heard
 assert (out == -1).all()
-tritile.transpose(x, out=out)
+with tritile.mode("cached"):
+    tritile.transpose(x, out=out)
+assert heard[before:] == [False], heard
 assert torch.equal(out, x.mT)
 print(before)
+"""
+
+
+WARMED = """
+import torch, tritile
+from tritile.errors import NotCompiledError
+from tritile.runtime.compiles import compiles_refused
+
+weight = torch.randn(1024, 512, device="cuda").bfloat16()
+
+def call(m):
+    x = torch.randn(m, 512, device="cuda").bfloat16()
+    with compiles_refused("a kernel", "warm it"):
+        got = tritile.matmul(x, weight.mT)
+    wanted = x.double() @ weight.mT.double()
+    assert ((got.double() - wanted).norm() / wanted.norm()).item() < 1e-2, m
+
+try:
+    call(33)
+except NotCompiledError as error:
+    assert "warm it" in str(error), error
+else:
+    raise AssertionError("no error")
+x = torch.empty(33, 512, device="cuda", dtype=torch.bfloat16)
+print(tritile.warm(tritile.matmul, x, weight.mT, rows=range(1, 65)))
+for m in (1, 2, 16, 33, 64):
+    call(m)
 """
 
 
@@ -125,3 +153,9 @@ def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_
     assert int(printed.split()[-1]) == int(found[1]) > 0  # each was looked for once, and found
     after = contents(folder)
     assert {name: after.get(name) for name in before} == before
+
+
+def test_what_is_warmed_is_not_compiled_by_calls(tmp_path):
+    env = {"TRITON_CACHE_DIR": str(tmp_path)}
+    kernels = int(process(["-c", WARMED], **env).split()[-1])
+    assert kernels > 0

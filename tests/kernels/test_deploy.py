@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +27,12 @@ from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import Device, target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.errors import CompiledWarning, InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.ops import run as running
 from tritile.planning import plans, table
-from tritile.runtime import ahead, offline
-from tritile.runtime.compiles import compiles_heard
+from tritile.runtime import ahead, launch, offline
+from tritile.runtime.compiles import compiles_heard, compiles_refused
 from tritile.tune.deploy import fill, folder, modules, rows
 from tritile.tune.deploy import fill as deployment
 from tritile.tune.measure.child import Nursery
@@ -369,12 +368,15 @@ class FirstCall:
 
     def __init__(self, monkeypatch, tmp_path):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-        monkeypatch.setattr(running, "_prepared", self.compile)
-        self.problem, self.index = TURN, object()
+        monkeypatch.setattr(running.devices, "gpu", lambda index: H200)
+        monkeypatch.setattr(running, "_candidates", lambda call, device: [turned(32, 32)])
+        monkeypatch.setattr(running, "fixed", lambda call: None)
+        monkeypatch.setattr(launch, "prepare", self.compile)
+        self.problem, self.tensors, self.index = TURN, (torch.empty(0),), object()
 
-    def compile(self, call):
+    def compile(self, call, config, spare):
         with offline.compiling_for(H200, self.index):
-            return [compiled() for compiled in ahead.compiles_for(TURN, turned(32, 32), H200)]
+            return [compiled() for compiled in ahead.compiles_for(TURN, config, H200)]
 
     def __call__(self, mode):
         with tritile.mode(mode):
@@ -386,51 +388,57 @@ def first_call(monkeypatch, tmp_path):
     return FirstCall(monkeypatch, tmp_path)
 
 
-def test_a_strict_call_that_compiles_warns_once(first_call):
-    with pytest.warns(CompiledWarning, match=r"was compiled at its first call, in \d+\.\d s") as caught:
+def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
+    for _ in range(2):
+        with compiles_heard() as seconds, pytest.raises(NotCompiledError) as caught:
+            first_call("strict")
+        assert seconds == []
+    for told in (TURN.label, "NVIDIA H200", str(turned(32, 32)), "`tritile compile`", "`tritile.warm`"):
+        assert told in str(caught.value)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert knobs.cache.manager_class is None
+
+
+def test_a_strict_call_takes_what_is_in_memory_or_on_disk(first_call):
+    first_call("cached")
+    assert len(first_call("strict")) == 1
+    first_call.index = object()  # as in a new process: found on disk
+    assert len(first_call("strict")) == 1
+    first_call.index = object()
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        with pytest.raises(NotCompiledError):
+            first_call("strict")
+
+
+def test_where_triton_may_not_write_a_strict_call_says_what_is_missing(first_call, tmp_path):
+    (tmp_path / "triton").write_text("no folder")
+    with pytest.raises(NotCompiledError, match="is not compiled") as caught:
         first_call("strict")
-    assert len(caught) == 1
-    assert TURN.label in str(caught[0].message)
-    assert "`tritile compile`" in str(caught[0].message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first_call("strict")
-        first_call.index = object()  # as in a new process: found on disk
-        first_call("strict")
-    assert knobs.compilation.listener is None
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
     monkeypatch.setattr(running, "fixed", lambda call: turned(32, 32))
-    with pytest.warns(CompiledWarning, match=r"in \d+\.\d s$"):
+    with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
 
 
 @pytest.mark.parametrize("mode", ["cached", "off", "tune"])
-def test_other_modes_compile_in_silence(first_call, mode):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert first_call(mode)
+def test_other_modes_compile(first_call, mode):
+    assert first_call(mode)
 
 
-def test_as_an_error_it_leaves_a_call_that_works_the_next_time(first_call):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(CompiledWarning):
-            first_call("strict")
-        assert knobs.compilation.listener is None
-        assert len(first_call("strict")) == 1
-
-
-def test_a_listener_of_the_users_goes_on_hearing(first_call, monkeypatch):
+def test_a_listener_of_the_users_goes_on_hearing(monkeypatch, tmp_path):
     heard = []
 
     def listener(**told):
         heard.append((told["src"].name, told["cache_hit"]))
 
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(knobs.compilation, "listener", listener)
-    with pytest.warns(CompiledWarning):
-        first_call("strict")
+    with compiles_heard(), offline.compiling_for(H200, object()):
+        [compiled() for compiled in ahead.compiles_for(TURN, turned(32, 32), H200)]
     assert heard == [("permute_tile", False)]
     assert knobs.compilation.listener is listener
 
@@ -446,13 +454,9 @@ def test_a_listener_set_meanwhile_stays(monkeypatch):
     assert knobs.compilation.listener is later
 
 
-def test_what_fails_puts_the_listener_back(monkeypatch):
-    def fail(call):
+def test_what_fails_puts_the_listener_back():
+    with pytest.raises(TuningError), compiles_heard():
         raise TuningError("not this one")
-
-    monkeypatch.setattr(running, "_prepared", fail)
-    with tritile.mode("strict"), pytest.raises(TuningError):
-        running.prepared(None)
     assert knobs.compilation.listener is None
 
 
@@ -481,7 +485,7 @@ def test_a_split_call_compiles_each_of_its_parts():
 def test_all_numbers_of_rows_of_a_weight():
     """Every row count finds its kernel among those of the entries: a folder of these is all that is asked."""
     case = Case("rows", "matmul", "bfloat16", "NT", m=1, n=320, k=192)
-    entries = list(rows.entries(case, 700, H200))
+    entries = list(rows.of_rows(case.problem, range(1, 701), H200))
     assert len(entries) < 40
     kernels = {}
     for problem, config in entries:
@@ -525,3 +529,45 @@ def test_the_command_takes_weights(tmp_path, monkeypatch):
     assert {(p.n, p.k, p.b_layout) for p, _ in asked["entries"]} == {(320, 192, "column")}
     assert {p.m for p, _ in asked["entries"]} <= set(range(1, 51))
     assert CliRunner().invoke(cli.app, ["compile", "--weight", "320", "--check", str(tmp_path)]).exit_code
+
+
+def test_what_is_warmed_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    plan = tritile.plan(TURN, device=H200)
+
+    def call():
+        with compiles_refused("a kernel", "warm it"), offline.compiling_for(H200, object()):
+            return [compiled() for compiled in ahead.compiles_for(TURN, plan.config, H200)]
+
+    with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
+        call()
+    assert tritile.warm(TURN, device=H200) == 1
+    assert len(call()) == 1
+    monkeypatch.setattr(fill, "CompilePool", lambda jobs: pytest.fail("compiled again"))
+    assert tritile.warm(TURN, device="nvidia-h200") == 1
+
+
+def test_other_threads_compile_where_one_may_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = []
+
+    def look():
+        found.append(knobs.cache.manager_class("KEY").get_group("kernel.json"))
+
+    with compiles_refused("a kernel", "warm it"):
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        with pytest.raises(NotCompiledError):
+            look()
+    assert found == [None]
+
+
+def test_files_of_a_kernel_that_another_process_writes_stay(tmp_path):
+    begun, torn = tmp_path / "BEGUN", tmp_path / "TORN"
+    for each in (begun, torn):
+        each.mkdir()
+        (each / "kernel.ptx").write_text("")
+    (torn / "__grp__kernel.json").write_text("{}")
+    folder.drop(tmp_path, ["BEGUN", "TORN", "NONE"])
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["kernel.ptx", "kernel.ptx"]

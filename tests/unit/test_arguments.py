@@ -245,6 +245,7 @@ def test_wrong_calls_leave_out_alone(launches):
         (errors.UnsupportedError, RuntimeError),
         (errors.InvalidValueError, ValueError),
         (errors.NotTunedError, LookupError),
+        (errors.NotCompiledError, LookupError),
     ],
 )
 def test_errors_are_also_what_python_would_raise(kind, builtin):

@@ -4,18 +4,17 @@ Tensors say that they are on a GPU, and a launch is written down: BLOCK, and wha
 """
 
 import math
-import types
-import warnings
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import cache
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
 from tritile.core import device
-from tritile.errors import CompiledWarning, InvalidValueError
+from tritile.errors import InvalidValueError, NotCompiledError
 from tritile.tune.forms import Forms
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
@@ -231,7 +230,7 @@ def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
 
 
 class Compiling(Recorder):
-    """Compiles, as Triton tells its listener, what was not compiled before."""
+    """Looks into Triton's cache, as Triton does, for what it has not met before."""
 
     def __init__(self, kernel):
         super().__init__(kernel)
@@ -240,34 +239,30 @@ class Compiling(Recorder):
     def run(self, *args, **kwargs):
         super().run(*args, **kwargs)
         form = kwargs["BLOCK"], *[value for value in args if isinstance(value, int)]
-        listener = triton.knobs.compilation.listener
-        if form not in self.compiled and listener is not None:
-            times = types.SimpleNamespace(total=2.5e6)
-            listener(src=None, metadata={}, metadata_group={}, times=times, cache_hit=False)
+        if form not in self.compiled:
+            cache.get_cache_manager("00").get_group("kernel.json")
         self.compiled.add(form)
 
 
-def test_strict_warns_of_what_was_compiled_ahead_of_its_launch(monkeypatch):
+def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tuned = Tuned(monkeypatch)
     tuned.record(monkeypatch, Compiling(kernel))
     given = on_gpu(), on_gpu(), 50, 0.5
     with tritile.mode("tune"):
         tuned(*given)
-    tuned.recorder.compiled.clear()
     tuned.recorder.launches.clear()
     with tritile.mode("strict"):
-        with pytest.warns(CompiledWarning, match=r"kernel N=50.*compiled.*2\.5 s"):
-            tuned(*given)
-        assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False]
         tuned(*given)
-        assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False, False]
+        tuned(*given)
+    assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False, False]
     tuned.recorder.compiled.clear()
     tuned.recorder.launches.clear()
     tritile.forget()
-    with tritile.mode("strict"), warnings.catch_warnings():
-        warnings.simplefilter("error", CompiledWarning)
-        with pytest.raises(CompiledWarning):
-            tuned(*given)
+    with tritile.mode("strict"), pytest.raises(NotCompiledError, match=r"kernel N=50.*another mode"):
+        tuned(*given)
     assert [launch["warmup"] for launch in tuned.recorder.launches] == [True]  # nothing was launched
     with tritile.mode("cached"):
+        tuned(*given)
+    with tritile.mode("strict"):
         tuned(*given)

@@ -24,7 +24,6 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError
 from tritile.planning import plans, table
 from tritile.tune import suites
@@ -56,8 +55,8 @@ _HELP: Final = (
     "another class than the problem's; kernels decorated with tritile.autotune; what a call falls back on "
     "where its config turns out not to run; and AMD GPUs, for which Triton compiles otherwise for tensors of "
     "less than 2 GiB.",
-    "The exit status is 1 where anything is refused or missing. In mode strict a call that compiles all the "
-    "same warns with tritile.errors.CompiledWarning.",
+    "The exit status is 1 where anything is refused or missing. In mode strict a call that would have to "
+    "compile all the same raises tritile.errors.NotCompiledError.",
 )
 
 
@@ -141,9 +140,9 @@ def compile_(
     for text in weight or ():
         if text.lower().count("x") != 1:
             raise InvalidValueError(f"--weight {text!r}: wanted NxK")
-        case = suites.parse_shape(f"1x{text}", op, dtype, layout)
-        invariant = is_batch_invariant() if batch_invariant is None else batch_invariant
-        entries += any_rows.entries(case, rows, device, invariant)
+        case = suites.parse_shape(f"2x{text}", op, dtype, layout)
+        (problem,) = problems_of([case], batch_invariant)
+        entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
         found = deployment.check(entries, device, check, at)

@@ -109,6 +109,9 @@ MODULE_LOADER: Final = (_build, "_load_module_from_path")
 CacheManager = _cache.CacheManager
 """Find and keep the files of a key: the base class `triton.runtime.cache.CacheManager`."""
 
+FileCacheManager = _cache.FileCacheManager
+"""Keep the files of a key in a folder, as Triton does by default: `triton.runtime.cache.FileCacheManager`."""
+
 folder_of: Final = _cache._base32
 """Return the folder name of a key: `triton.runtime.cache._base32`."""
 

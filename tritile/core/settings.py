@@ -89,7 +89,7 @@ def mode(name: str) -> Iterator[None]:
     cached: what was measured, else a prediction; nothing is ever measured (the default).
     tune: as cached, but a problem met for the first time is measured once and remembered.
     strict: a problem for which nothing measured is remembered raises `NotTunedError`; a first call whose
-        kernels Triton had to compile warns with `CompiledWarning`.
+        kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
     off: the prediction only; remembered results are not even read.
 
     Raises InvalidValueError for any other name. Applies to the current thread or task.

@@ -53,8 +53,9 @@ def grouped_matmul(
     Differentiable by a and b, but for fp8 and scales: by products of the same groups.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
-    UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
-    TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
+    UnsupportedError for arguments that do not fit, before any launch; in mode "strict"
+    NotTunedError or NotCompiledError; TuningError in mode "tune" where no config works. Warns once
+    (InterpreterWarning) on host tensors.
     """
     of = Operands(a, b, offs, scale_a, scale_b)
     if dispatched(*of, out):

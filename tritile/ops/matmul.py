@@ -196,8 +196,9 @@ def matmul(
     `torch.ops.tritile.matmul`.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
-    UnsupportedError for arguments that do not fit, before any launch; NotTunedError in mode "strict";
-    TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
+    UnsupportedError for arguments that do not fit, before any launch; in mode "strict"
+    NotTunedError or NotCompiledError; TuningError in mode "tune" where no config works. Warns once
+    (InterpreterWarning) on host tensors.
     """
     if dispatched(input, other, out):
         return diverted("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)

@@ -115,8 +115,9 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
     Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
 
     Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
-    arguments that do not fit, before any launch; NotTunedError in mode "strict"; TuningError in mode
-    "tune" where no config works. Warns once (InterpreterWarning) on host tensors.
+    arguments that do not fit, before any launch; in mode "strict" NotTunedError or
+    NotCompiledError; TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on
+    host tensors.
     """
     if dispatched(input, out):
         return diverted("permute", input, ordered(input.ndim, dims), out=out)

@@ -16,14 +16,14 @@ from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError, callers_level
+from tritile.errors import InterpreterWarning, TuningError, UnsupportedError, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
 from tritile.planning import model, plans
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
-from tritile.runtime.compiles import compiles_heard
+from tritile.runtime.compiles import as_mode_asks
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
 _FALLBACKS = 8  # predictions to try where the planned config does not run
@@ -165,27 +165,6 @@ def written(op: str, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    """The launch of a call on a GPU, by its plan.
-
-    A planned config that turns out not to compile or load here gives way to the model's next ones.
-    Raises UnsupportedError where none runs. In mode "strict" warns where anything had to be compiled; as an
-    error that comes before any launch, and finds what was compiled in Triton's cache the next time.
-    """
-    if current_mode() != "strict":
-        return _prepared(call)
-    with compiles_heard() as seconds:
-        ready = _prepared(call)
-    if seconds:
-        advice = "" if fixed(call) else ": `tritile compile` does that ahead"  # not of what is done in place
-        warnings.warn(
-            f"{call.problem.label} was compiled at its first call, in {sum(seconds):.1f} s{advice}",
-            CompiledWarning,
-            stacklevel=callers_level(),
-        )
-    return ready
-
-
 def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
     """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
 
@@ -199,12 +178,22 @@ def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
         yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
 
 
-def _prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
+def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
+    """The launch of a call on a GPU, by its plan.
+
+    A planned config that turns out not to compile or load here gives way to the model's next ones.
+    Raises UnsupportedError where none runs, and in mode "strict" NotCompiledError, before anything is
+    compiled, where that would be necessary.
+    """
     device, failures = devices.gpu(call.tensors[0].device.index), []
+    label = f"{call.problem.label} on {device.name}"
+    advice = "call it once in another mode"
+    if fixed(call) is None:  # what is done in place is not compiled ahead
+        advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
     for config in _candidates(call, device):
         try:
-            return launch.prepare(call, config, spare=True)
+            with as_mode_asks(f"{label} with {config}", advice):
+                return launch.prepare(call, config, spare=True)
         except TuningError as error:
             failures.append(str(error))
-    label = call.problem.label
-    raise UnsupportedError(f"no config runs {label} on {device.name}: {'; '.join(failures[:3])}")
+    raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}")

@@ -48,7 +48,7 @@ class Times(NamedTuple):
 
 
 def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
-    """Return what was measured of just this problem: as pinned, on this machine, or as shipped for this GPU."""
+    """Return what was measured of just this problem: as pinned, on this machine, or as shipped."""
     torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
     own = Times(best.us, torchs.us) if torchs and torchs.us and best and best.us else None
     fixed, shipped = (

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from triton import knobs
 
+from tritile.core.of_triton import FileCacheManager
+from tritile.core.settings import current_mode
+from tritile.errors import NotCompiledError
 from tritile.runtime.interpreter import library_lock
 
 # Of every kernel of tritile's own. Triton's default of fusing multiplications with additions changes in 3.10,
@@ -39,3 +42,39 @@ def compiles_heard() -> Iterator[list[float]]:
         finally:
             if knobs.compilation.listener is hear:  # else another was set meanwhile, and stays
                 knobs.compilation.listener = before
+
+
+@contextlib.contextmanager
+def compiles_refused(what: str, advice: str) -> Iterator[None]:
+    """Raise NotCompiledError where this thread asks Triton for a kernel that its cache does not hold.
+
+    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is no
+    compile. `what` names the kernel and `advice` says what to run. Other threads of tritile compile and
+    prepare before or after.
+    """
+    thread = threading.get_ident()
+    error = NotCompiledError(f"mode is strict, and {what} is not compiled: {advice}")
+    keeper: Any = knobs.cache.manager_class or FileCacheManager
+
+    class Looking(keeper):  # type: ignore[misc]
+        def __init__(self, *args: Any, **words: Any) -> None:
+            try:
+                super().__init__(*args, **words)
+            except OSError as reason:  # no folder for a key that is not there, where Triton may not write
+                raise (error if threading.get_ident() == thread else reason) from reason
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            found: dict[str, str] | None = super().get_group(filename)
+            compiles = filename not in (found or {}) or knobs.compilation.always_compile
+            if compiles and threading.get_ident() == thread:
+                raise error
+            return found
+
+    with library_lock, knobs.cache.scope():
+        knobs.cache.manager_class = Looking
+        yield
+
+
+def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
+    """Have compiles refused in mode "strict", and nothing changed in any other."""
+    return compiles_refused(what, advice) if current_mode() == "strict" else contextlib.nullcontext()

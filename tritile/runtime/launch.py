@@ -19,12 +19,12 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import TuningError, UntunedWarning, brief
+from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of, shifted
 from tritile.families.work import early, work_of
 from tritile.planning import model
-from tritile.runtime.compiles import OPTIONS
+from tritile.runtime.compiles import OPTIONS, as_mode_asks
 from tritile.runtime.counters import counters_of
 from tritile.runtime.interpreter import interpret, library_lock
 from tritile.runtime.loading import listened, loaded
@@ -252,7 +252,7 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 
     `spare`: launches for which there is no memory for a workspace run a config that takes none, rather than
     raise torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU
-    has.
+    has, and NotCompiledError where compiles are refused.
     """
     pieces, index = pieces_of(call, config), call.tensors[0].device.index
     if len(pieces) == 1:
@@ -273,13 +273,17 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 
 
 def _spared(call: Call, index: int) -> Launch:
-    """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none."""
+    """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
+
+    In mode "strict" one that is not compiled does not count.
+    """
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):
         try:
             if not work_of(call, config, device.processors, early(device)).scratch:
-                return _prepared(call, config, index)
-        except TuningError:
+                with as_mode_asks(str(config), "another is tried"):
+                    return _prepared(call, config, index)
+        except (TuningError, NotCompiledError):
             failures += 1
             if failures == _TRIES:
                 break
@@ -299,6 +303,8 @@ def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> La
                 loaded(kernel, device.shared_memory)
             bare = functools.partial(_spared, _standing(call), index) if spare and work.scratch else None
             return Launch(work, kernels, call.buffers, index, bare)
+        except NotCompiledError:
+            raise
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
             raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -17,9 +16,9 @@ from tritile.core.problem import KernelProblem
 from tritile.core.settings import MODES, current_mode
 from tritile.core.threads import once
 from tritile.core.versions import warn_untested
-from tritile.errors import CompiledWarning, InvalidValueError, callers_level
+from tritile.errors import InvalidValueError
 from tritile.planning.store import is_frozen
-from tritile.runtime.compiles import compiles_heard
+from tritile.runtime.compiles import compiles_refused
 from tritile.runtime.interpreter import library_lock
 from tritile.tune import direct
 from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
@@ -134,7 +133,7 @@ class Autotuner(TracedAutotuner):
         if met is not None:
             self.best_config, options = met
             if mode == "strict":
-                self._compile_aloud(call, args, kwargs, options)
+                self._check_compiled(call, args, kwargs, options)
             with library_lock:
                 kernel = self.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
             self._keep_direct(call, kernel, args, options)
@@ -160,25 +159,19 @@ class Autotuner(TracedAutotuner):
         elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
             self.cache[form] = config, options
         if mode == "strict":
-            self._compile_aloud(call, args, kwargs, options)
+            self._check_compiled(call, args, kwargs, options)
         return self.host_aware.run(*args, **kwargs, **options)
 
-    def _compile_aloud(
+    def _check_compiled(
         self, call: direct.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        """Compile ahead of the first launch of a call; warn with CompiledWarning where that takes place."""
+        """Raise NotCompiledError where the first launch of a call would have to compile."""
         if ("compiled", call) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
             return
-        with compiles_heard() as seconds:
+        what = f"{self.problem(args, kwargs).label} with {self.best_config}"
+        advice = "call it once in another mode, and keep the folder TRITON_CACHE_DIR"
+        with compiles_refused(what, advice):
             self.fn.run(*args, **(kwargs | options | {"warmup": True}))
-        if seconds:
-            label = self.problem(args, kwargs).label
-            warnings.warn(
-                f"{label} was compiled at its first call, in {sum(seconds):.1f} s: "
-                "a folder TRITON_CACHE_DIR that is kept has it the next time",
-                CompiledWarning,
-                stacklevel=callers_level(),
-            )
         self._keep(("compiled", call), True)
 
     def _keep(self, key: Any, value: Any) -> None:

@@ -6,7 +6,6 @@ paths: a folder that is copied elsewhere holds nothing, for Triton, until its gr
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -134,9 +133,13 @@ def slim(folder: Path, keys: Iterable[str]) -> None:
 
 
 def drop(folder: Path, keys: Iterable[str]) -> None:
-    """Remove what is left of kernels of which a part is missing: Triton might take it for the whole."""
+    """Have Triton compile kernels of which a part is missing, and not take what is left for the whole.
+
+    Their other files stay: another process may be writing them.
+    """
     for key in keys:
-        shutil.rmtree(folder / key, ignore_errors=True)
+        for group in (folder / key).glob(f"{_GROUP}*.json"):
+            group.unlink(missing_ok=True)
 
 
 def bytes_of(folder: Path) -> int:

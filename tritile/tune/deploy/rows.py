@@ -1,33 +1,51 @@
-"""What calls with one weight compile, whatever the number of rows."""
+"""What calls compile with one weight, whatever the number of rows, or of one class, whatever the sizes."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.pointer import Pointer
-from tritile.core.problem import Tiled
+from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
 from tritile.core.views import posed
+from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.families.common.work import Descriptor
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal, invariant
 from tritile.families.work import early, work_of
-from tritile.planning import plans
+from tritile.planning import plans, table
+from tritile.planning.classes import class_of
+from tritile.planning.store import store_of
 from tritile.tune.deploy.fill import Entry
-from tritile.tune.suites import Case
+
+_Others = PermuteProblem | GroupedProblem  # than products of two matrices
+# Sizes which differ in all that tells kernels of one config apart: whether blocks divide them, whether 16
+# does, whether few tiles are made.
+_ROWS: Final = (1, 7, 100, 640, 4096, 5003)
+_SIDES: Final = (72, 208, 1024, 5000, 6160, 8192)
 
 
 def _kind(value: Any) -> Any:
     """Tell what of an argument may decide what is compiled: of whole numbers 1, multiples of 16, others."""
+    if isinstance(value, Descriptor):  # of its sizes and strides Triton compiles nothing in
+        return value.buffer, value.block, value.layout, value.rounded
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
-    if isinstance(value, Descriptor):
-        return value.buffer, value.block, value.rounded
     if isinstance(value, int) and not isinstance(value, bool):
         return "one" if value == 1 else (value % 16 == 0, value >= 2**31)
     return value
+
+
+def _kind_for(param: Any, value: Any) -> Any:
+    """Tell what of an argument counts for this parameter."""
+    if param.is_constexpr:
+        return value
+    return value >= 2**31 if param.do_not_specialize and isinstance(value, int) else _kind(value)
 
 
 def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]:
@@ -35,24 +53,91 @@ def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]
     call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
     steps = []
     for step in work_of(call, config, device.processors, early(device)).steps:
-        constants = {p.name for p in step.kernel.params if p.is_constexpr}
-        args = (v if name in constants else _kind(v) for name, v in step.args.items())
+        params = {p.name: p for p in step.kernel.params}
+        args = (_kind_for(params[name], value) for name, value in step.args.items())
         steps.append((step.kernel, *args, *step.options.items()))
     return tuple(steps)
 
 
-def entries(case: Case, most: int, device: Device, invariant: bool = False) -> Iterator[Entry]:
-    """Yield a problem and its config for all that calls compile with the weight of a case.
-
-    Each M from 1 to `most` is planned as a call would plan it, an `invariant` one as a batch-invariant call.
-    """
+def _distinct(asked: Iterable[Entry], device: Device) -> Iterator[Entry]:
+    """Yield, of entries that launch the same kernels, the first."""
     seen = set()
-    for m in range(1, most + 1):
-        problem = replace(case, m=m).problem
-        problem = numerics.in_one_way(problem) if invariant else problem
-        plan = plans.plan_for(problem, device, "cached")
-        assert plan is not None
-        key = plan.config, _compiled(problem, plan.config, device)
+    for problem, config in asked:
+        key = config, _compiled(problem, config, device)
         if key not in seen:
             seen.add(key)
-            yield problem, plan.config
+            yield problem, config
+
+
+def _planned(problems: Iterable[Tiled], device: Device, mode: str) -> Iterator[Entry]:
+    for problem in problems:
+        plan = plans.plan_for(problem, device, mode)
+        assert plan is not None
+        yield problem, plan.config
+
+
+def _with_rows(problem: Any, m: int) -> Any:
+    """Return the problem of the same call with another number of rows.
+
+    No stride tells how a row alone is aligned: it starts where its tensor does. Columns have no gaps.
+    """
+    if not isinstance(problem, MatmulProblem):
+        return replace(problem, m=m)
+
+    def alignment_of(layout: str, row: int, itemsize: int, now: int) -> int:
+        if layout == "column":
+            return alignment(m * itemsize)
+        if layout == "strided" or problem.batch > 1 or (m == 1) == (problem.m == 1):
+            return now
+        return 16 if m == 1 else alignment(row * itemsize)
+
+    return replace(
+        problem,
+        m=m,
+        a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
+        out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
+    )
+
+
+def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "cached") -> Iterator[Entry]:
+    """Yield a problem and its config for all that calls compile which differ in the number of rows only.
+
+    Each number is planned as a call plans it in this mode, which is not "tune". Raises InvalidValueError
+    where the problem is no product of two matrices, or `rows` are no numbers of rows.
+    """
+    if isinstance(problem, _Others):
+        raise InvalidValueError(f"rows of {problem.label}: wanted a product of two matrices")
+    numbers = list(rows) if isinstance(rows, Iterable) else []
+    if not numbers or not all(type(m) is int and m >= 1 for m in numbers):
+        raise InvalidValueError(f"rows={rows!r}: wanted whole numbers, 1 and more")
+    return _distinct(_planned((_with_rows(problem, m) for m in numbers), device, mode), device)
+
+
+def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
+    """Return the problems with a config of their own that differ from one in sizes only."""
+    digests = [family.digest for family in FAMILIES[problem.op].values()]
+    known = [trial.problem for each in digests for trial in store_of(device).bests(each, problem.op)]
+    for found in (table.pinned(device), table.shipped(device)):
+        known += [entry.problem for entry in found.entries] if found is not None else []
+    return [other for other in known if isinstance(other, Tiled) and other.kind == problem.kind]
+
+
+def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[Entry]:
+    """Yield a problem and its config for all that calls compile which differ from one in sizes only.
+
+    They run with a config of their class's portfolio, or with what is remembered of just their size. Of a
+    permutation the sizes stay. Where the class has no portfolio the problem's own config is all.
+    """
+    name = class_of(problem)
+    found = table.portfolio(name, device) if name is not None and mode != "off" else None
+    if found is None:
+        return _planned([problem], device, mode)
+    alike: list[Tiled] = [problem]
+    if not isinstance(problem, _Others):
+        alike += (replace(problem, m=m, n=n, k=k) for m in _ROWS for n in _SIDES for k in _SIDES)
+    same = _remembered(problem, device)
+    met = (numerics.in_one_way(each) if invariant(problem) else each for each in same)
+    remembered = itertools.chain(_planned([problem], device, mode), _planned(met, device, "cached"))
+    members = ((each, config) for config in found[0].configs for each in alike)
+    legal = (entry for entry in members if illegal(entry[1], entry[0], device) is None)
+    return _distinct(itertools.chain(remembered, legal), device)
