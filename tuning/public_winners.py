@@ -1,0 +1,327 @@
+"""Compare the model's picks with winners that vLLM publishes, on GPUs that it was not fitted to.
+
+    python tuning/public_winners.py           # print the scores; no GPU is asked, a minute of one core
+    python tuning/public_winners.py --write   # and write results/public_winners.json and docs/other_gpus.md
+
+public_winners.json beside this has the winners, with their source and licence. A test compares the page with
+what the two committed files say: write them anew when constants of the model change.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, Device
+from tritile.core.problem import MatmulProblem
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal, legal_configs
+from tritile.planning import model
+
+HERE = Path(__file__).parent
+WINNERS = HERE / "public_winners.json"
+SCORES = HERE / "results" / "public_winners.json"
+PAGE = HERE.parent / "docs" / "other_gpus.md"
+FAMILY: Final = "tile"
+FEW: Final = 64  # rows, up to which memory bounds most of these products
+SEARCHED: Final = {  # what the published search tries
+    "BLOCK_M": (16, 32, 64, 128, 256), "BLOCK_N": (32, 64, 128, 256), "BLOCK_K": (64, 128),
+    "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
+}  # fmt: skip
+FIXED: Final = ((128, 128), (64, 128))  # blocks of models that know nothing; the second is vLLM's default
+
+
+def _ada(name: str, processors: int, l2_mib: int, gbps: float) -> Device:
+    return Device(name, "cuda", 89, processors, l2_mib << 20, 101376, 2.52, gbps)
+
+
+_A800 = TARGETS["sm_80"].to_dict() | {"name": "NVIDIA A800-SXM4-80GB"}
+_H20 = TARGETS["sm_90"].to_dict() | {"name": "NVIDIA H20", "processors": 78, "memory_gbps": 4000.0}
+_MI325X = TARGETS["gfx942"].to_dict() | {"name": "AMD Instinct MI325X", "memory_gbps": 6000.0}
+# By the names in the published files. Peak figures as the makers' datasheets give them.
+DEVICES: Final = {
+    "NVIDIA_A100-SXM4-80GB": TARGETS["sm_80"],
+    "NVIDIA_A800-SXM4-80GB": Device(**_A800),
+    "NVIDIA_L40S": _ada("NVIDIA L40S", 142, 96, 864.0),
+    "NVIDIA_GeForce_RTX_4090": _ada("NVIDIA GeForce RTX 4090", 128, 72, 1008.0),
+    "NVIDIA_H100_80GB_HBM3": TARGETS["sm_90"],
+    "NVIDIA_H200": TARGETS["nvidia-h200"],
+    "NVIDIA_H20": Device(**_H20),
+    "NVIDIA_B200": TARGETS["sm_100"],
+    "NVIDIA_RTX_PRO_6000_Blackwell_Workstation_Edition": Device(
+        "NVIDIA RTX PRO 6000", "cuda", 120, 188, 128 << 20, 101376, 2.6, 1792.0
+    ),
+    "AMD_Instinct_MI300X": TARGETS["gfx942"],
+    "AMD_Instinct_MI325X": Device(**_MI325X),
+}
+SHORT: Final = {
+    name: name.removeprefix("NVIDIA_").removeprefix("GeForce_").removeprefix("AMD_Instinct_")
+    .split("-")[0].split("_80GB")[0].split("_Blackwell")[0].replace("_", " ")
+    for name in DEVICES
+}  # fmt: skip
+PAIRS: Final = (
+    ("A100", "A800"), ("MI300X", "MI325X"), ("H100", "H200"), ("H200", "H20"), ("H200", "B200"),
+    ("H200", "A100"), ("H200", "MI300X"), ("B200", "MI300X"),
+)  # fmt: skip
+Blocks = tuple[int, int]
+Winners = dict[str, dict[tuple[int, int, int], list[int | None]]]  # by GPU, and m, n and k
+Score = dict[str, Any]
+
+
+def winners(path: Path = WINNERS) -> Winners:
+    """Return the published BLOCK_M, BLOCK_N, BLOCK_K, warps and stages of each GPU and size."""
+    found: Winners = {}
+    for table in json.loads(path.read_text())["tables"]:
+        own = found.setdefault(SHORT[table["gpu"]], {})
+        for m, winner in table["winners"].items():
+            own[int(m), table["n"], table["k"]] = winner
+    return found
+
+
+def problem_of(m: int, n: int, k: int, dtype: str) -> MatmulProblem:
+    """Pose the product that was searched: NT, of fp8 with scales by 128 of K, or of int8 without them."""
+    if dtype.startswith("int8"):
+        return MatmulProblem(1, m, n, k, "int8", "bfloat16", b_layout="column")
+    return MatmulProblem(
+        1, m, n, k, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128"
+    )  # fmt: skip
+
+
+def _was_searched(config: Config) -> bool:
+    values = dict(config.kwargs) | {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return all(values[name] in allowed for name, allowed in SEARCHED.items())
+
+
+def _blocks(config: Config) -> list[int]:
+    return [config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]]
+
+
+def score(problem: MatmulProblem, device: Device, winner: list[int | None]) -> Score:
+    """Tell the model's pick for one problem, and what it predicts of the winner's blocks.
+
+    `faster`: the share of legal configs that are predicted to be faster than the best with these blocks;
+    `longer`: how many times as long as the pick that one is predicted to take. None where none is legal.
+    """
+    configs = legal_configs(problem, device, FAMILY)
+    times = {config: model.predict_us(config, problem, device) for config in configs}
+    pick = model.likeliest(configs, problem, device)
+    near = model.likeliest(filter(_was_searched, configs), problem, device)
+    same = (config for config in FAMILIES[problem.op][FAMILY].configs if _blocks(config) == winner[:3])
+    legal = [config for config in same if illegal(config, problem, device) is None]
+    best = min((model.predict_us(config, problem, device) for config in legal), default=None)
+    faster = None if best is None else sum(us < best for us in times.values()) / len(times)
+    longer = None if best is None else best / times[pick]
+    return {
+        "pick": [*_blocks(pick), pick.num_warps, pick.num_stages],
+        "searched": [*_blocks(near), near.num_warps, near.num_stages],
+        "faster": faster if faster is None else round(faster, 4),
+        "longer": longer if longer is None else round(longer, 4),
+    }
+
+
+def scored(path: Path = WINNERS) -> list[Score]:
+    """Score published winners, in their order."""
+    lines = []
+    for table in json.loads(path.read_text())["tables"]:
+        n, k, device = table["n"], table["k"], DEVICES[table["gpu"]]
+        for m, winner in table["winners"].items():
+            problem = problem_of(int(m), n, k, table["dtype"])
+            named = {"gpu": SHORT[table["gpu"]], "m": int(m), "n": n, "k": k}
+            lines.append(named | score(problem, device, winner))
+    return lines
+
+
+def _share(hits: Iterable[bool]) -> str:
+    counted = list(hits)
+    return f"{sum(counted) / len(counted):.0%}" if counted else ""
+
+
+def equal(one: Blocks, other: Blocks) -> bool:
+    """Tell whether BLOCK_M and BLOCK_N are the same."""
+    return one == other
+
+
+def close(one: Blocks, other: Blocks) -> bool:
+    """Tell whether each of BLOCK_M and BLOCK_N is at most twice the other's."""
+    return all(abs(math.log2(a / b)) <= 1 for a, b in zip(one, other, strict=True))
+
+
+def _tile(values: list[Any]) -> Blocks:
+    return values[0], values[1]
+
+
+def _at(values: list[float], share: float) -> float:
+    """Return the smallest of these that so large a share of them does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _head(*names: str) -> list[str]:
+    return [_row(names), _row("---" if i == 0 else "---:" for i, _ in enumerate(names))]
+
+
+def _kept(lines: list[Score], gpu: str, few: bool) -> list[Score]:
+    return [line for line in lines if line["gpu"] == gpu and (line["m"] <= FEW) == few]
+
+
+def agreement(lines: list[Score], published: Winners, few: bool) -> list[str]:
+    """Tabulate shares of problems whose blocks are those of the published winner."""
+    names = [f"fixed {m}x{n}" for m, n in FIXED]
+    rows = _head(
+        "GPU", "problems", "pick has the same", "each within 2 times", "same, of the searched space", *names
+    )
+    for gpu, own in published.items():
+        kept = _kept(lines, gpu, few)
+        if not kept:
+            continue
+        won = [_tile(own[line["m"], line["n"], line["k"]]) for line in kept]
+
+        def shares(
+            mine: Iterable[Blocks], test: Callable[[Blocks, Blocks], bool], won: list[Blocks] = won
+        ) -> str:
+            return _share(test(a, b) for a, b in zip(mine, won, strict=True))
+
+        picks, near = ([_tile(line[name]) for line in kept] for name in ("pick", "searched"))
+        fixed = [shares([blocks] * len(won), equal) for blocks in FIXED]
+        cells = [shares(picks, equal), shares(picks, close), shares(near, equal), *fixed]
+        rows.append(_row([gpu, len(kept), *cells]))
+    return rows
+
+
+def ranks(lines: list[Score], published: Winners, few: bool) -> list[str]:
+    """Tabulate what the model says of the winner's blocks."""
+    rows = _head(
+        "GPU", "no legal config", "predicted faster, median", "95%", "times the pick's time, median", "95%"
+    )
+    for gpu in published:
+        kept = _kept(lines, gpu, few)
+        faster, longer = ([x[key] for x in kept if x[key] is not None] for key in ("faster", "longer"))
+        if not faster:
+            continue
+        missing = _share(line["faster"] is None for line in kept)
+        shares = [f"{value:.1%}" for value in (statistics.median(faster), _at(faster, 0.95))]
+        times = [f"{value:.2f}" for value in (statistics.median(longer), _at(longer, 0.95))]
+        rows.append(_row([gpu, missing, *shares, *times]))
+    return rows
+
+
+def pairs(published: Winners) -> list[str]:
+    """Tabulate how far the published tables agree with each other."""
+    some = (f"up to {FEW} rows", f"more than {FEW} rows")
+    rows = _head(
+        "tables", "sizes", *(f"same, {part}" for part in some), *(f"within 2 times, {part}" for part in some)
+    )
+    for one, other in PAIRS:
+        first, second = published[one], published[other]
+        both = sorted(first.keys() & second.keys())
+        cells = [
+            _share(test(_tile(first[at]), _tile(second[at])) for at in both if (at[0] <= FEW) == few)
+            for test in (equal, close)
+            for few in (True, False)
+        ]
+        rows.append(_row([f"{one}, {other}", len(both), *cells]))
+    return rows
+
+
+def page(path: Path = WINNERS, scores: Path = SCORES) -> str:
+    """Return the text of docs/other_gpus.md."""
+    published, lines = winners(path), json.loads(scores.read_text())
+    parts = {"FEW": FEW, "PROBLEMS": len(lines), "FILES": len(json.loads(path.read_text())["tables"])}
+    for few, name in ((True, "FEW_ROWS"), (False, "MANY_ROWS")):
+        parts[f"AGREEMENT_{name}"] = "\n".join(agreement(lines, published, few))
+        parts[f"RANKS_{name}"] = "\n".join(ranks(lines, published, few))
+    return TEXT.format(**parts, PAIRS="\n".join(pairs(published)))
+
+
+TEXT: Final = """# The model on other GPUs
+
+<!-- Written by `python tuning/public_winners.py --write`. -->
+
+The model that picks a config without measuring was fitted to an H200. Here its picks are compared with
+winners of another project's search on other GPUs: vLLM publishes, for products of fp8 with scales by 128 of
+K, the tile sizes that were fastest of those it tried.
+[tuning/public_winners.json](../tuning/public_winners.json) has {PROBLEMS} of them, from {FILES} of its
+files (Apache-2.0). No GPU was asked for this page.
+
+## What it means, and what not
+
+- Blocks are compared, not times. Two tiles may take the same time, and a pick that is not the winner's may
+  lose nothing, or much. Nothing here says by how much.
+- The kernels differ. vLLM's applies scales in its own way and was compiled by other versions of Triton. The
+  `tile` family is the one that is most like it; on Hopper tritile would mostly run another.
+- The search itself is noisy: it takes the mean of ten launches, each timed alone, with its start. The A800
+  computes as the A100 does, and their tables, searched apart, differ in most blocks. That is the yardstick
+  below.
+- vLLM's search for NVIDIA tries BLOCK_N from 32, BLOCK_K of 64 and 128, 4 and 8 warps, 2 to 5 stages.
+  tritile's space is wider. "Of the searched space" is the model's pick among configs which that search
+  could have found. AMD's tables name no stages: their space was another, which is not told.
+- The A100 and A800 have no fp8. Their tables are of int8 with scales; tritile poses int8 without them, and
+  so has fewer registers to find and may take BLOCK_K = 256.
+- "Fixed" picks are models that know nothing: 128x128 everywhere, and 64x128, which vLLM takes where it has
+  no table.
+- The H200 stands here for comparison: the model's constants are from it.
+
+## Agreement of BLOCK_M and BLOCK_N
+
+Up to {FEW} rows:
+
+{AGREEMENT_FEW_ROWS}
+
+More than {FEW} rows:
+
+{AGREEMENT_MANY_ROWS}
+
+## What the model says of the winners
+
+Of all legal configs of the `tile` family, the share that the model predicts to be faster than the best one
+with the winner's BLOCK_M, BLOCK_N and BLOCK_K; and how many times as long as its own pick it predicts that
+one to take. "95%": the same is at most this in 95 of 100 problems. "No legal config": of problems, where
+tritile may not run the winner's blocks.
+
+Up to {FEW} rows:
+
+{RANKS_FEW_ROWS}
+
+More than {FEW} rows:
+
+{RANKS_MANY_ROWS}
+
+## Published tables against each other
+
+Of the sizes that two tables have both, how many have the same BLOCK_M and BLOCK_N.
+
+{PAIRS}
+
+## Where the model is off for a plain reason
+
+- The H20: the model has one rate of tensor cores for an architecture, that of the H100. The H20's datasheet
+  gives 296 TFLOP/s of fp8 for 78 processors, about a quarter of that rate.
+- Many rows: a fixed 64x128 has the winner's blocks more often than the model's pick on Hopper, the B200,
+  AMD's GPUs and the RTX 4090. The model likes 128x128 there, where most published winners are 64x128 or
+  64x64 by 4 warps. Its formula counts the registers that scales take, but no time for applying them.
+- Tiles and their mirror images (128x64 and 64x128) are predicted to take exactly as long on some of these
+  problems, and the tie is broken by the config's text.
+- Few rows: many tiles are predicted to take nearly the same time, as memory bounds them; which one is
+  picked says little."""
+
+
+def main() -> None:
+    """Print the page; with --write, score anew and write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="score all anew, write scores and page")
+    if parser.parse_args().write:
+        rows = ",\n".join(json.dumps(line) for line in scored())
+        SCORES.write_text(f"[\n{rows}\n]\n")
+        PAGE.write_text(page())
+    print(page())
+
+
+if __name__ == "__main__":
+    main()
