@@ -16,10 +16,17 @@ from tritile.core.problem import Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import CompiledWarning, InterpreterWarning, TuningError, UnsupportedError, callers_level
+from tritile.errors import (
+    CompiledWarning,
+    InterpreterWarning,
+    TuningError,
+    UnsupportedError,
+    UntunedWarning,
+    callers_level,
+)
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import model, plans
+from tritile.planning import model, plans, table
 from tritile.planning.store import end_stand_ins
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
@@ -107,7 +114,23 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
     elif chosen is None:
         chosen = once(("planned", problem, device), lambda: _measured(problem, device, index))
     assert chosen is not None
+    if chosen.source == "model" and current_mode() == "cached":
+        _warn_uncalibrated(device)
     return chosen
+
+
+def _warn_uncalibrated(device: devices.Device) -> None:
+    """Warn the first time that the model chooses for a GPU of which no class was measured."""
+    key = f"uncalibrated {device.name}"
+    if key in _warned or table.is_calibrated(device):
+        return
+    _warned.add(key)
+    warnings.warn(
+        f"configs are predicted: no class of problems was measured on {device.name}. "
+        "`tritile tune --calibrate all` does that, in minutes a class.",
+        UntunedWarning,
+        stacklevel=callers_level(),
+    )
 
 
 def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
