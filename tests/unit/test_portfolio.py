@@ -5,21 +5,26 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 from dataclasses import astuple, fields, replace
 
 import pytest
 import torch
 
+from tritile.core import settings
 from tritile.core.config import Config
-from tritile.core.device import target_device
+from tritile.core.device import Device, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, NotTunedError, StoreWarning
+from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, UntunedWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import plans, table
+from tritile.lab.report import doctor
+from tritile.ops import run
+from tritile.planning import model, plans, table
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
-from tritile.planning.portfolio import MOST, Loss, Portfolio, portfolio_of
+from tritile.planning.lead import Lead
+from tritile.planning.portfolio import MOST, RACED, Loss, Portfolio, portfolio_of
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
@@ -53,9 +58,10 @@ UNSERVED = [
 ]
 
 
-def members(count=6, problem=PRODUCT):
+def members(count=6, problem=PRODUCT, device=H200):
     """A portfolio of the first legal configs, with constants of their own."""
-    configs = legal_configs(problem, H200)[:: max(1, len(legal_configs(problem, H200)) // count)][:count]
+    legal = legal_configs(problem, device)
+    configs = legal[:: max(1, len(legal) // count)][:count]
     constants = [replace(Constants(), start=1.0 + place) for place in range(len(configs))]
     return Portfolio("halves-nt", tuple(configs), tuple(constants), Loss(100, 0.01, 0.05, 0.2))
 
@@ -291,6 +297,95 @@ def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
     with pytest.warns(StoreWarning, match="portfolios are not used"):
         assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
     plans.forget()
+
+
+@pytest.fixture
+def ship(tmp_path, monkeypatch):
+    """Ships a table in place of all that do."""
+
+    def forget():
+        for read_once in (table._shipped, table._of_like):
+            read_once.cache_clear()
+        plans.forget()
+
+    def shipped(made):
+        table.write(made, tmp_path / "tables" / f"{Device.from_dict(made.device).slug}.json")
+        forget()
+
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(table, "_folder", lambda: tmp_path / "tables")
+    yield shipped
+    forget()
+
+
+def predicted(device, measured=False):
+    """A table of a portfolio of the first legal configs of a GPU."""
+    own = members(20, device=device)
+    weights = (0.0,) * 28
+    leads = {"halves-nt": Lead(weights, 1.0, 100)}
+    return table.Table(device.to_dict(), measured, digests(), (), None, {"halves-nt": own}, leads)
+
+
+def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
+    ship(predicted(A100))
+    plan = plans.plan_for(PRODUCT, A100, "cached")
+    own, *_ = table.portfolio("halves-nt", A100)
+    assert (plan.source, plan.current) == ("model", False)
+    likely = [config for _, config in own.ranked(PRODUCT, A100, RACED)]
+    assert plan.us == min(model.predict_us(config, PRODUCT, A100) for config in likely)
+    assert plan.us == model.predict_us(plan.config, PRODUCT, A100)
+    assert "predicted portfolio of halves-nt for this GPU" in plan.why
+    assert "nothing was measured on it" in plan.why
+    with pytest.raises(NotTunedError, match="no portfolio of measurements"):
+        plans.plan_for(PRODUCT, A100, "strict")
+    assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
+    assert plans.likely(PRODUCT, A100, RACED) == likely
+    assert plans.plan_for(PRODUCT, A100, "off").config == model.pick(PRODUCT, A100)
+    assert not table.is_calibrated(A100)
+    assert table.lead("halves-nt", A100) is None
+    found = doctor._portfolios(A100)
+    assert found.found.startswith("none: halves-nn, ")
+    assert found.found.endswith("; predicted for this GPU: halves-nt")
+    assert "--calibrate all" in found.advice
+    ship(predicted(A100, measured=True))
+    assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
+    assert table.is_calibrated(A100)
+    assert table.lead("halves-nt", A100) is not None
+    assert "measured for this GPU: halves-nt" in doctor._portfolios(A100).found
+    assert not doctor._portfolios(A100).advice
+
+
+def test_what_was_measured_goes_before_what_was_predicted(ship):
+    h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
+    ship(predicted(h100))
+    assert plans.plan_for(PRODUCT, h100, "cached").source == "model"
+    assert table.shipped(H200) is None  # nobody takes over what was predicted for another
+    ship(predicted(H200, measured=True))
+    assert "measured for NVIDIA H200" in plans.plan_for(PRODUCT, h100, "strict").why
+    table.write(predicted(A100), table.calibrated_path(A100))
+    assert table.calibrated(A100) is None
+
+
+def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
+    monkeypatch.setattr(run, "_warned", set())
+    monkeypatch.setattr(run.devices, "gpu", lambda index: (A100, H200)[index])
+    ship(predicted(A100))
+
+    def told(index, *problems):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            sources = {run.planned(problem, index).source for problem in problems}
+        return sources, [str(each.message) for each in caught if each.category is UntunedWarning]
+
+    with settings.mode("off"):
+        assert told(0, PRODUCT) == ({"model"}, [])
+    sources, (said,) = told(0, PRODUCT, UNSERVED[2])
+    assert sources == {"model"}
+    assert A100.name in said
+    assert "tritile tune --calibrate all" in said
+    assert told(0, replace(PRODUCT, m=5))[1] == []
+    ship(predicted(H200, measured=True))
+    assert told(1, PRODUCT, UNSERVED[2]) == ({"predicted", "model"}, [])  # some classes were measured
 
 
 @pytest.fixture

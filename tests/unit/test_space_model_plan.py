@@ -17,6 +17,7 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
+from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
@@ -491,3 +492,15 @@ def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked():
     remember(SQUARE, SECOND, 20.0, error=1e-4)
     assert is_tuned(SQUARE, HOPPER)
     assert task_of(SQUARE, HOPPER).incumbent == SECOND
+
+
+def test_a_geforce_sums_in_fp32_at_half_the_rate():
+    geforce = TARGETS["nvidia-geforce-rtx-4090"]
+    other = replace(geforce, name="NVIDIA RTX 6000 Ada Generation")
+    whole = {"int8", "float64"}
+    for dtype in ("float16", "bfloat16", "float8_e4m3fn", "int8", "float64"):
+        problem = MatmulProblem(1, 8192, 8192, 8192, dtype, dtype)
+        assert rate(problem, geforce) == rate(problem, other) * (1.0 if dtype in whole else 0.5)
+    halves = MatmulProblem(1, 8192, 8192, 8192, "float16", "float16")
+    assert peak_tflops(halves, geforce) == pytest.approx(165.2, rel=0.01)  # as its maker says
+    assert peak_tflops(halves, TARGETS["nvidia-l40s"]) == pytest.approx(362, rel=0.02)

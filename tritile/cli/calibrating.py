@@ -14,13 +14,14 @@ from tritile.families.registry import digests
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead
-from tritile.planning.portfolio import Portfolio
-from tritile.tune.calibrate import run
+from tritile.planning.portfolio import MOST, Portfolio
+from tritile.tune.calibrate import predict, run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, sweep
 
 ALL = "all"
 LIKELY = 60  # sizes whose likeliest configs are candidates
+TIMED = 64  # configs of a class
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -35,76 +36,94 @@ def calibrate(
     names: Sequence[str],
     device: Device,
     sizes: int,
-    count: int,
+    count: int | None,
     seconds: float,
     output: Path | None,
     sweeps: Path | None,
+    measured: bool = True,
 ) -> None:
     """Measure the portfolios of classes on the current GPU, and write them where plans look for them.
 
     `count` configs are timed at `sizes` drawn sizes, for at most so many seconds a class. `sweeps`: a folder
-    for what was measured, a file a class.
+    for what was measured, a file a class. Not `measured`: the model's times stand for a GPU's, portfolios are
+    of `count` configs, which are compiled for it, and written where `output` says.
     """
-    path = output or table.calibrated_path(device)
-    old = table.read(path) if path.exists() else table.Table(device.to_dict(), True, {}, ())
-    if old.device["name"] != device.name or not old.measured:
-        raise InvalidValueError(f"{path} is of {old.device['name']}, and here is {device.name}: name another")
+    path = output or (table.calibrated_path(device) if measured else table.predicted_path(device))
+    old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
+    if old.device["name"] != device.name:
+        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
+    if old.measured != measured:
+        kinds = ("measured", "predicted") if old.measured else ("predicted", "measured")
+        raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
+    kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = table.current_portfolios(old), table.current_leads(old)
     with interruptible() as keep_on:
         for name in classes_of(names):
             begun = time.monotonic()
             rows: list[Row] = []
             try:
-                for row in _swept(name, device, sizes, count):
+                for row in _swept(name, device, sizes, count or TIMED, kept):
                     rows.append(row)
                     if time.monotonic() - begun > seconds or not keep_on():
                         break
             finally:
                 if sweeps is not None and rows:
                     keep(sweeps / f"{name}.jsonl", device, rows)
-            took, before = time.monotonic() - begun, known.get(name)
+            before = known.get(name)
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found, lead = _fitted(name, rows, device)
+                found, lead = _fitted(name, rows, device, kept)
                 if found is not None:  # what was known of torch beside another portfolio goes with that
                     leads.pop(name, None)
                     known[name] = found
                 leads |= {} if lead is None else {name: lead}
                 table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
-                console.print(f"{name}: {took:.0f} s")
+                console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
                 break
     plans.forget()
     console.print(f"portfolios are in {path}")
 
 
-def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, Lead | None]:
-    """Return the portfolio and the lead of what was measured; tell what picks lose. None of few sizes."""
+def _fitted(
+    name: str, rows: Sequence[Row], device: Device, kept: int | None
+) -> tuple[Portfolio | None, Lead | None]:
+    """Return the portfolio and the lead of what was measured; tell what picks lose. None of few sizes.
+
+    `kept`: how many configs a portfolio is of that is predicted; None: it is measured.
+    """
     try:
+        if kept is not None:
+            rows = predict.compiled(name, rows, device, kept, say)
         measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
         return None, None
-    left_out = measured.left_out()
-    found, lead = measured.portfolio(left_out), measured.lead(left_out)
-    loss = found.loss
+    left_out = measured.left_out(kept or MOST)
+    found, lead = measured.portfolio(left_out, kept or MOST), measured.lead(left_out)
+    loss, clock = found.loss, "" if kept is None else ", by the model's times"
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
-        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
+        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst){clock}",
         highlight=False,
     )
     return found, lead
 
 
-def _swept(name: str, device: Device, sizes: int, count: int) -> Iterator[Row]:
-    """Time candidates at drawn sizes, which are not those that tell the candidates."""
-    likely = drawn(name, LIKELY, "candidates")
-    configs = run.candidates(name, likely, device, table.shipped(device), count)
+def _swept(name: str, device: Device, sizes: int, count: int, kept: int | None) -> Iterator[Row]:
+    """Time candidates at drawn sizes, which are not those that tell the candidates; or predict for `kept`."""
+    likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
+    most = count if kept is None else predict.CANDIDATES * kept
+    configs = run.candidates(name, likely, device, table.shipped(device), most)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
+    if kept is None:
+        rows = sweep(problems, configs, device, say)
+    else:
+        rows = predict.predicted(problems, configs, device)
     with progress() as bar:
         task = bar.add_task(name, total=sizes)
-        for row in sweep(drawn(name, sizes, "sizes"), configs, device, say):
+        for row in rows:
             bar.update(task, advance=1)
             yield row
 

@@ -28,6 +28,7 @@ from tritile.cli.app import (
     app,
     cases_of,
     console,
+    device_of,
     interruptible,
     problems_of,
     progress,
@@ -44,6 +45,7 @@ from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 from tritile.tune import now, suites, tuner
 from tritile.tune import study as studies
+from tritile.tune.calibrate.predict import CONFIGS
 from tritile.tune.measure.child import Nursery
 from tritile.tune.measure.log import keeper, logged
 from tritile.tune.measure.pool import CompilePool, processes_for
@@ -283,11 +285,19 @@ def tune(
         list[str] | None,
         typer.Option(
             help=f"Measure the configs of a class of problems at drawn sizes: {', '.join(MEASURED)}, or all. "
-            "May be repeated. Calls of any size then run with the config predicted to be the fastest."
+            "May be repeated. Calls of any size then run with the config predicted to be the fastest. With "
+            "--target: predicts and compiles them for that GPU, and measures nothing."
         ),
     ] = None,
     sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
-    configs: Annotated[int, typer.Option(min=8, help="With --calibrate: how many configs.")] = 64,
+    configs: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            help=f"With --calibrate: how many configs to time, default {calibrating.TIMED}; with --target as "
+            f"well, how many to keep, default {CONFIGS}.",
+        ),
+    ] = None,
     sweeps: Annotated[
         Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
     ] = None,
@@ -321,10 +331,11 @@ def tune(
     if model:
         return modelling.tune_model(model)
     if calibrate:
-        here = devices.current_gpu()
-        if here is None:
-            raise InvalidValueError("--calibrate measures, and there is no GPU here")
-        return calibrating.calibrate(calibrate, here, sizes, configs, budget or math.inf, output, sweeps)
+        if target is not None and sweeps is not None:
+            raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
+        return calibrating.calibrate(
+            calibrate, device_of(target), sizes, configs, budget or math.inf, output, sweeps, target is None
+        )
     verify_all = _among("verify", verify, VERIFY) == "all"
     suite = suite or (["study"] if study and not shapes else None)
     cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
@@ -333,9 +344,7 @@ def tune(
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(
-            problems, device, output or Path(f"{device.slug}-predicted.json"), jobs, nursery
-        )
+        failed = _tune_target(problems, device, output or table.predicted_path(device), jobs, nursery)
     else:
         place = Place.from_environment()
         if study and place is not None:

@@ -81,6 +81,8 @@ TARGETS: Final = {
     "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
     "sm_90": _target("NVIDIA H100 80GB HBM3", 90, 132, 50, 232448, 1.98, 3350),
     "sm_100": _target("NVIDIA B200", 100, 148, 126, 232448, 1.96, 8000),
+    "nvidia-l40s": _target("NVIDIA L40S", 89, 142, 96, 101376, 2.52, 864),
+    "nvidia-geforce-rtx-4090": _target("NVIDIA GeForce RTX 4090", 89, 128, 72, 101376, 2.52, 1008),
     "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
 }
 

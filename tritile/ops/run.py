@@ -16,10 +16,10 @@ from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import InterpreterWarning, TuningError, UnsupportedError, callers_level
+from tritile.errors import InterpreterWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import model, plans
+from tritile.planning import model, plans, table
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
@@ -108,6 +108,8 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
     elif chosen is None:
         chosen = once(("planned", problem, device), lambda: _measured(problem, device, index))
     assert chosen is not None
+    if chosen.source == "model" and current_mode() == "cached":
+        _warn_uncalibrated(device)
     return chosen
 
 
@@ -119,6 +121,20 @@ def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) ->
     from tritile.tune.now import beside_torch
 
     once(("beside torch", problem, device), lambda: beside_torch(problem, device, index))
+
+
+def _warn_uncalibrated(device: devices.Device) -> None:
+    """Warn the first time that the model chooses for a GPU of which no class was measured."""
+    key = f"uncalibrated {device.name}"
+    if key in _warned or table.is_calibrated(device):
+        return
+    _warned.add(key)
+    warnings.warn(
+        f"configs are predicted: no class of problems was measured on {device.name}. "
+        "`tritile tune --calibrate all` does that, in minutes a class.",
+        UntunedWarning,
+        stacklevel=callers_level(),
+    )
 
 
 def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:

@@ -19,6 +19,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import model, table
 from tritile.planning.classes import class_of
+from tritile.planning.portfolio import RACED, Portfolio
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import Trial, best_of
 
@@ -31,7 +32,8 @@ class Plan:
     TRITILE_TABLE), "table" (shipped with tritile), "predicted" (of the class's portfolio, by times measured
     at other sizes), "model" (predicted with nothing of its class measured), "interpreter" (host tensors).
     `us` is the time, in microseconds, that was measured or (from the model) predicted; None where the
-    source has none. `current` is False where it comes from measurements of another version of the kernel.
+    source has none. `current` is False where it comes from a table that holds no measurements of the kernel
+    as it is.
     """
 
     problem: Tiled
@@ -110,7 +112,8 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
     if found is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = _table_counts(found, problem)
-    why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
+    behind = ", of another version of the kernel" if found.measured else ", predicted and compiled"
+    why = "of the table that is pinned" + behind * (not current)
     return Plan(problem, entry.config, "pinned", device, entry.us, why, current)
 
 
@@ -124,7 +127,8 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     of = shipped.device["name"]
     why = f"{how} for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
     current = _table_counts(shipped, problem)
-    why += ", of another version of the kernel" * (not current) + _other_triton(shipped, device)
+    why += ", of another version of the kernel" * (shipped.measured and not current)
+    why += _other_triton(shipped, device)
     return Plan(problem, entry.config, "table", device, entry.us, why, current)
 
 
@@ -158,6 +162,8 @@ def foreseen(problem: Tiled, device: Device) -> Plan | None:
     """Return what its class's portfolio predicts to be fastest, None where there is none."""
     name = class_of(problem)
     found = table.portfolio(name, device) if name is not None else None
+    if found is not None and not found[1].measured:
+        return _shortlisted(problem, device, found[0])
     ranked = found[0].ranked(problem, device, 2) if found is not None else []
     if found is None or not ranked:
         return None
@@ -172,6 +178,18 @@ def foreseen(problem: Tiled, device: Device) -> Plan | None:
         "percentile" + "; measured with another version of the kernel" * (not current)
     )
     return Plan(problem, config, "predicted", device, us, why, current)
+
+
+def _shortlisted(problem: Tiled, device: Device, portfolio: Portfolio) -> Plan | None:
+    """Return what the model picks of a predicted portfolio's likeliest, None where none is legal."""
+    likely = [config for _, config in portfolio.ranked(problem, device, RACED)]
+    if not likely:
+        return None
+    config = model.likeliest(likely, problem, device)
+    us = model.predict_us(config, problem, device)
+    name, why = portfolio.name, "of its class nothing was measured on it"
+    why = f"by the predicted portfolio of {name} for this GPU: {why}"
+    return Plan(problem, config, "model", device, us, why, False)
 
 
 def predicted(problem: Tiled, device: Device) -> Plan:
@@ -217,7 +235,8 @@ def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
     if plan is None:
         raise NotTunedError(
             f"mode is strict, nothing measured is remembered for {problem.label} on {device.name}, and its "
-            "class has no portfolio: run `tritile tune` for it, or with --calibrate, or use mode cached"
+            "class has no portfolio of measurements: run `tritile tune` for it, or with --calibrate, or use "
+            "mode cached"
         )
     return plan
 

@@ -270,7 +270,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 
 
 def current_portfolios(table: Table) -> dict[str, Portfolio]:
-    """Return the portfolios of a table that were measured with the kernels as they are."""
+    """Return the portfolios of a table that were measured, or predicted, of the kernels as they are."""
 
     def counts(portfolio: Portfolio) -> bool:
         families = FAMILIES[MEASURED[portfolio.name].op]
@@ -371,6 +371,11 @@ def calibrated_path(device: Device) -> Path:
     return cache_dir() / f"{device.slug}.portfolios.json"
 
 
+def predicted_path(device: Device) -> Path:
+    """Return the file for what is predicted of a GPU model that is not here, where none is named."""
+    return Path(f"{device.slug}-predicted.json")
+
+
 @functools.cache
 def _calibrated(path: Path, changed: int) -> Table | None:
     try:
@@ -387,29 +392,34 @@ def calibrated(device: Device) -> Table | None:
         own = _calibrated(path, path.stat().st_mtime_ns)
     except OSError:
         own = None
-    return own if own is not None and own.device["name"] == device.name else None
+    return own if own is not None and own.measured and own.device["name"] == device.name else None
 
 
 def _tables(device: Device) -> Iterator[tuple[Table, str]]:
-    """Yield what is measured of classes for a GPU, and where it comes from.
+    """Yield what is known of classes for a GPU, and where it comes from.
 
     First the table that is pinned, then what `tritile tune --calibrate` measured here, then what ships, for
-    this GPU or for one that is like it.
+    this GPU or for one that is like it. The pinned one, and what ships for this GPU, may hold predictions.
     """
     fixed, own, found = pinned(device), calibrated(device), shipped(device)
     if fixed is not None:
-        yield fixed, "of the table that is pinned"
+        yield fixed, "of the table that is pinned" + ", not measured" * (not fixed.measured)
     if own is not None:
         yield own, "measured here"
     if found is not None:
-        of = found.device["name"]
-        yield found, "measured for this GPU" if of == device.name else f"measured for {of}, which is like it"
+        of, how = found.device["name"], "measured" if found.measured else "predicted"
+        yield found, f"{how} for this GPU" if of == device.name else f"{how} for {of}, which is like it"
 
 
 def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
     """Return the portfolio of a class for a GPU, its table, and where that is from; None if there is none."""
     found = ((t.portfolios[name], t, where) for t, where in _tables(device) if name in t.portfolios)
     return next(found, None)
+
+
+def is_calibrated(device: Device) -> bool:
+    """Tell whether a portfolio of any class was measured on a GPU, or on one that is like it."""
+    return any(each.measured and each.portfolios for each, _ in _tables(device))
 
 
 def lead(name: str, device: Device) -> Lead | None:
@@ -420,7 +430,7 @@ def lead(name: str, device: Device) -> Lead | None:
     """
     served = portfolio(name, device)
     tables = [served[1]] if served is not None else [each for each, _ in _tables(device)]
-    known = [each for each in tables if each.device["name"] == device.name]
+    known = [each for each in tables if each.measured and each.device["name"] == device.name]
     return next((each.leads[name] for each in known if name in current_leads(each)), None)
 
 
@@ -433,8 +443,10 @@ def shipped(device: Device) -> Table | None:
     """Return the table that ships for this GPU model, or for one that is like it; None where there is none.
 
     Like it is one of the same architecture with as many processors and a memory bandwidth within 1.5 times.
+    What was measured goes before what was predicted for just this GPU.
     """
     own = _shipped(device.slug)
-    if own is not None and own.device["name"] == device.name:
+    own = own if own is not None and own.device["name"] == device.name else None
+    if own is not None and own.measured:
         return own
-    return _of_like(device.arch, device.processors, device.memory_gbps)
+    return _of_like(device.arch, device.processors, device.memory_gbps) or own

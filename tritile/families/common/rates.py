@@ -9,6 +9,7 @@ from tritile.families.common.products import uses_tensor_cores
 # the makers' peak rates divided by processors and boost clock.
 _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
+_GEFORCE = 0.5  # of that, where products are summed in fp32; int8 is as fast as elsewhere
 # IEEE fp32 `tl.dot`, by whether columns of b are contiguous, of which a thread reads element by element. As
 # measured on H200: 38 and 20 TFLOP/s of 8192^3 over 132 processors.
 _RATE_FMA = {False: 180, True: 88}
@@ -26,6 +27,8 @@ def rate(problem: MatmulProblem, device: Device) -> float:
     if not uses_tensor_cores(problem):
         return _RATE_FMA[problem.b_layout == "column"]
     half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
+    if "GeForce" in device.name and problem.dtype != "int8":
+        half *= _GEFORCE
     if problem.dtype == "float32":
         return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
     return half * 2 / problem.itemsize

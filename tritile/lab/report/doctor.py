@@ -17,6 +17,7 @@ from tritile.in_torch import building
 from tritile.lab.report import tested
 from tritile.lab.report.environment import environment
 from tritile.planning import table
+from tritile.planning.classes import MEASURED
 from tritile.planning.store import store_of
 
 
@@ -62,6 +63,7 @@ def _gpu() -> list[Finding]:
         Finding("driver", environment(gpu)["driver"] or "unknown"),
         Finding("assembler", gpu.compiler or "unknown"),
         _table(gpu),
+        _portfolios(gpu),
     ]
 
 
@@ -74,6 +76,20 @@ def _table(gpu: devices.Device) -> Finding:
     other = shipped.triton not in ("", gpu.triton)
     advice = f"triton {gpu.triton} is in use: the table counts all the same, but times may differ"
     return Finding("shipped table", found, True, advice if other else "")
+
+
+def _portfolios(gpu: devices.Device) -> Finding:
+    """Which classes of problems have a portfolio, by where it is from."""
+    names: dict[str, list[str]] = {}
+    for name in MEASURED:
+        found = table.portfolio(name, gpu)
+        where = "none" if found is None else found[2]
+        if found is not None and name not in table.current_portfolios(found[1]):
+            where += ", with other kernels"
+        names.setdefault(where, []).append(name)
+    text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
+    advice = "" if table.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
+    return Finding("portfolios", text, True, advice)
 
 
 def _cache(folder: Path) -> Finding:

@@ -84,6 +84,10 @@ class Measured:
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
 
+    def chosen(self, count: int) -> list[Config]:
+        """Return the configs of a portfolio of all sizes."""
+        return [self.configs[place] for place in fit.chosen(self.us, count)]
+
     def _facts_of(self, config: Config) -> Any:
         key = self._formula.key(config)
         if key not in self._facts:

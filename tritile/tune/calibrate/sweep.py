@@ -20,7 +20,7 @@ from tritile.errors import TuningError, brief
 from tritile.families.space import worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
-from tritile.runtime.ahead import compiled_for
+from tritile.runtime.ahead import compile_resources, compiled_for
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
@@ -83,13 +83,17 @@ class Chooser:
         self._configs = [config for config in self._configs if config not in out]
         self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
 
-    def choose(self, problem: Tiled) -> list[Config]:
-        """Return the configs to time."""
+    def near(self, problem: Tiled) -> Times:
+        """Return the configs that are predicted to come near the fastest, with their microseconds."""
         times = {
             c: us * math.exp(self._off.get(kind_of(c), 0.0)) for c, us in self._predicted(problem).items()
         }
         limit = _WITHIN * min(times.values(), default=0.0)
-        return [config for config, us in times.items() if us <= limit]
+        return {config: us for config, us in times.items() if us <= limit}
+
+    def choose(self, problem: Tiled) -> list[Config]:
+        """Return the configs to time."""
+        return list(self.near(problem))
 
     def learn(self, problem: Tiled, times: Times) -> None:
         """Take in what a size showed."""
@@ -143,15 +147,26 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
         compiled_for(problem, config, device)
 
 
+def fit_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
+    """Compile as `compile_at`. Raises TuningError, too, for what spills or needs more than there is."""
+    for problem in problems:
+        excess = compile_resources(problem, config, device).excess(device)
+        if excess is not None:
+            raise TuningError(excess)
+
+
 def compile_all(
-    wanted: dict[Config, list[Tiled]], device: Device, tell: Callable[[str], None]
+    wanted: dict[Config, list[Tiled]],
+    device: Device,
+    tell: Tell,
+    one: Callable[[Config, Sequence[Tiled], Device], None] = compile_at,
 ) -> set[Config]:
-    """Compile configs at sizes, in parallel, and return those that were refused."""
+    """Compile configs at sizes, each as `one` does, in parallel, and return those that were refused."""
     refused = set()
     with CompilePool() as pool:
         futures = {}
         for config, problems in sorted(wanted.items(), key=lambda item: -len(item[1])):
-            futures[config] = pool.submit(compile_at, config, problems, device)
+            futures[config] = pool.submit(one, config, problems, device)
         for config, future in futures.items():
             error = future.exception()
             if error is not None:
