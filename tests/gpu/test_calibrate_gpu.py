@@ -30,7 +30,8 @@ def test_a_sweep_times_configs_and_torch(name):
     problems = [p for p in drawn(name, 60, "gpu") if p.bytes < 1 << 24 and p.m >= 64][:3]
     assert len(problems) == 3
     configs = dict.fromkeys(c for p in problems for c in list(run.likely(p, device))[:3])
-    rows = list(sweep.sweep(problems, list(configs), device, told.append))
+    chooser = sweep.ready(problems, list(configs), device, told.append)
+    rows = list(sweep.sweep(problems, chooser, device, told.append))
     assert [row.problem for row in rows] == problems, told
     peak = device.memory_gbps * 1e3  # bytes a microsecond
     for row in rows:

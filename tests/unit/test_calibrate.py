@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,10 @@ def timed(monkeypatch):
     monkeypatch.setattr(sweep, "timed", time)
     monkeypatch.setattr(sweep, "Operands", NoOperands)
     return asked
+
+
+def swept(problems, configs):
+    return sweep.sweep(problems, sweep.ready(problems, configs, H200, print), H200, print)
 
 
 def few_candidates(count=40, name="halves-nt", device=H200):
@@ -133,7 +138,7 @@ def test_how_far_a_kind_is_off_is_learnt():
 def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
     configs = few_candidates()
     problems = drawn("halves-nt", 10, "sizes")
-    rows = list(sweep.sweep(problems, configs, H200, print))
+    rows = list(swept(problems, configs))
     assert [row.problem for row in rows] == [problem for problem, _ in timed]
     refused = configs[0]
     for problem, chosen in timed:
@@ -145,7 +150,7 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
 
 @pytest.mark.parametrize("name", ["halves-nt", "turned-2"])
 def test_a_portfolio_is_measured_and_loses_little(timed, name):
-    rows = list(sweep.sweep(drawn(name, 120, "sizes"), few_candidates(name=name), H200, print))
+    rows = list(swept(drawn(name, 120, "sizes"), few_candidates(name=name)))
     measured = run.Measured(name, rows, H200)
     left_out = measured.left_out(16)
     portfolio = measured.portfolio(left_out, 16)
@@ -169,6 +174,27 @@ def test_torch_moves_what_a_permutation_moves(size):
     call = posed(problem, make)
     torch_calls.copy(call)
     answers.check_permuted(call)
+
+
+def test_the_next_class_is_compiled_while_one_is_timed(timed, tmp_path, monkeypatch):
+    compiled, second = [], threading.Event()
+
+    def compile_all(wanted, device, tell):
+        compiled.append(wanted)
+        if len(compiled) == 2:
+            second.set()
+        return set()
+
+    def time(operands, problem, configs, tell):
+        assert second.wait(60)
+        return sweep.Row(problem, {config: clock(config, problem) for config in configs}, 7.0)
+
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sweep, "compile_all", compile_all)
+    monkeypatch.setattr(sweep, "timed", time)
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(40))
+    calibrating.calibrate(["halves-nt", "halves-nn"], H200, 30, 40, math.inf, tmp_path / "t.json", None)
+    assert set(table.read(tmp_path / "t.json").portfolios) == {"halves-nt", "halves-nn"}
 
 
 def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Portfolio
 from tritile.tune.calibrate import predict, run
 from tritile.tune.calibrate.draw import drawn
-from tritile.tune.calibrate.sweep import Row, sweep
+from tritile.tune.calibrate.sweep import Row, ready, sweep
 
 ALL = "all"
 LIKELY = 60  # sizes whose likeliest configs are candidates
 TIMED = 64  # configs of a class
+
+_Rows = Callable[[], Iterator[Row]]  # what times one size after the other
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -57,12 +60,20 @@ def calibrate(
         raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
     kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = table.current_portfolios(old), table.current_leads(old)
-    with interruptible() as keep_on:
-        for name in classes_of(names):
+    wanted = classes_of(names)
+    with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
+
+        def prepare(place: int) -> Future[_Rows]:
+            return ahead.submit(_prepared, wanted[place], device, sizes, count or TIMED, kept)
+
+        coming = prepare(0)
+        for place, name in enumerate(wanted):
+            swept, rows = coming.result(), list[Row]()
+            if place + 1 < len(wanted):  # is compiled while this one is timed
+                coming = prepare(place + 1)
             begun = time.monotonic()
-            rows: list[Row] = []
             try:
-                for row in _swept(name, device, sizes, count or TIMED, kept):
+                for row in _shown(name, swept(), sizes):
                     rows.append(row)
                     if time.monotonic() - begun > seconds or not keep_on():
                         break
@@ -81,6 +92,7 @@ def calibrate(
                 table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
+                ahead.shutdown(cancel_futures=True)
                 break
     plans.forget()
     console.print(f"portfolios are in {path}")
@@ -111,16 +123,23 @@ def _fitted(
     return found, lead
 
 
-def _swept(name: str, device: Device, sizes: int, count: int, kept: int | None) -> Iterator[Row]:
-    """Time candidates at drawn sizes, which are not those that tell the candidates; or predict for `kept`."""
+def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | None) -> _Rows:
+    """Return what times candidates at drawn sizes, which are not those that tell the candidates.
+
+    All that it launches is compiled. `kept`: times are predicted, for a portfolio of so many configs.
+    """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     most = count if kept is None else predict.CANDIDATES * kept
     configs = run.candidates(name, likely, device, table.shipped(device), most)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
-    if kept is None:
-        rows = sweep(problems, configs, device, say)
-    else:
-        rows = predict.predicted(problems, configs, device)
+    if kept is not None:
+        return lambda: predict.predicted(problems, configs, device)
+    chooser = ready(problems, configs, device, say)
+    return lambda: sweep(problems, chooser, device, say)
+
+
+def _shown(name: str, rows: Iterator[Row], sizes: int) -> Iterator[Row]:
+    """Yield rows, and show how many of the sizes are done."""
     with progress() as bar:
         task = bar.add_task(name, total=sizes)
         for row in rows:

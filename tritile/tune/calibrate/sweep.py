@@ -237,13 +237,8 @@ def raced(
     return samples
 
 
-def sweep(
-    problems: Sequence[Tiled],
-    configs: Sequence[Config],
-    device: Device,
-    tell: Tell,
-) -> Iterator[Row]:
-    """Yield each size with the microseconds of the configs that come near the fastest there, and of torch."""
+def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, tell: Tell) -> Chooser:
+    """Compile all that a sweep of these sizes launches; return what chooses of the configs that are left."""
     chooser = Chooser(configs, device)
     wanted: dict[Config, list[Tiled]] = {}
     for problem in problems:
@@ -251,6 +246,11 @@ def sweep(
             wanted.setdefault(config, []).append(problem)
     refused = compile_all(wanted, device, tell)
     chooser.leave_out(config for config in configs if config in refused or config not in wanted)
+    return chooser
+
+
+def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:
+    """Yield each size with the microseconds of the configs that come near the fastest there, and of torch."""
     operands = Operands(device)
     for problem in problems:
         row = timed(operands, problem, chooser.choose(problem), tell)
