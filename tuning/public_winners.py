@@ -1,7 +1,7 @@
 """Compare the model's picks with winners that vLLM publishes, on GPUs that it was not fitted to.
 
     python tuning/public_winners.py           # print the scores; no GPU is asked, a minute of one core
-    python tuning/public_winners.py --write   # and write results/public_winners.json and docs/other_gpus.md
+    python tuning/public_winners.py --write   # and write public_scores.json and docs/other_gpus.md
 
 public_winners.json beside this has the winners, with their source and licence. A test compares the page with
 what the two committed files say: write them anew when constants of the model change.
@@ -24,7 +24,7 @@ from tritile.planning import model
 
 HERE = Path(__file__).parent
 WINNERS = HERE / "public_winners.json"
-SCORES = HERE / "results" / "public_winners.json"
+SCORES = HERE / "public_scores.json"
 PAGE = HERE.parent / "docs" / "other_gpus.md"
 FAMILY: Final = "tile"
 FEW: Final = 64  # rows, up to which memory bounds most of these products
