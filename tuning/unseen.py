@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tritile.planning.classes import OPERATIONS, SIDES
+from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.tune.calibrate.draw import OF_SIZE, log_uniform, permutation, sized
 from tritile.tune.suites import Case
 
@@ -38,7 +38,7 @@ def product(dice: random.Random) -> tuple[int, int, int]:
     """M, N and K."""
     while True:
         unit = dice.choices(*UNITS)[0]
-        m = log_uniform(dice, 1, 16384)
+        m = log_uniform(dice, 1, ROWS)
         n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
         if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
             return m, n, k

@@ -106,6 +106,7 @@ UNLIKE = [
     {"m": 1, "n": 64, "k": 64},
     {"m": 16384, "n": 32768, "k": 32768},
     {"n": 65536, "m": 64},
+    {"m": 100_000, "n": 64, "k": 64},
 ]
 
 
@@ -115,6 +116,13 @@ def test_a_lead_says_nothing_of_what_is_unlike_all_that_it_was_measured_for(chan
     ship(monkeypatch, **leads)
     assert judged(HALF, "predicted").take
     assert not never(replace(HALF, **change)).take
+
+
+@pytest.mark.parametrize(("m", "n"), [(500, 400), (40_000, 10_000)])
+def test_nor_of_tensors_smaller_or_larger_than_those_that_were_permuted(m, n, monkeypatch):
+    ship(monkeypatch, turned_4=lead(TURN, 9.0, 1.0))
+    assert judged(TURN, "predicted").take
+    assert not never(PermuteProblem.turned(1, m, n, 4)).take
 
 
 def test_more_is_asked_of_a_lead_where_the_model_picks(monkeypatch):

@@ -1,4 +1,4 @@
-"""What `tritile tune --calibrate` does."""
+"""Measure or predict portfolios of classes: `tritile tune --calibrate`."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What `tritile tune --model` does."""
+"""Measure the calls that a model makes: `tritile tune --model`."""
 
 import contextlib
 import importlib

@@ -88,7 +88,7 @@ def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _glances(entry: Entry) -> bool:
-    """Whether calls may be left at a glance: where all that is offered is taken, or measured, none is."""
+    """Tell whether calls may be left at a glance: none is where all are taken, or measured."""
     return entry.policy == "expected" and current_mode() != "tune"
 
 

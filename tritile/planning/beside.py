@@ -1,4 +1,4 @@
-"""Which calls of torch's tritile is expected to win, by what both take: of the problem, or of its class.
+"""Tell which of torch's calls tritile is expected to win: by times of the problem, or of its class.
 
 A problem that was measured beside torch goes by that. Any other goes by its class: how many times as long
 torch takes is predicted from times of both at drawn sizes, and the call is taken where nearly all sizes left
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.planning import plans, table
-from tritile.planning.classes import OPERATIONS, SIDES, class_of
+from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.planning.lead import Lead
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, best_of
@@ -105,13 +105,14 @@ def _lead(problem: MatmulProblem | PermuteProblem, device: Device) -> Lead | Non
     """Return the lead of a problem's class, if the problem is one of those that it was measured for."""
     name = class_of(problem)
     lead = table.lead(name, device) if name is not None else None
-    if lead is None or isinstance(problem, PermuteProblem):
-        return lead
-    one = problem.batch == 1 and not problem.invariant
-    as_drawn = problem.a_layout == problem.out_layout == "row" and problem.b_layout != "strided"
-    low, high = OPERATIONS
-    inside = min(problem.n, problem.k) >= SIDES[0] and max(problem.n, problem.k) <= SIDES[1]
-    return lead if one and as_drawn and inside and low <= problem.flops <= high else None
+    if isinstance(problem, PermuteProblem):
+        as_drawn = 2 * MOVED[0] <= problem.bytes <= 2 * MOVED[1]  # read, and written
+    else:
+        plain = problem.batch == 1 and not problem.invariant and problem.b_layout != "strided"
+        sides = (problem.m <= ROWS, *(SIDES[0] <= side <= SIDES[1] for side in (problem.n, problem.k)))
+        as_drawn = plain and problem.a_layout == problem.out_layout == "row" and all(sides)
+        as_drawn = as_drawn and OPERATIONS[0] <= problem.flops <= OPERATIONS[1]
+    return lead if as_drawn else None
 
 
 def _no_copy(problem: PermuteProblem) -> str:

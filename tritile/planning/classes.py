@@ -18,7 +18,9 @@ class Class(NamedTuple):
 
 
 OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types that is drawn to measure its class
+ROWS: Final = 16384  # M of one, at the most
 SIDES: Final = 32, 32768  # N and K of one
+MOVED: Final = 1e6, 1e9  # bytes of a tensor that is permuted to measure its class
 _HALVES: Final = ("float16", "bfloat16")
 MEASURED: Final = {
     "halves-nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),

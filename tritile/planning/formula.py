@@ -1,4 +1,4 @@
-"""The time of a config at any size, by a formula whose constants are the config's own.
+"""Tell the time of a config at any size, by a formula whose constants are the config's own.
 
 What takes longest counts most. Of a product, whose programs go through K tile by tile: the wait for tiles,
 the work of a processor, device memory, or the L2 cache, from which all processors read. Of a permutation:

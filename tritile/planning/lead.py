@@ -1,4 +1,4 @@
-"""How many times as long torch takes as tritile for problems of a class, by their sizes."""
+"""Tell how many times as long torch takes as tritile for problems of a class, by their sizes."""
 
 import itertools
 import math

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tritile.core.problem import Tiled
-from tritile.planning.classes import OPERATIONS, SIDES, class_of
+from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.tune.suites import Case
 
-MOVED: Final = 1e6, 1e9  # bytes of what is permuted
 OF_SIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
@@ -32,7 +31,7 @@ def sized(dice: Dice, low: int, high: int, unit: int) -> int:
 def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any) -> Case:
     """A product of some operations; `slow`: how much longer one takes than of 16-bit types."""
     while True:
-        m = log_uniform(dice, 1, 16384)
+        m = log_uniform(dice, 1, ROWS)
         n, k = (sized(dice, *SIDES, unit) for unit in units)
         if OPERATIONS[0] <= 2 * m * n * k * slow <= OPERATIONS[1]:
             return Case(_NAME, "matmul", dtype, layout, m=m, n=n, k=k, **how)

@@ -1,4 +1,4 @@
-"""Rows for a GPU that is not here: the model's times in place of measured ones, of configs that compile."""
+"""Make rows for a GPU that is not here: of configs that compile, by the times that the model predicts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

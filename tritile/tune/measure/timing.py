@@ -180,7 +180,7 @@ def _queued_between_us(device: int, count: int) -> float:
 
 
 class Queued:
-    """Launches as a program makes them, which wait on the GPU until the last of them is enqueued.
+    """Time launches as a program makes them, which wait on the GPU until the last of them is enqueued.
 
     Nothing is captured: while anything is, a program's other threads may not wait for the GPU.
     """
