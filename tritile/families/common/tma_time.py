@@ -61,7 +61,7 @@ class Programs(NamedTuple):
 
 def resident(made: Programs, device: Device) -> int:
     """How many programs one processor holds at once of a kernel whose tiles travel by tensor descriptor."""
-    return max(1, min(device.shared_memory // (made.shared + 1024), 512 // (32 * made.warps), 4))
+    return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 
 def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:

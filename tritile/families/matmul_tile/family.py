@@ -149,7 +149,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
-    by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
+    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
     by_threads = 2048 // threads
     return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
 

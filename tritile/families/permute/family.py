@@ -171,7 +171,7 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     # As compiled: a word, and where it goes.
     registers = 16 + 2 * held_words(config, problem, device)
     taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
-    by_shared = device.shared_memory // taken if problem.turns else 32
+    by_shared = (device.shared_memory + 1024) // taken if problem.turns else 32
     return max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
 
 

@@ -202,8 +202,8 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
     held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
-    registers = min(255, held + (64 if config.family == NAME else 32))  # pointers to x take some
-    by_shared = (device.shared_memory + 4096) // (shared_bytes(config, problem, device) + 1024)
+    registers = min(255, held + (32 if config.family == NAME else 46))  # as compiled by Triton 3.6
+    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
 
 
