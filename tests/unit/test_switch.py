@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import tritile
 from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
+from tritile.core import settings
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.in_torch import overrides, routes, state
 from tritile.ops import recall
@@ -321,8 +322,8 @@ class Deep(torch.autograd.Function):
     """A backward pass within a backward pass: torch gives those that lie deep threads of their own."""
 
     @staticmethod
-    def forward(ctx, x, depth, seen):
-        ctx.depth, ctx.seen = depth, seen
+    def forward(ctx, x, depth, seen, act=lambda: A @ B):
+        ctx.depth, ctx.seen, ctx.act = depth, seen, act
         return x * 1
 
     @staticmethod
@@ -330,11 +331,11 @@ class Deep(torch.autograd.Function):
         if ctx.depth:
             with torch.enable_grad():
                 inner = torch.ones(1, requires_grad=True)
-                Deep.apply(inner, ctx.depth - 1, ctx.seen).backward()
+                Deep.apply(inner, ctx.depth - 1, ctx.seen, ctx.act).backward()
         else:
-            A @ B
+            ctx.act()
             ctx.seen.append(threading.get_ident())
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 def test_the_threads_of_a_backward_pass_are_under_the_switch():
@@ -345,6 +346,76 @@ def test_the_threads_of_a_backward_pass_are_under_the_switch():
     assert report.taken == 1
     Deep.apply(x, 70, seen).backward()
     assert report.taken == 1
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """The rules by which each product was decided in Python, and whether in a thread of autograd's."""
+    found, mains, product = [], set(), routes.product
+
+    def noted(*args):
+        found.append((threading.get_ident() not in mains, settings.rules()))
+        return product(*args)
+
+    monkeypatch.setattr(routes, "product", noted)
+    return found, mains
+
+
+def backward_in_other_threads(act=lambda: A @ B):
+    x = torch.ones(1, requires_grad=True)
+    Deep.apply(x, 70, [], act).backward()
+
+
+def test_backward_threads_go_by_the_mode_that_the_switch_was_turned_on_in(decided):
+    found, mains = decided
+    mains.add(threading.get_ident())
+    with tritile.mode("strict"), tritile.batch_invariant(), switch():
+        A @ B
+        backward_in_other_threads()
+        with tritile.mode("off"):
+            A @ B
+            backward_in_other_threads()
+    strict = ("strict", True)
+    assert found == [(False, strict), (True, strict), (False, ("off", True)), (True, strict)]
+
+
+def test_a_mode_that_a_backward_function_chooses_goes_first(decided):
+    def act():
+        with tritile.mode("off"):
+            A @ B
+
+    with tritile.mode("strict"), tritile.batch_invariant(), switch():
+        backward_in_other_threads(act)
+    assert [rules for _, rules in decided[0]] == [("off", True)]
+
+
+def test_a_switch_that_outlives_its_mode_keeps_it_for_backward_threads_alone(decided):
+    own = switch()
+    with tritile.mode("strict"):
+        own.__enter__()
+    entry = state.active()
+    assert entry.chosen is not None  # so C++ decides nothing
+    A @ B
+    backward_in_other_threads()
+    assert [rules.mode for _, rules in decided[0]] == ["cached", "strict"]
+    own.__exit__(None, None, None)
+    assert entry.chosen is None
+
+
+def test_two_threads_carry_their_own_modes(decided):
+    both = threading.Barrier(2)
+
+    def step(name, size):
+        with tritile.mode(name), switch():
+            both.wait(60)
+            backward_in_other_threads(lambda: (f(size, 7) @ B, both.wait(60)))
+
+    threads = [threading.Thread(target=step, args=pair) for pair in (("strict", 3), ("off", 4))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(rules.mode for _, rules in decided[0]) == ["off", "strict"]
 
 
 def test_exceptions_end_it():

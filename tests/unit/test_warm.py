@@ -7,7 +7,7 @@ import torch
 
 import tritile
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UnsupportedError
 from tritile.lab import warm as asked
 from tritile.planning import plans, table
@@ -91,6 +91,43 @@ def test_the_problem_of_some_rows_is_that_of_their_call(n, k, first):
         assert rows._with_rows(problem, m) == wanted
 
 
+def layer(m, n, k, **rest):
+    x, weight = product(m, n, k)
+    return (x, weight.mT, torch.empty(n, dtype=torch.bfloat16, device="meta")), rest
+
+
+def test_a_linear_layer_is_planned_as_it_is_called():
+    arguments, words = layer(300, 328, 192, activation="gelu")
+    problem = tritile.plan(tritile.linear, *arguments, **words, device=H200).problem
+    assert (problem.sizes, problem.b_layout) == ((1, 300, 328, 192), "column")
+    assert problem.epilogue == "bias=row gelu"
+    assert tritile.plan(tritile.linear, *arguments[:2], device=H200).problem == replace(problem, epilogue="")
+    wide = tritile.plan(tritile.linear, arguments[0].view(3, 100, 192), *arguments[1:], device=H200)
+    assert wide.problem == replace(problem, epilogue="bias=row")
+
+
+@pytest.mark.parametrize("first", [2, 40])
+def test_rows_of_a_linear_layer_are_those_of_its_calls(filled, first):
+    def of(m):
+        return layer(m, 131, 136, residual=torch.empty(m, 131, dtype=torch.bfloat16, device="meta"))
+
+    (arguments, words), numbers = of(first), (1, 2, 40)
+    tritile.warm(tritile.linear, *arguments, **words, device=H200, rows=numbers)
+    calls = [of(m) for m in numbers]
+    problems = [tritile.plan(tritile.linear, *given, **rest, device=H200).problem for given, rest in calls]
+    assert problems[0].epilogue == "bias=row residual=row"
+    assert kernels(filled[0][0]) == kernels(planned(problems))
+
+
+def test_a_linear_layer_of_a_packed_weight_is_planned():
+    x, bias = torch.empty(2, 5, 128, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16)
+    weight = tritile.quantize(torch.ones(64, 128, dtype=torch.bfloat16), bits=4, group_size=64)
+    problem = tritile.plan(tritile.linear, x, weight, bias, device=H200).problem
+    assert problem == QuantizedProblem(10, 64, 128, "bfloat16", 4, 64, bias=True)
+    with pytest.raises(UnsupportedError, match="activation with a QuantizedWeight"):
+        tritile.plan(tritile.linear, x, weight, bias, activation="gelu", device=H200)
+
+
 def test_columns_begin_as_their_number_of_rows_tells():
     a, b = torch.empty(64, 40, dtype=torch.bfloat16, device="meta").mT, product(1, 64, 64)[1]
     problem = tritile.plan(tritile.matmul, a, b, device=H200).problem
@@ -118,7 +155,7 @@ def test_rows_that_are_none_are_refused(filled, numbers):
     [
         ((tritile.transpose, torch.empty(8, 16)), {"device": H200, "rows": [4]}, "product of two matrices"),
         ((tritile.matmul, torch.empty(8, 8), torch.empty(8, 8)), {}, "tensors in host memory"),
-        ((tritile.linear, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
+        ((tritile.addmm, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
         ((MatmulProblem(1, 8, 8, 8, "float16", "float16"),), {"device": "gpu"}, "device is 'gpu'"),
     ],
 )

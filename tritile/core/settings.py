@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import platformdirs
 
@@ -92,7 +92,8 @@ def mode(name: str) -> Iterator[None]:
         kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
     off: the prediction only; remembered results are not even read.
 
-    Raises InvalidValueError for any other name. Applies to the current thread or task.
+    Raises InvalidValueError for any other name. It applies to the current thread or task, to the backward
+    passes of tritile's calls made inside, and to backward passes under a `use_in_torch` turned on inside.
     """
     _checked_mode(name, "mode")
     token = _mode.set(_Chosen(name))
@@ -150,6 +151,28 @@ def under(found: Rules) -> Iterator[None]:
         _invariant.reset(tokens[1])
 
 
+Chosen = tuple[_Chosen[str] | None, _Chosen[bool] | None]
+
+
+def chosen() -> Chosen | None:
+    """Return what `mode` and `batch_invariant` chose in this thread or task, None where neither did."""
+    found = _mode.get(), _invariant.get()
+    return None if found == (None, None) else found
+
+
+@contextlib.contextmanager
+def carried(choices: Chosen) -> Iterator[None]:
+    """Have the choices of another thread count inside the `with`, each where this thread made none."""
+    variables: tuple[ContextVar[Any], ...] = (_mode, _invariant)
+    pairs = zip(variables, choices, strict=True)
+    tokens = [(each, each.set(choice)) for each, choice in pairs if each.get() is None]
+    try:
+        yield
+    finally:
+        for each, token in tokens:
+            each.reset(token)
+
+
 @contextlib.contextmanager
 def batch_invariant(on: bool = True) -> Iterator[None]:
     """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
@@ -163,7 +186,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     of few rows most. Permutations only move bits, and change nothing.
 
     `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. It applies to the current
-    thread or task, and to the backward passes of calls made in it.
+    thread or task, and to backward passes as `mode` does.
 
     Inside, precisions "fp16x3" and "ozaki" are refused (UnsupportedError), as their data decide how they are
     multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.

@@ -23,7 +23,7 @@ from tritile.core.settings import environment_is_silent
 from tritile.core.threads import at_fork
 from tritile.in_torch import building, routes
 from tritile.in_torch.crossing import Crossing
-from tritile.in_torch.state import active, tally_everywhere
+from tritile.in_torch.state import active, in_its_mode, tally_everywhere
 from tritile.in_torch.untraced import untraced
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
@@ -49,11 +49,12 @@ def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:
     def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
         entry = active()
         if entry is not None:
-            learn = _learner(crossing)
-            if learn or not routes.brief_product(name, entry, tensors):
-                result = routes.product(name, entry, tensors, words, learn)
-                if result is not None:
-                    return result
+            with in_its_mode(entry):
+                learn = _learner(crossing)
+                brief = not learn and routes.brief_product(name, entry, tensors)
+                result = None if brief else routes.product(name, entry, tensors, words, learn)
+            if result is not None:
+                return result
         return original(keys, *tensors, **words)
 
     return kernel
@@ -66,8 +67,9 @@ def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
             if entry is not None:
-                learn = _learner(crossing)
-                result = None if routes.brief_copy(entry, x) else routes.copy(entry, x, form, learn)
+                with in_its_mode(entry):
+                    learn = _learner(crossing)
+                    result = None if routes.brief_copy(entry, x) else routes.copy(entry, x, form, learn)
                 if result is not None:
                     return result
         return original(keys, x, **words)

@@ -7,7 +7,9 @@ backward pass. What is kept is a tuple that is never changed, so that a thread w
 import contextlib
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +40,8 @@ class Entry:
     keys: tuple[str, ...] = ()  # the dispatch keys that it wants kernels at
     report: Report = field(default_factory=Report)
     open: bool = True
+    chosen: settings.Chosen | None = None  # by the thread that turned it on
+    thread: int = 0
     tally: bytearray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,12 +54,13 @@ class Entry:
     def close(self) -> None:
         """Turn it off, once: whoever still keeps it learns of that in Python."""
         if self.open:
-            self.open = False
+            self.open, self.chosen = False, None
             ask_python(self.tally)
             self.report.settle(self.tally)
 
 
 _PAUSE: Final = Entry("never")
+_AS_HERE: Final = contextlib.nullcontext()
 _everywhere: Entry | None = None
 
 
@@ -108,8 +113,21 @@ def active() -> Entry | None:
     return None if found is None or found.policy == "never" else found
 
 
+def in_its_mode(entry: Entry) -> AbstractContextManager[None]:
+    """Have the mode that a switch was turned on in count in threads that autograd runs under it.
+
+    The switch's own thread goes by the mode that it is in now. An open switch keeps what was chosen, so that
+    code without Python asks Python of every call.
+    """
+    choices = entry.chosen
+    if choices is None or entry.thread == threading.get_ident():
+        return _AS_HERE
+    return settings.carried(choices)
+
+
 def enter(entry: Entry) -> None:
     """Turn a switch on in this thread."""
+    entry.chosen, entry.thread = settings.chosen(), threading.get_ident()
     _keep((*kept(), entry))
 
 

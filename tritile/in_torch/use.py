@@ -37,14 +37,15 @@ class use_in_torch:
     that tritile does not offer, and in-place ones (`addmm_`, `baddbmm_`).
 
     A switch counts for its thread, and for the threads that autograd runs a backward pass in that this thread
-    calls inside it. It nests, and the innermost decides. The first switch that is turned on in a process
-    puts kernels at torch's operators. Those in C++ (`in_torch.crossing`, built behind the first process
-    that wants them) let pass calls of threads that have no switch, and on the default stream leave or launch
-    what is like a call met before: under 1 us more than without a switch, or half of what torch's call takes
-    the host. Once there they stay. Any other call, and without those kernels every one, is decided in Python,
-    a few microseconds more; so that this does not show, products of up to 16 rows by at most 2^24 elements
-    and copies of up to 256 KiB are then left at a glance, those of batches and copies anywhere. Kernels in
-    Python alone go with the last switch. A program whose threads come and go should keep one on
+    calls inside it. Those threads go by the `mode` and `batch_invariant` that the switch was turned on in: in
+    a `with` these come before it. It nests, and the innermost decides. The first switch that is turned on in
+    a process puts kernels at torch's operators. Those in C++ (`in_torch.crossing`, built behind the first
+    process that wants them) let pass calls of threads that have no switch, and on the default stream leave or
+    launch what is like a call met before: under 1 us more than without a switch, or half of what torch's call
+    takes the host. Once there they stay. Any other call, and without those kernels every one, is decided in
+    Python, a few microseconds more; so that this does not show, products of up to 16 rows by at most 2^24
+    elements and copies of up to 256 KiB are then left at a glance, those of batches and copies anywhere.
+    Kernels in Python alone go with the last switch. A program whose threads come and go should keep one on
     everywhere, with policy "never" if it is to change nothing: torch lets kernels be exchanged while others
     run, but does not vow that to be safe.
 

@@ -112,6 +112,13 @@ def checked(
     return shape, dtype, precision
 
 
+def check_memory_of(of: Product, out: torch.Tensor) -> None:
+    """Check the memory of an output that `checked` passed. Raises OverlapError."""
+    check_room(of.op, out)
+    unread = of.extras.bias if of.extras.beta == 0 else None
+    check_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
+
+
 def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
     """Multiply complex operands, and do what follows by torch: the kernels store real sums.
 
@@ -145,8 +152,7 @@ def fused_product(
     op, tensors, a, b, extras = of
     shape, dtype, precision = checked(of, out, out_dtype, precision)
     if out is not None:
-        check_room(op, out)
-        check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
+        check_memory_of(of, out)
     if a.is_complex():
         return _complex_product(of, out, precision)
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
@@ -212,17 +218,21 @@ def linear(
     Raises as `tritile.matmul` does, before any launch.
     """
     if isinstance(weight, QuantizedWeight):
-        others: dict[str, Any] = {"activation": activation, "residual": residual, "out": out}
-        others |= {"out_dtype": out_dtype, "precision": precision}
-        given = ", ".join(name for name, value in others.items() if value is not None)
-        if given:
-            raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
+        check_bias_alone(activation, residual, out, out_dtype, precision)
         return quantized_linear(input, weight, bias)
     if dispatched(input, weight, bias, residual, out):
         words: dict[str, Any] = {"activation": activation, "residual": residual}
         words |= {"out_dtype": out_dtype, "precision": precision}
         return diverted("linear", input, weight, bias, out=out, **words)
     return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
+
+
+def check_bias_alone(*others: Any) -> None:
+    """Raises UnsupportedError where `linear` of a QuantizedWeight is given another argument than a bias."""
+    names = ("activation", "residual", "out", "out_dtype", "precision")
+    given = ", ".join(name for name, value in zip(names, others, strict=True) if value is not None)
+    if given:
+        raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
 
 
 def eager_linear(

@@ -9,14 +9,16 @@ import torch
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.core.quantized import QuantizedWeight
 from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
+from tritile.ops import fused, groups
 from tritile.ops import grouped as grouped_op
-from tritile.ops import groups
+from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 from tritile.ops.checks import check_memory, check_room
-from tritile.ops.described import described
+from tritile.ops.described import NOTHING, described
 from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
@@ -39,6 +41,41 @@ def _matmul_call(
 
 def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
     return _matmul_call(input, mat2, **words)
+
+
+def _linear_call(
+    input: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    precision: str | None = None,
+) -> Call:
+    if isinstance(weight, QuantizedWeight):
+        fused.check_bias_alone(activation, residual, out, out_dtype, precision)
+        shape = linear_op.check(input, weight, bias)
+        out = _filled("linear", torch.empty(shape, dtype=input.dtype, device=input.device))
+        rows = input.resolve_neg().reshape(-1, weight.shape[1])
+        return linear_op.described(rows, weight, bias, out.view(-1, weight.shape[0]))
+    of = fused.linear_of(input, weight, bias, residual, activation)
+    shape, dtype, precision = fused.checked(of, out, out_dtype, precision)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=input.device)
+    else:
+        fused.check_memory_of(of, out)
+    if input.shape[-1] == 0:
+        raise ShapeError("plan: linear of rows without elements launches no kernel")
+    extras = NOTHING if input.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
+    return described(of.a.resolve_neg(), of.b.resolve_neg(), _filled("linear", out), precision, extras)
+
+
+def _filled(op: str, out: torch.Tensor) -> torch.Tensor:
+    if out.numel() == 0:
+        raise ShapeError(f"plan: {op} with a result of {tuple(out.shape)} launches no kernel")
+    return out
 
 
 def _grouped_call(
@@ -86,6 +123,7 @@ _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
     matmul_op.mm: _mm_call,
     matmul_op.bmm: _mm_call,
+    fused.linear: _linear_call,
     grouped_op.grouped_matmul: _grouped_call,
     permute_op.permute: _permuted,
     permute_op.transpose: _transposed,
@@ -117,8 +155,8 @@ def plan(
     """What would run, with which config, and where that config comes from. Launches nothing.
 
     Args:
-        what: `tritile.matmul`, `mm`, `bmm`, `grouped_matmul`, `permute` or `transpose`, followed by the
-            arguments of the call, which may be on the meta device; or a problem alone.
+        what: `tritile.matmul`, `mm`, `bmm`, `linear`, `grouped_matmul`, `permute` or `transpose`, followed by
+            the arguments of the call, which may be on the meta device; or a problem alone.
         args: the call's positional arguments.
         device: plan for this GPU: a `tritile.Device`, which need not be here, the name of one that
             `tritile.target_device` takes, or a GPU that is here, as torch names it. Default: that of the
@@ -139,7 +177,7 @@ def plan(
             return replace(found, config=only) if only else found
         here = devices.gpu(place.index) if place.type == "cuda" else devices.current_gpu()
     else:
-        wanted = "tritile.matmul, mm, bmm, grouped_matmul, permute, transpose or a problem"
+        wanted = "tritile.matmul, mm, bmm, linear, grouped_matmul, permute, transpose or a problem"
         raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
     gpu = here if device is None else _gpu(device)
     if gpu is None:

@@ -51,8 +51,8 @@ def explain(
     """What a call costs with its config, what bounds it, and why other configs lose. It prints as a table.
 
     Args:
-        what: `tritile.matmul`, `permute` or `transpose`, followed by the arguments of the call; or the
-            tensors alone, two of which are multiplied and one transposed; or a problem alone.
+        what: `tritile.matmul`, `linear`, `permute` or `transpose`, followed by the arguments of the call; or
+            the tensors alone, two of which are multiplied and one transposed; or a problem alone.
         args: the call's positional arguments.
         device: explain for this GPU, as `tritile.plan` takes it. Default: that of the tensors, or for a
             problem, and for tensors in host memory or on the meta device, the current GPU.

@@ -10,7 +10,16 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.pointer import Pointer
-from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.core.problem import (
+    ITEMSIZE,
+    SIDES,
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    Tiled,
+    alignment,
+    epilogue_of,
+)
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
@@ -76,6 +85,13 @@ def _planned(problems: Iterable[Tiled], device: Device, mode: str) -> Iterator[E
         yield problem, plan.config
 
 
+def _with_one_row(epilogue: str) -> str:
+    """Return what is fused into a result of one row: its operands do not differ by row."""
+    fused, alone = epilogue_of(epilogue), {"full": "row", "column": "one"}
+    sides = {name: alone.get(how, how) for name in SIDES if (how := getattr(fused, name))}
+    return str(replace(fused, **sides))
+
+
 def _with_rows(problem: Any, m: int) -> Any:
     """Return the problem of the same call with another number of rows.
 
@@ -94,6 +110,7 @@ def _with_rows(problem: Any, m: int) -> Any:
     return replace(
         problem,
         m=m,
+        epilogue=_with_one_row(problem.epilogue) if m == 1 else problem.epilogue,
         a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
         out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
     )
