@@ -41,7 +41,7 @@ def lead(problem, ratio, least):
 def ship(monkeypatch, *entries, **leads):
     named = {name.replace("_", "-"): each for name, each in leads.items()}
     made = Table(H200.to_dict(), True, digests(), entries, leads=named)
-    monkeypatch.setattr(table, "shipped", lambda device: made if device == H200 else None)
+    monkeypatch.setattr(table, "shipped", lambda device: (made,) if device == H200 else ())
 
 
 def judged(problem, source="table", us=50.0, device=H200):
@@ -137,11 +137,11 @@ def test_times_of_another_gpu_or_of_other_kernels_do_not_count(monkeypatch):
     made = Table(H200.to_dict(), True, digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
     led = replace(made, leads={"halves-nn": lead(HALF, 9.0, 1.0)})
     like = replace(H200, name="NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(table, "shipped", lambda device: led)
+    monkeypatch.setattr(table, "shipped", lambda device: (led,))
     assert beside.measured(HALF, H200) == (10, 20)
     assert beside.measured(HALF, like) is None
     assert not never(HALF, like).take
-    monkeypatch.setattr(table, "shipped", lambda device: replace(led, entries=(), kernels={}))
+    monkeypatch.setattr(table, "shipped", lambda device: (replace(led, entries=(), kernels={}),))
     assert not never(HALF).take
 
 
@@ -187,7 +187,7 @@ def test_copies_unlike_those_that_were_measured_are_left(problem, why, monkeypat
 
 def test_what_ships_is_judged_as_it_was_measured():
     """What is taken of it was ahead, and what was ahead is taken."""
-    known = [entry for entry in table.shipped(H200).entries if entry.torch_us]
+    known = [entry for entry in table.shipped(H200)[0].entries if entry.torch_us]
     assert len(known) > 300
     for entry in known:
         assert judged(entry.problem).take == (entry.torch_us >= beside.NOISE * entry.us), entry

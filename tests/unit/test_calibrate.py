@@ -94,14 +94,14 @@ def test_candidates_begin_with_what_is_known(monkeypatch):
             return future
 
     monkeypatch.setattr(run, "CompilePool", Pool)
-    shipped = table.shipped(H200)
+    (shipped,) = table.shipped(H200)
     problems = drawn("halves-nt", 3, "candidates")
-    found = run.candidates("halves-nt", problems, H200, shipped, 100)
+    found = run.candidates("halves-nt", problems, H200, [shipped], 100)
     own = [sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs]
     assert found[: len(own)] == own
     assert len(set(found)) == len(found)
     assert len(found) >= 100
-    assert len(run.candidates("halves-nt", problems, H200, None, 20)) == 20
+    assert len(run.candidates("halves-nt", problems, H200, [], 20)) == 20
 
 
 def test_how_far_a_kind_is_off_is_learnt():

@@ -272,11 +272,11 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
     plan = plans.plan_for(PRODUCT, h100, "cached")
     assert plan.source == "predicted"
     assert "measured for NVIDIA H200, which is like it" in plan.why
-    assert table.shipped(h100) is table.shipped(H200)
+    assert table.shipped(h100) == table.shipped(H200)
     for other in (
         A100, replace(h100, processors=114), replace(h100, memory_gbps=3000), replace(h100, arch=100),
     ):  # fmt: skip
-        assert table.shipped(other) is None
+        assert not table.shipped(other)
         assert plans.plan_for(PRODUCT, other, "cached").source == "model"
 
 
@@ -359,7 +359,7 @@ def test_what_was_measured_goes_before_what_was_predicted(ship):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
     ship(predicted(h100))
     assert plans.plan_for(PRODUCT, h100, "cached").source == "model"
-    assert table.shipped(H200) is None  # nobody takes over what was predicted for another
+    assert not table.shipped(H200)  # nobody takes over what was predicted for another
     ship(predicted(H200, measured=True))
     assert "measured for NVIDIA H200" in plans.plan_for(PRODUCT, h100, "strict").why
     table.write(predicted(A100), table.calibrated_path(A100))

@@ -48,7 +48,7 @@ def turned(m=64, n=64, warps=4, group=1, **changes):
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     """No plan remembered from another test, and no table shipped."""
-    monkeypatch.setattr(table, "shipped", lambda device: None)
+    monkeypatch.setattr(table, "shipped", lambda device: ())
     tritile.forget()
     yield
     tritile.forget()
@@ -267,7 +267,7 @@ def ship(monkeypatch, *pairs, measured=True, current=True):
     entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
     kernels = digests() if current else {}
     shipped = Table(HOPPER.to_dict(), measured, kernels, entries)
-    monkeypatch.setattr(table, "shipped", lambda device: shipped if device == HOPPER else None)
+    monkeypatch.setattr(table, "shipped", lambda device: (shipped,) if device == HOPPER else ())
 
 
 def planned(problem=SQUARE, device=HOPPER, mode=None):

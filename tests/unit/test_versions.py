@@ -32,10 +32,10 @@ def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
     made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
     table.write(made, tmp_path / "nvidia-h200.json")
     monkeypatch.setattr(table, "_folder", lambda: tmp_path)
-    for forget in (table._shipped.cache_clear, plans.forget):
+    for forget in (table._shipped.cache_clear, table._of_like.cache_clear, plans.forget):
         forget()
     yield made
-    for forget in (table._shipped.cache_clear, plans.forget):
+    for forget in (table._shipped.cache_clear, table._of_like.cache_clear, plans.forget):
         forget()
 
 
@@ -93,6 +93,7 @@ def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
 def test_a_table_of_other_kernels_does_not_count_in_mode_strict(shipped, tmp_path):
     table.write(replace(shipped, kernels={"matmul/tile": "0123"}), tmp_path / "nvidia-h200.json")
     table._shipped.cache_clear()
+    table._of_like.cache_clear()
     with pytest.raises(NotTunedError):
         plans.plan_for(PROBLEM, H200, "strict")
 

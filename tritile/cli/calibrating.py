@@ -10,7 +10,7 @@ from pathlib import Path
 from tritile.cli.app import console, interruptible, progress, say
 from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
-from tritile.errors import InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
@@ -68,9 +68,14 @@ def calibrate(
 
         coming = prepare(0)
         for place, name in enumerate(wanted):
-            swept, rows = coming.result(), list[Row]()
+            prepared, rows = coming, list[Row]()
             if place + 1 < len(wanted):  # is compiled while this one is timed
                 coming = prepare(place + 1)
+            try:
+                swept = prepared.result()
+            except UnsupportedError as error:
+                say(f"{name} is left out: {error}")
+                continue
             begun = time.monotonic()
             try:
                 for row in _shown(name, swept(), sizes):

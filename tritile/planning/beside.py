@@ -51,16 +51,13 @@ def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times |
     """Return what was measured of just this problem: as pinned, on this machine, or as shipped."""
     torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
     own = Times(best.us, torchs.us) if torchs and torchs.us and best and best.us else None
-    fixed, shipped = (
-        _tabled(each, problem, device) for each in (table.pinned(device), table.shipped(device))
-    )
-    return fixed or own or shipped
+    fixed = table.pinned(device)
+    of_tables = (_tabled(each, problem, device) for each in table.shipped(device))
+    return (fixed and _tabled(fixed, problem, device)) or own or next(filter(None, of_tables), None)
 
 
-def _tabled(
-    found: table.Table | None, problem: MatmulProblem | PermuteProblem, device: Device
-) -> Times | None:
-    entry = found.find(problem) if found is not None and found.device["name"] == device.name else None
+def _tabled(found: table.Table, problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
+    entry = found.find(problem) if found.device["name"] == device.name else None
     return Times(entry.us, entry.torch_us) if entry is not None and entry.us and entry.torch_us else None
 
 

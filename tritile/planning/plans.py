@@ -118,9 +118,9 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
-    """Tell what the shipped table holds, if it may run here."""
-    shipped = table.shipped(device)
-    entry = _entry(shipped, problem) if shipped is not None else None
+    """Tell what the shipped tables hold, if it may run here."""
+    found = ((each, _entry(each, problem)) for each in table.shipped(device))
+    shipped, entry = next((pair for pair in found if pair[1] is not None), (None, None))
     if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"

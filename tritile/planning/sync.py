@@ -55,11 +55,11 @@ def share(device_of: Callable[[], Device], group: Any = None) -> None:
         device = device_of()
         facts = facts_of(device)
         tables = {
-            "shipped table": table.shipped(device),
-            "pinned table": table.pinned(device),
-            "portfolios measured here": table.calibrated(device),
+            "shipped tables": table.shipped(device),
+            "pinned table": (table.pinned(device),),
+            "portfolios measured here": (table.calibrated(device),),
         }
-        digests = {name: table.digest(found) for name, found in tables.items()}
+        digests = {name: " ".join(map(table.digest, found)) for name, found in tables.items()}
         return device, facts | {"mode": current_mode()} | digests
 
     found, why = _attempted(described)

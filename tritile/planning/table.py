@@ -333,19 +333,22 @@ _ALIKE: Final = 1.5  # times the memory bandwidth, up to which one GPU is like a
 
 
 @functools.cache
-def _of_like(arch: int | str, processors: int, gbps: float) -> Table | None:
-    """Return the shipped, measured table of a GPU with this architecture and as many processors."""
-    names = (path.name for path in _folder().iterdir())
-    slugs = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-    for slug in slugs:
-        table = _shipped(slug)
+def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
+    """Return the shipped, measured tables of GPUs with this architecture and as many processors.
+
+    The one whose memory is most alike comes first.
+    """
+    found = []
+    for path in _folder().iterdir():
+        table = _shipped(path.name.removesuffix(".json")) if path.name.endswith(".json") else None
         if table is None or not table.measured:
             continue
         own = table.device.get("memory_gbps", 0.0)
+        least, most = sorted((own, gbps))
         same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
-        if same and max(own, gbps) <= _ALIKE * min(own, gbps):
-            return table
-    return None
+        if same and most <= _ALIKE * least:
+            found.append((most / least, table.device["name"], table))
+    return tuple(table for *_, table in sorted(found, key=lambda each: each[:2]))
 
 
 @functools.cache
@@ -401,12 +404,12 @@ def _tables(device: Device) -> Iterator[tuple[Table, str]]:
     First the table that is pinned, then what `tritile tune --calibrate` measured here, then what ships, for
     this GPU or for one that is like it. The pinned one, and what ships for this GPU, may hold predictions.
     """
-    fixed, own, found = pinned(device), calibrated(device), shipped(device)
+    fixed, own = pinned(device), calibrated(device)
     if fixed is not None:
         yield fixed, "of the table that is pinned" + ", not measured" * (not fixed.measured)
     if own is not None:
         yield own, "measured here"
-    if found is not None:
+    for found in shipped(device):
         of, how = found.device["name"], "measured" if found.measured else "predicted"
         yield found, f"{how} for this GPU" if of == device.name else f"{how} for {of}, which is like it"
 
@@ -439,14 +442,15 @@ def digest(table: Table | None) -> str:
     return "" if table is None else hashlib.sha256(_text(table).encode()).hexdigest()[:16]
 
 
-def shipped(device: Device) -> Table | None:
-    """Return the table that ships for this GPU model, or for one that is like it; None where there is none.
+def shipped(device: Device) -> tuple[Table, ...]:
+    """Return the tables that ship for this GPU model and for those like it, those to be asked first before.
 
     Like it is one of the same architecture with as many processors and a memory bandwidth within 1.5 times.
     What was measured goes before what was predicted for just this GPU.
     """
+    alike = _of_like(device.arch, device.processors, device.memory_gbps)
     own = _shipped(device.slug)
-    own = own if own is not None and own.device["name"] == device.name else None
-    if own is not None and own.measured:
-        return own
-    return _of_like(device.arch, device.processors, device.memory_gbps) or own
+    if own is None or own.device["name"] != device.name:
+        return alike
+    others = (each for each in alike if each is not own)
+    return (own, *others) if own.measured else (*others, own)

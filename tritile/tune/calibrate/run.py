@@ -39,13 +39,14 @@ def likely(problem: Tiled, device: Device) -> dict[Config, float]:
 
 
 def candidates(
-    name: str, problems: Sequence[Tiled], device: Device, known: Table | None, count: int
+    name: str, problems: Sequence[Tiled], device: Device, known: Sequence[Table], count: int
 ) -> list[Config]:
-    """Return configs to sweep: of a class's portfolio and winners, then those likely at most sizes."""
+    """Return configs to sweep: of a class's portfolios and winners, then those likely at most sizes."""
     configs: dict[Config, None] = {}
-    if known is not None and name in known.portfolios:
-        configs |= dict.fromkeys(map(banded, known.portfolios[name].configs))
-    for entry in known.entries if known is not None else ():
+    for each in known:
+        if name in each.portfolios:
+            configs |= dict.fromkeys(map(banded, each.portfolios[name].configs))
+    for entry in (entry for each in known for entry in each.entries):
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             configs[banded(entry.config)] = None

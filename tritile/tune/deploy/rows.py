@@ -134,7 +134,7 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
     """Return the problems with a config of their own that differ from one in sizes only."""
     digests = [family.digest for family in FAMILIES[problem.op].values()]
     known = [trial.problem for each in digests for trial in store_of(device).bests(each, problem.op)]
-    for found in (table.pinned(device), table.shipped(device)):
+    for found in (table.pinned(device), *table.shipped(device)):
         known += [entry.problem for entry in found.entries] if found is not None else []
     return [other for other in known if isinstance(other, Tiled) and other.kind == problem.kind]
 
