@@ -12,6 +12,7 @@ from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
+from tritile.families.space import legal_configs
 from tritile.planning import plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead
@@ -60,7 +61,9 @@ def calibrate(
         raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
     kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = table.current_portfolios(old), table.current_leads(old)
-    wanted = classes_of(names)
+    wanted = [name for name in classes_of(names) if _runs(name, device)]
+    if not wanted:
+        raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
     with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
 
         def prepare(place: int) -> Future[_Rows]:
@@ -68,14 +71,9 @@ def calibrate(
 
         coming = prepare(0)
         for place, name in enumerate(wanted):
-            prepared, rows = coming, list[Row]()
+            swept, rows = coming.result(), list[Row]()
             if place + 1 < len(wanted):  # is compiled while this one is timed
                 coming = prepare(place + 1)
-            try:
-                swept = prepared.result()
-            except UnsupportedError as error:
-                say(f"{name} is left out: {error}")
-                continue
             begun = time.monotonic()
             try:
                 for row in _shown(name, swept(), sizes):
@@ -101,6 +99,16 @@ def calibrate(
                 break
     plans.forget()
     console.print(f"portfolios are in {path}")
+
+
+def _runs(name: str, device: Device) -> bool:
+    """Tell whether a GPU can run problems of a class, and say so where it cannot."""
+    try:
+        legal_configs(drawn(name, 1, "candidates")[0], device)
+    except UnsupportedError as error:
+        say(f"{name} is left out: {error}")
+        return False
+    return True
 
 
 def _fitted(
