@@ -334,9 +334,10 @@ def test_budgets(monkeypatch, value, seconds):
 
 
 @pytest.mark.parametrize("wanted", ["~nosuchuser/cache", None])
-def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, wanted):
+def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, request, wanted):
     """None: as where neither HOME nor the list of users tells it."""
-    settings._homeless.cache_clear()
+    settings._folder.cache_clear()
+    request.addfinalizer(settings._folder.cache_clear)
     if wanted:
         monkeypatch.setenv("TRITILE_CACHE_DIR", wanted)
     else:

@@ -32,7 +32,7 @@ class Device:
     triton: str = triton.__version__
     compiler: str = ""
 
-    @property
+    @functools.cached_property
     def slug(self) -> str:
         """Return the name of this GPU in file names: nvidia-h200."""
         return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-") or "gpu"

@@ -221,8 +221,14 @@ def tune_log() -> Path | None:
     return _named_file("TRITILE_TUNE_LOG")
 
 
+def _given(name: str) -> str | None:
+    """Return a variable of the environment; os.environ itself takes long to say that there is none."""
+    unset = _ENVIRON is not None and name.encode() not in _ENVIRON
+    return None if unset else os.environ.get(name)
+
+
 def _named_file(variable: str) -> Path | None:
-    given = os.environ.get(variable)
+    given = _given(variable)
     try:
         return Path(given).expanduser() if given else None
     except RuntimeError as error:
@@ -242,20 +248,19 @@ def cache_dir() -> Path:
 
     Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
     """
-    given = os.environ.get("TRITILE_CACHE_DIR")
-    folder = Path(given) if given else Path(platformdirs.user_cache_dir("tritile"))
-    try:
-        return folder.expanduser()
-    except RuntimeError:  # of a user that nobody knows, or of one without a home
-        return _homeless(str(folder))
+    return _folder(*map(_given, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
 @functools.cache
-def _homeless(wanted: str) -> Path:
-    """Return a folder for temporary files instead; told once."""
-    folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
+def _folder(given: str | None, *environment: str | None) -> Path:
+    """Return the folder that was given, else the platform's in such an environment; warns once."""
+    wanted = given or platformdirs.user_cache_dir("tritile")
+    try:
+        return Path(wanted).expanduser()
+    except RuntimeError:  # of a user that nobody knows, or of one without a home
+        folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
     text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
-    warnings.warn(text, StoreWarning, stacklevel=3)
+    warnings.warn(text, StoreWarning, stacklevel=4)
     return folder
 
 

@@ -4,6 +4,7 @@ Functions here raise what SQLite and the disk raise; `FAULTS` names it all. `Sto
 """
 
 import contextlib
+import functools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -47,13 +48,13 @@ def _bounded(names: Iterable[str]) -> str:
     return ", ".join(cut.format(name, MAX_TEXT + 1) for name in names)
 
 
-def _places(columns: Sequence[str]) -> str:
+def _places(columns: Sequence[object]) -> str:
     return ", ".join("?" * len(columns))
 
 
 _JOINED: Final = "FROM trials JOIN environments ON environments.id = environment"
 _HERE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS)
-SELECT: Final = f"SELECT {_bounded(TRIAL_COLUMNS)} {_JOINED} WHERE {_HERE}"
+_OF_DEVICE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS[:-1])
 SELECT_ALL: Final = (
     f"SELECT trials.id, {_bounded((*ENVIRONMENT_COLUMNS, *TRIAL_COLUMNS))} {_JOINED} WHERE trials.id > ?"
 )
@@ -110,6 +111,13 @@ def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Conn
     connection = sqlite3.connect(where, wait_s, isolation_level=None, check_same_thread=False, uri=uri)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
+
+
+@functools.cache
+def select(kernels: int, where: str) -> str:
+    """Return the statement that reads the trials of a device and so many kernels that meet a condition."""
+    of_kernels = f"{_OF_DEVICE} AND kernel IN ({_places(range(kernels))})"
+    return f"SELECT {_bounded(TRIAL_COLUMNS)} {_JOINED} WHERE {of_kernels} AND {where}"
 
 
 @contextlib.contextmanager
@@ -201,7 +209,7 @@ def put(connection: sqlite3.Connection, environment: Row, row: Row) -> None:
 
 def _is_newer(connection: sqlite3.Connection, environment: Row, row: Row) -> bool:
     """Tell whether a row is newer than the one in its place, or there is none, or a bad one."""
-    query = f"{SELECT} AND problem = ? AND config = ?"
+    query = select(1, "problem = ? AND config = ?")
     known = connection.execute(query, (*environment, row[0], row[2])).fetchone()
     try:
         return not known or moment(trial_from(known).measured_utc) < moment(row[-1])

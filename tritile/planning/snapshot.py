@@ -68,9 +68,9 @@ class Snapshot(Store):
         for kernel, trial in self._pairs:
             self._known.setdefault(kernel, {}).setdefault(trial.problem, []).append(trial)
 
-    def trials(self, kernel: str, problem: Problem) -> list[Trial]:
+    def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
         """As of `Store`, but for those that failed, and all but the best."""
-        return list(self._known.get(kernel, {}).get(problem, ()))
+        return [trial for each in (kernel, *more) for trial in self._known.get(each, {}).get(problem, ())]
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """As of `Store`."""

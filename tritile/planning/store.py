@@ -108,21 +108,21 @@ class Store:
                     if self._unwritten.get(key) is value:  # else one thread added it anew, or wrote it too
                         del self._unwritten[key]
 
-    def trials(self, kernel: str, problem: Problem) -> list[Trial]:
-        """Everything measured for this problem, with this kernel on this very device."""
-        return self._selected(kernel, "problem = ? ORDER BY trials.id", problem)
+    def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
+        """Everything measured for this problem, with this kernel or one of `more`, on this very device."""
+        return self._selected((kernel, *more), "problem = ? ORDER BY trials.id", problem)
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """The fastest trial of this problem whose answer was checked, else the fastest that did not fail."""
         which = f"problem = ? AND {database.WORKED} ORDER BY {database.BEST_FIRST}"
-        found = self._selected(kernel, which, problem, True)
+        found = self._selected((kernel,), which, problem, True)
         return found[0] if found else None
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """Return the best trial of each problem of this op."""
         # Not by the column of ops, which no index holds twice: a damaged one would hide its row unseen.
         found = self._selected(
-            kernel, f"{database.WORKED} ORDER BY problem, {database.BEST_FIRST}", first=True
+            (kernel,), f"{database.WORKED} ORDER BY problem, {database.BEST_FIRST}", first=True
         )
         return [trial for trial in found if trial.problem.op == op]
 
@@ -159,18 +159,19 @@ class Store:
         return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
 
     def _selected(
-        self, kernel: str, where: str, wanted: Problem | None = None, first: bool = False
+        self, kernels: tuple[str, ...], where: str, wanted: Problem | None = None, first: bool = False
     ) -> list[Trial]:
         """Return the valid trials that meet the condition, of each problem all or only the first."""
-        try:
-            values = self._environment(kernel)
+
+        def selected(connection: sqlite3.Connection) -> list[Row]:
+            values = *self._environment(kernels[0]), *kernels[1:]
             values += () if wanted is None else (problem_key(wanted),)
-        except (ValueError, TypeError):
-            return []  # not of a form in which anything is remembered
-        query = f"{database.SELECT} AND {where}"
-        nothing: list[Any] = []
-        # All at once: who reads keeps others from writing.
-        rows = self._attempt(lambda c: c.execute(query, values).fetchall(), nothing)
+            # All at once: who reads keeps others from writing.
+            return connection.execute(database.select(len(kernels), where), values).fetchall()
+
+        rows: list[Row] = []
+        with contextlib.suppress(ValueError, TypeError):  # not of a form in which anything is remembered
+            rows = self._attempt(selected, rows)
         found: list[Trial] = []
         done = None
         for row in rows:

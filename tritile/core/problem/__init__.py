@@ -5,10 +5,11 @@ can be remembered, compared and planned for on a machine without the GPU. `opera
 strides of tensors that pose the problem.
 """
 
+import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from tritile.core.problem.checks import (
@@ -71,6 +72,7 @@ Tiled = Known | GroupedProblem | QuantizedProblem  # tritile's own: what its ker
 Problem = Tiled | KernelProblem
 # Fields that came later: what was written before has them at their defaults.
 _ADDED: Final = ("epilogue", "b_dtype", "block_scales", "invariant")
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _KINDS: Final[dict[str, type]] = {
     kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }
@@ -81,16 +83,22 @@ def doublings(a: Problem, b: Problem) -> float:
     return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
 
 
+@functools.cache
+def _fields(kind: type) -> dict[str, Any]:
+    """Return the names of a problem's fields; of those that came later with their defaults."""
+    return {field.name: field.default if field.name in _ADDED else MISSING for field in fields(kind)}
+
+
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """Return a dictionary that JSON holds and `problem_from_dict` reads back."""
-    values = ((field, getattr(problem, field.name)) for field in fields(problem))
-    kept = {field.name: v for field, v in values if field.name not in _ADDED or v != field.default}
-    return {"op": problem.op} | kept
+    kind: Any = type(problem)
+    pairs = ((name, getattr(problem, name), default) for name, default in _fields(kind).items())
+    return {"op": problem.op} | {name: value for name, value, default in pairs if value != default}
 
 
 def problem_key(problem: Problem) -> str:
     """Return the problem as one line of JSON, the same for equal problems."""
-    return json.dumps(problem_to_dict(problem), sort_keys=True, separators=(",", ":"))
+    return _ENCODER.encode(problem_to_dict(problem))
 
 
 def _tuples(value: Any) -> Any:
