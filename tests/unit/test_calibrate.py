@@ -245,6 +245,16 @@ def predict(monkeypatch, tmp_path):
     return invoke
 
 
+def test_classes_that_a_gpu_cannot_run_are_left_out(predict):
+    done = predict("--configs", "10", "--calibrate", "fp8")
+    assert done.exit_code == 0, done.output
+    assert "fp8 is left out: no config" in done.output
+    assert table.read(predict.path).portfolios.keys() == {"halves-nt"}
+    asked = ["tune", "--calibrate", "fp8", "--target", "sm_80", "--output", str(predict.path)]
+    alone = typer.testing.CliRunner().invoke(app, asked)
+    assert "runs none of fp8" in str(alone.exception)
+
+
 def test_a_portfolio_is_predicted_for_a_gpu_elsewhere_of_what_compiles(predict):
     done = predict("--configs", "10")
     assert done.exit_code == 0, done.output
