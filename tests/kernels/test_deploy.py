@@ -515,20 +515,86 @@ def test_kernels_told_apart_are_those_that_triton_tells_apart(tmp_path):
         assert len(seconds) <= 1
 
 
-def test_the_command_takes_weights(tmp_path, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(
-        deployment, "check", lambda entries, *rest: asked.update(entries=entries) or fill.Found()
-    )
-    done = CliRunner().invoke(
-        cli.app,
-        ["compile", "--target", "nvidia-h200", "--weight", "320x192", "--layout", "NT", "--rows", "50",
-         "--check", str(tmp_path)],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert {(p.n, p.k, p.b_layout) for p, _ in asked["entries"]} == {(320, 192, "column")}
-    assert {p.m for p, _ in asked["entries"]} <= set(range(1, 51))
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Give the entries that the command wants of a folder, for a weight at up to 50 rows."""
+    found = []
+    monkeypatch.setattr(deployment, "check", lambda entries, *rest: found.extend(entries) or fill.Found())
+
+    def ask(*options):
+        found.clear()
+        command = ["compile", "--weight", "320x192", "--rows", "50", "--check", str(tmp_path), *options]
+        done = CliRunner().invoke(cli.app, command)
+        assert done.exit_code == 0, done.output
+        return list(found)
+
+    return ask
+
+
+TARGET = ("--target", "nvidia-h200")
+
+
+def test_the_command_takes_weights(asked, tmp_path):
+    entries = asked(*TARGET, "--layout", "NT")
+    assert {(p.n, p.k, p.b_layout, p.epilogue) for p, _ in entries} == {(320, 192, "column", "")}
+    assert {p.m for p, _ in entries} <= set(range(1, 51))
     assert CliRunner().invoke(cli.app, ["compile", "--weight", "320", "--check", str(tmp_path)]).exit_code
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_command_takes_linear_layers(asked, biased, activation):
+    options = ["--bias"] * biased + ["--activation", activation] * bool(activation)
+    entries = asked(*TARGET, "--layout", "NT", *options)
+    bias = torch.empty(320, dtype=torch.bfloat16, device="meta") if biased else None
+    weight = torch.empty(320, 192, dtype=torch.bfloat16, device="meta")
+    wanted = []
+    for m in range(1, 51):
+        x = torch.empty(m, 192, dtype=torch.bfloat16, device="meta")
+        plan = tritile.plan(tritile.linear, x, weight, bias, activation=activation, device=H200)
+        wanted.append((plan.problem, plan.config))
+    assert {problem for problem, _ in entries} <= {problem for problem, _ in wanted}
+    assert compiled(entries) == compiled(wanted)
+
+
+def compiled(entries):
+    return {(config, rows._compiled(problem, config, H200)) for problem, config in entries}
+
+
+def test_the_command_takes_packed_linear_layers(asked):
+    entries = asked(*TARGET, "--op", "linear_quantized", "--layout", "int4/64", "--bias")
+    assert {(p.op, p.group_size, p.bias) for p, _ in entries} == {("linear_quantized", 64, True)}
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("512x512x512", "--bias"), "for a --weight"),
+        (("--weight", "320x192", "--activation", "sine"), "an activation of relu"),
+        (("--weight", "320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
+        (("--weight", "320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),
+    ],
+)
+def test_layers_that_there_are_not_are_refused(tmp_path, options, wanted):
+    done = CliRunner().invoke(cli.app, ["compile", *TARGET, "--check", str(tmp_path), *options])
+    assert done.exit_code
+    assert wanted in str(done.exception)
+
+
+def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkeypatch):
+    found, _, _ = table.portfolio("halves-nt", H200)
+    shipped = asked(*TARGET, "--layout", "NT")
+    other = replace(found, configs=found.configs[-2:], constants=found.constants[-2:])
+    file = tmp_path / "table.json"
+    table.write(table.Table(H200.to_dict(), True, families.digests(), (), None, {"halves-nt": other}), file)
+    given = asked("--table", str(file), "--layout", "NT")
+    assert {config for _, config in given} <= set(other.configs)
+    assert given != shipped == asked(*TARGET, "--layout", "NT")
+    monkeypatch.setenv("TRITILE_TABLE", str(file))
+    tritile.forget()
+    assert given == asked(*TARGET, "--layout", "NT")
+    monkeypatch.delenv("TRITILE_TABLE")
+    tritile.forget()
 
 
 def test_what_is_warmed_is_found(monkeypatch, tmp_path):

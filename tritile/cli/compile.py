@@ -1,5 +1,9 @@
 """tritile compile: kernels compiled ahead, for containers that start without a compile."""
 
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,7 +27,8 @@ from tritile.cli.app import (
 )
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.forgetting import drop
+from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import plans, table
 from tritile.tune import suites
@@ -51,10 +56,10 @@ _HELP: Final = (
     "From Triton 3.8 on they are found only where Triton is installed at the same path, and libcuda.so.1 is "
     "where TRITON_LIBCUDA_PATH, set on both sides, says: without it, where it is here, or in the place of "
     "Debian and Ubuntu. Elsewhere Triton builds them at its first use, and kernels are found all the same.",
-    "Not covered are transposes in place; tensors that do not start on 16 bytes, or whose strides are of "
-    "another class than the problem's; kernels decorated with tritile.autotune; what a call falls back on "
-    "where its config turns out not to run; and AMD GPUs, for which Triton compiles otherwise for tensors of "
-    "less than 2 GiB.",
+    "Not covered are residuals of a --weight, and biases of another dtype than the result's; transposes in "
+    "place; tensors that do not start on 16 bytes, or whose strides are of another class than the problem's; "
+    "kernels decorated with tritile.autotune; what a call falls back on where its config turns out not to "
+    "run; and AMD GPUs, for which Triton compiles otherwise for tensors of less than 2 GiB.",
     "The exit status is 1 where anything is refused or missing. In mode strict a call that would have to "
     "compile all the same raises tritile.errors.NotCompiledError.",
 )
@@ -83,6 +88,20 @@ def _shipped(device: Device) -> table.Table:
     return found
 
 
+@contextlib.contextmanager
+def _pinned(path: Path | None) -> Iterator[None]:
+    """Plan inside the `with` as where `TRITILE_TABLE` names this file; with None as ever."""
+    name, before = "TRITILE_TABLE", os.environ.get("TRITILE_TABLE")
+    os.environ.update({} if path is None else {name: str(path)})
+    drop()
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        os.environ.update({} if before is None else {name: before})
+        drop()
+
+
 @app.command("compile", help="\n\n".join(_HELP))
 def compile_(
     shapes: Shapes = None,
@@ -96,8 +115,10 @@ def compile_(
         typer.Option(help="NxK: what products with such a weight compile, whatever the number of rows."),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="With --weight: the most rows.")] = 16384,
+    bias: Annotated[bool, typer.Option("--bias", help="With --weight: of layers with a bias.")] = False,
+    activation: Annotated[str, typer.Option(help=f"With --weight: {', '.join(ACTIVATIONS)}.")] = "",
     from_table: Annotated[
-        Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote.")
+        Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote; plan by it.")
     ] = None,
     target: Annotated[
         str | None,
@@ -122,6 +143,9 @@ def compile_(
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
     named = bool(shapes or suite or weight)
+    epilogue = str(Epilogue(bias="row" * bias, activation=activation))
+    if epilogue and (not weight or dtype == "int8"):
+        raise InvalidValueError("--bias and --activation are for a --weight of a floating dtype")
     if batch_invariant and not named:
         raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
     given = table.read(from_table) if from_table else None
@@ -132,17 +156,18 @@ def compile_(
     for entry in given.entries if given else ():
         if isinstance(entry.problem, Tiled):
             entries.append((entry.problem, entry.config))
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
-    for problem in problems_of(cases, batch_invariant):
-        plan = plans.plan_for(problem, device, "cached")
-        assert plan is not None
-        entries.append((plan.problem, plan.config))
-    for text in weight or ():
-        if text.lower().count("x") != 1:
-            raise InvalidValueError(f"--weight {text!r}: wanted NxK")
-        case = suites.parse_shape(f"2x{text}", op, dtype, layout)
-        (problem,) = problems_of([case], batch_invariant)
-        entries += any_rows.of_rows(problem, range(1, rows + 1), device)
+    with _pinned(from_table):
+        cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
+        for problem in problems_of(cases, batch_invariant):
+            plan = plans.plan_for(problem, device, "cached")
+            assert plan is not None
+            entries.append((plan.problem, plan.config))
+        for text in weight or ():
+            if text.lower().count("x") != 1:
+                raise InvalidValueError(f"--weight {text!r}: wanted NxK")
+            case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
+            (problem,) = problems_of([case], batch_invariant)
+            entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
         found = deployment.check(entries, device, check, at)
