@@ -569,10 +569,10 @@ def test_the_command_takes_packed_linear_layers(asked):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (("512x512x512", "--bias"), "for --weight"),
+        (("512x512x512", "--bias"), "for a --weight"),
         (("--weight", "320x192", "--activation", "sine"), "an activation of relu"),
         (("--weight", "320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
-        (("--weight", "320x192", "--op", "linear_quantized", "--activation", "gelu"), "--bias alone"),
+        (("--weight", "320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),
     ],
 )
 def test_layers_that_there_are_not_are_refused(tmp_path, options, wanted):

@@ -598,6 +598,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(routes, "prepared", prepare)
     monkeypatch.setattr(recall, "fresh", fresh)
     monkeypatch.setattr(routes, "Launch", types.FunctionType)
+    routes._memo.clear()  # of what other tests decided
     yield prepared, launches
     routes._memo.clear()
 

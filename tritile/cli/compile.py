@@ -28,7 +28,7 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import drop
-from tritile.core.problem import ACTIVATIONS, Epilogue, MatmulProblem, QuantizedProblem, Tiled
+from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import plans, table
 from tritile.tune import suites
@@ -91,30 +91,15 @@ def _shipped(device: Device) -> table.Table:
 @contextlib.contextmanager
 def _pinned(path: Path | None) -> Iterator[None]:
     """Plan inside the `with` as where `TRITILE_TABLE` names this file; with None as ever."""
-    if path is None:
-        yield
-        return
-    before = os.environ.get("TRITILE_TABLE")
-    os.environ["TRITILE_TABLE"] = str(path)
+    name, before = "TRITILE_TABLE", os.environ.get("TRITILE_TABLE")
+    os.environ.update({} if path is None else {name: str(path)})
     drop()
     try:
         yield
     finally:
-        os.environ.pop("TRITILE_TABLE")
-        os.environ.update({} if before is None else {"TRITILE_TABLE": before})
+        os.environ.pop(name, None)
+        os.environ.update({} if before is None else {name: before})
         drop()
-
-
-def _layer(problem: Tiled, bias: bool, activation: str) -> Tiled:
-    """Return a product as a linear layer makes it. Raises InvalidValueError where there is no such layer."""
-    if not (bias or activation):
-        return problem
-    if isinstance(problem, MatmulProblem) and problem.dtype != "int8":
-        return replace(problem, epilogue=str(Epilogue(bias="row" * bias, activation=activation)))
-    if isinstance(problem, QuantizedProblem) and not activation:
-        return replace(problem, bias=True)
-    wanted = "a floating dtype, or --bias alone with a quantized weight"
-    raise InvalidValueError(f"--bias and --activation of {problem.label}: wanted {wanted}")
 
 
 @app.command("compile", help="\n\n".join(_HELP))
@@ -130,19 +115,10 @@ def compile_(
         typer.Option(help="NxK: what products with such a weight compile, whatever the number of rows."),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="With --weight: the most rows.")] = 16384,
-    bias: Annotated[
-        bool,
-        typer.Option("--bias", help="With --weight: of linear layers with a bias of the result's dtype."),
-    ] = False,
-    activation: Annotated[
-        str, typer.Option(help=f"With --weight: of tritile.linear with {', '.join(ACTIVATIONS)}.")
-    ] = "",
+    bias: Annotated[bool, typer.Option("--bias", help="With --weight: of layers with a bias.")] = False,
+    activation: Annotated[str, typer.Option(help=f"With --weight: {', '.join(ACTIVATIONS)}.")] = "",
     from_table: Annotated[
-        Path | None,
-        typer.Option(
-            "--table",
-            help="All of a table that `tritile export` wrote; and plan by it, as TRITILE_TABLE has calls do.",
-        ),
+        Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote; plan by it.")
     ] = None,
     target: Annotated[
         str | None,
@@ -167,8 +143,9 @@ def compile_(
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
     named = bool(shapes or suite or weight)
-    if (bias or activation) and not weight:
-        raise InvalidValueError("--bias and --activation are for --weight")
+    epilogue = str(Epilogue(bias="row" * bias, activation=activation))
+    if epilogue and (not weight or dtype == "int8"):
+        raise InvalidValueError("--bias and --activation are for a --weight of a floating dtype")
     if batch_invariant and not named:
         raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
     given = table.read(from_table) if from_table else None
@@ -188,10 +165,9 @@ def compile_(
         for text in weight or ():
             if text.lower().count("x") != 1:
                 raise InvalidValueError(f"--weight {text!r}: wanted NxK")
-            case = suites.parse_shape(f"2x{text}", op, dtype, layout)
+            case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
             (problem,) = problems_of([case], batch_invariant)
-            layer = _layer(problem, bias, activation)
-            entries += any_rows.of_rows(layer, range(1, rows + 1), device)
+            entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
         found = deployment.check(entries, device, check, at)

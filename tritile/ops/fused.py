@@ -112,13 +112,6 @@ def checked(
     return shape, dtype, precision
 
 
-def check_memory_of(of: Product, out: torch.Tensor) -> None:
-    """Check the memory of an output that `checked` passed. Raises OverlapError."""
-    check_room(of.op, out)
-    unread = of.extras.bias if of.extras.beta == 0 else None
-    check_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
-
-
 def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
     """Multiply complex operands, and do what follows by torch: the kernels store real sums.
 
@@ -152,7 +145,8 @@ def fused_product(
     op, tensors, a, b, extras = of
     shape, dtype, precision = checked(of, out, out_dtype, precision)
     if out is not None:
-        check_memory_of(of, out)
+        check_room(op, out)
+        check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
     if a.is_complex():
         return _complex_product(of, out, precision)
     result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out

@@ -19,6 +19,7 @@ from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 from tritile.ops.checks import check_memory, check_room
 from tritile.ops.described import NOTHING, described
+from tritile.ops.recall import check_apart, reaches_of
 from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
@@ -44,37 +45,29 @@ def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
 
 
 def _linear_call(
-    input: torch.Tensor,
-    weight: torch.Tensor | QuantizedWeight,
-    bias: torch.Tensor | None = None,
-    *,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-) -> Call:
+    input: torch.Tensor, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None, *,
+    activation: str | None = None, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None, precision: str | None = None,
+) -> Call:  # fmt: skip
     if isinstance(weight, QuantizedWeight):
         fused.check_bias_alone(activation, residual, out, out_dtype, precision)
         shape = linear_op.check(input, weight, bias)
-        out = _filled("linear", torch.empty(shape, dtype=input.dtype, device=input.device))
+        out = _filled(torch.empty(shape, dtype=input.dtype, device=input.device))
         rows = input.resolve_neg().reshape(-1, weight.shape[1])
         return linear_op.described(rows, weight, bias, out.view(-1, weight.shape[0]))
     of = fused.linear_of(input, weight, bias, residual, activation)
     shape, dtype, precision = fused.checked(of, out, out_dtype, precision)
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=input.device)
-    else:
-        fused.check_memory_of(of, out)
-    if input.shape[-1] == 0:
-        raise ShapeError("plan: linear of rows without elements launches no kernel")
+    if out is not None:
+        check_room("linear", out)
+        check_apart("linear", out, of.tensors, reaches_of(of.tensors))
+    out = _filled(torch.empty(shape, dtype=dtype, device=input.device) if out is None else out, input)
     extras = NOTHING if input.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
-    return described(of.a.resolve_neg(), of.b.resolve_neg(), _filled("linear", out), precision, extras)
+    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
 
 
-def _filled(op: str, out: torch.Tensor) -> torch.Tensor:
-    if out.numel() == 0:
-        raise ShapeError(f"plan: {op} with a result of {tuple(out.shape)} launches no kernel")
+def _filled(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+    if not all(tensor.numel() for tensor in (out, *inputs)):
+        raise ShapeError(f"plan: linear with a result of {tuple(out.shape)} launches no kernel")
     return out
 
 

@@ -134,6 +134,7 @@ class Case:
             self._check(self.dtype in ACTIVATION_DTYPES, f"a dtype of {', '.join(ACTIVATION_DTYPES)}")
             others = (self.batch, self.precision, self.shape, self.dims)
             self._check(others == (1, "ieee", (), ()), "m, n and k only")
+            self._check(self.epilogue in ("", "bias=row"), "an epilogue of bias=row, or none")
         else:
             self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
             matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
@@ -185,10 +186,8 @@ class Case:
         assert found is not None
         bits, group_size, align = int(found[1]), int(found[2]), alignment(2 * self.k)
         sizes = (self.m, self.n, self.k)
-        zeros = found[3] is not None
-        return QuantizedProblem(
-            *sizes, self.dtype, bits, group_size, zeros, x_align=align if self.m > 1 else 16
-        )
+        weight, bias = (bits, group_size, found[3] is not None), bool(self.epilogue)
+        return QuantizedProblem(*sizes, self.dtype, *weight, bias, x_align=align if self.m > 1 else 16)
 
     def _permute(self) -> PermuteProblem:
         def strides(sizes: Sequence[int]) -> list[int]:

@@ -10,16 +10,8 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.pointer import Pointer
-from tritile.core.problem import (
-    ITEMSIZE,
-    SIDES,
-    GroupedProblem,
-    MatmulProblem,
-    PermuteProblem,
-    Tiled,
-    alignment,
-    epilogue_of,
-)
+from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.core.problem.epilogue import SIDES, epilogue_of
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
