@@ -2,8 +2,8 @@
 
 What takes longest counts most. Of a product, whose programs go through K tile by tile: the wait for tiles,
 the work of a processor, device memory, or the L2 cache, from which all processors read. Of a permutation:
-what its family's model says that each of these takes. Sizes may be numbers or tensors of many sizes:
-constants are fitted to measurements with the same formula that predicts.
+what its family's model says that each of these takes. The same formula takes tensors of many sizes, by which
+constants are fitted to measurements, and arrays of many configs, whose times are predicted at once.
 """
 
 from collections.abc import Callable
@@ -44,14 +44,14 @@ class Constants:
 
 
 class Shape(NamedTuple):
-    """Hold what of a config its time depends on."""
+    """Hold what of a config its time depends on: numbers, or arrays with one for each of many configs."""
 
-    block_m: int
-    block_n: int
-    block_k: int
-    split: int
-    persistent: bool
-    resident: int
+    block_m: Any
+    block_n: Any
+    block_k: Any
+    split: Any
+    slots: Any  # programs of a processor that start again and again together; 1 where one does all
+    shared: Any  # bytes of sums that programs of a tile share
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -59,24 +59,25 @@ def _lesser(x: Any, y: Any) -> Any:
 
 
 def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
-    """Return predicted microseconds; of `c`, Constants, any may be a tensor as facts may."""
+    """Return predicted microseconds; of shape, facts and `c`, Constants, any may be a tensor or an array."""
     m, n, k = facts.m, facts.n, facts.k
     tiles_m = -(-m // shape.block_m)
     tiles = tiles_m * -(-n // shape.block_n) * facts.batch
     blocks = -(-k // shape.block_k)
     turns = -(-blocks // shape.split)
     busiest = -(-tiles * shape.split // facts.processors)  # programs of the processor with most of them
-    rounds = busiest if shape.persistent else -(-busiest // shape.resident)
+    rounds = -(-busiest // shape.slots)
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile for each of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
-    slow_a = 1 + c.odd_a * facts.odd_a + c.odd_line * facts.off_a
-    slow_b = 1 + c.odd_b * facts.odd_b + c.odd_line * facts.off_b
-    slow = (slow_a * row_a + slow_b * row_b) / (row_a + row_b)
+    rows = row_a + row_b
+    odd = (c.odd_a * facts.odd_a + c.odd_line * facts.off_a) * row_a
+    odd = odd + (c.odd_b * facts.odd_b + c.odd_line * facts.off_b) * row_b
+    slow = 1 + odd / rows
     stored = 1 + c.odd_out * facts.odd_out
     bands = -(-tiles_m // 8)
     moved = (facts.bytes_a + facts.bytes_b * (1 + (bands - 1) * facts.reread)) * facts.batch
-    read = tiles * (row_a + row_b) * k
+    read = tiles * rows * k
     missed = _lesser(moved / read, 1)
 
     wait = rounds * (turns * (c.turn + c.missed * missed) * slow + c.fill * stored)
@@ -85,8 +86,7 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     cache = read * slow / c.cache
     power = 1 + c.blend
     us = c.start + (wait**power + work**power + memory**power + cache**power) ** (1 / power)
-    if shape.split > 1:
-        us = us + tiles * (8.0 * shape.split * shape.block_m * shape.block_n) / c.parts
+    us = us + tiles * shape.shared / c.parts
     return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
 
 
@@ -95,9 +95,9 @@ def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
     core = getattr(problem, "core", problem)
-    together = resident(config, core, device) if resident is not None else 1
-    m, n, k = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"]
-    return Shape(m, n, k, kwargs.get("SPLIT_K", 1), kwargs.get("PERSISTENT", False), together)
+    slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
+    m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
+    return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
 
 
 def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
@@ -145,7 +145,7 @@ class PermuteConstants:
     blend: float = 2.0  # how little of what is not the slowest shows
 
 
-def permute_us(shape: None, parts: Any, c: Any) -> Any:
+def permute_us(shape: tuple[()], parts: Any, c: Any) -> Any:
     """Return predicted microseconds of a permutation."""
     power = 1 + c.blend
     scaled = (c.memory * parts[0], c.cache * parts[1], c.instructions * parts[2], c.wait * parts[3])
@@ -190,7 +190,7 @@ FORMULAS: Final[dict[str, Formula]] = {
         PermuteConstants,
         lambda config: config,
         lambda problem, device, config: parts_us(config, problem, device),
-        lambda config, problem, device: None,
+        lambda config, problem, device: (),
         permute_us,
         lambda shape: PermuteConstants(),
     ),

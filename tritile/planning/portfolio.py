@@ -1,8 +1,10 @@
 """Portfolios: the few dozen configs of a class of problems that are run, and what predicts their times."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final
+
+import numpy as np
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -33,6 +35,11 @@ class Loss:
     worst: float
 
 
+def _columns(rows: Iterable[Iterable[float]]) -> Any:
+    """Return an array for each field of such rows of numbers."""
+    return np.array(list(zip(*rows, strict=True)), dtype=np.float64)
+
+
 @dataclass(frozen=True)
 class Portfolio:
     """Hold configs of a class with their constants, in the order in which ties are broken."""
@@ -41,23 +48,23 @@ class Portfolio:
     configs: tuple[Config, ...]
     constants: tuple[Any, ...]
     loss: Loss
-    _shapes: dict[Any, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
         """Return predicted microseconds of each config, legal or not."""
-        formula, key = FORMULAS[problem.op], (problem.kind, device)
-        shapes = self._shapes.get(key)
-        if shapes is None:
-            shapes = self._shapes[key] = [formula.shape(config, problem, device) for config in self.configs]
-        known: dict[Any, Any] = {}
-        times = []
-        for config, shape, constants in zip(self.configs, shapes, self.constants, strict=True):
-            part = formula.key(config)
-            facts = known.get(part)
-            if facts is None:
-                facts = known[part] = formula.facts(problem, device, part)
-            times.append(formula.us(shape, facts, constants))
-        return times
+        formula, kind = FORMULAS[problem.op], (problem.kind, device)
+        if kind not in self._known:
+            shapes = [formula.shape(config, problem, device) for config in self.configs]
+            constants = formula.constants(*_columns(map(astuple, self.constants)))
+            keys = [formula.key(config) for config in self.configs]
+            different = list(dict.fromkeys(keys))
+            places = np.array([different.index(key) for key in keys])
+            self._known[kind] = type(shapes[0])(*_columns(shapes)), constants, different, places
+        shape, constants, different, places = self._known[kind]
+        rows = [formula.facts(problem, device, key) for key in different]
+        facts = type(rows[0])(*_columns(rows).take(places, 1))
+        us: list[float] = formula.us(shape, facts, constants).tolist()
+        return us
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
         """Return the `count` legal configs that are predicted to be fastest, with their microseconds."""

@@ -190,7 +190,7 @@ class MatmulProblem:
             self.block_scales,
         )
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[Operand, Operand, Operand]:
         """a, b and out: tensors that pose this problem."""
         out_size = ITEMSIZE[self.out_dtype]
