@@ -14,7 +14,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.families.space import illegal
 from tritile.ops.described import described
-from tritile.planning import model, plans
+from tritile.planning import model
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
@@ -230,7 +230,6 @@ def test_a_capture_from_a_cold_plan(family, monkeypatch):
     torch.matmul(a, b)
     device = devices.gpu(0)
     original = model.ranked
-    monkeypatch.setattr(plans, "winners", lambda problem, device: [])
     monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
     tritile.forget()
     graph = torch.cuda.CUDAGraph()

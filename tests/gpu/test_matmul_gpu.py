@@ -442,11 +442,11 @@ def test_any_legal_config_gives_the_answer(config, dtype):
 def test_a_config_that_does_not_run_gives_way(monkeypatch):
     original, refused = launch.prepare, []
 
-    def prepare(call, config):
+    def prepare(call, config, **options):
         if len(refused) < 2:
             refused.append(config)
             raise TuningError("out of resources")
-        return original(call, config)
+        return original(call, config, **options)
 
     monkeypatch.setattr(launch, "prepare", prepare)
     a, b = pair(123, 77, 55, torch.float16)
