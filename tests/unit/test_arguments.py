@@ -217,6 +217,18 @@ def test_wrong_calls(kind, call, words, launches):
     assert_refused(kind, call, words, launches)
 
 
+@pytest.mark.parametrize("other", [(), (1,), (3,), (2, 3), (2, 1), (4, 1, 3), (0, 1), (2, 0), (5, 2, 3)])
+@pytest.mark.parametrize("one", [(), (1,), (3,), (2, 3), (1, 1, 3), (0, 3), (4, 2, 1)])
+def test_shapes_broadcast_as_torch_has_them(one, other):
+    try:
+        wanted = torch.broadcast_shapes(one, other)
+    except RuntimeError:
+        with pytest.raises(errors.ShapeError, match="do not broadcast"):
+            checks.broadcast(one, other)
+    else:
+        assert checks.broadcast(one, other) == wanted
+
+
 def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
     memory = torch.zeros(40937 + 512)
     a = memory.as_strided((2, 2, 6, 8, 5), (2944, 2803, 2991, 178, 534))

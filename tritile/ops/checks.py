@@ -1,5 +1,6 @@
 """Checks of arguments that every operation shares. Each raises before anything is launched."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,15 @@ def check_no_overlap(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None
     for name, tensor in inputs.items():
         if overlap(out, tensor):
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
+
+
+def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that two shapes broadcast to. Raises ShapeError where there is none.
+
+    `torch.broadcast_shapes` loads SymPy, which takes a process's first call a second and more.
+    """
+    short, long = sorted((tuple(one), tuple(other)), key=len)
+    short = (1,) * (len(long) - len(short)) + short
+    if any(x != y and x != 1 and y != 1 for x, y in zip(short, long, strict=True)):
+        raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast")
+    return tuple(y if x == 1 else x for x, y in zip(short, long, strict=True))

@@ -9,7 +9,7 @@ import torch
 from tritile.core.problem import SIDES, merged
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import BlockScales, Fused, MatmulCall, View
-from tritile.ops.checks import name_of
+from tritile.ops.checks import broadcast, name_of
 
 
 class Extras(NamedTuple):
@@ -127,7 +127,7 @@ def described(
     A result that lies by columns is made as that of the transposes; not where calls are batch-invariant, as
     that of many rows by one column lies so, and that of one row does not.
     """
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
 
     def as_rows(tensor: torch.Tensor) -> torch.Tensor:
         rows = tensor.unsqueeze(-1) if b.ndim == 1 else tensor

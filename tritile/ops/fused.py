@@ -11,6 +11,7 @@ from tritile.core.settings import rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops import matmul as product
 from tritile.ops.checks import (
+    broadcast,
     check_like,
     check_rank,
     check_room,
@@ -38,8 +39,8 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
         dtypes = ", ".join(map(name_of, wanted))
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {dtypes}")
     try:
-        fits = torch.broadcast_shapes(tensor.shape, shape) == shape
-    except RuntimeError:
+        fits = broadcast(tensor.shape, shape) == shape
+    except ShapeError:
         fits = False
     if not fits:
         raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted a shape that broadcasts to {shape}")

@@ -9,6 +9,7 @@ from tritile.core.settings import is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops.checks import (
+    broadcast,
     check_like,
     check_no_overlap,
     check_rank,
@@ -114,8 +115,8 @@ def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Ten
         last = f"the last dimension of {names[0]}, {a.shape[-1]}"
         raise ShapeError(f"{op}: {shapes}: {last}, is not {names[1]}'s {inner}")
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError as error:
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
+    except ShapeError as error:
         raise ShapeError(f"{op}: {shapes}: batch dimensions do not broadcast") from error
     rows = a.shape[-2:-1] if a.ndim > 1 else ()
     columns = b.shape[-1:] if b.ndim > 1 else ()
