@@ -13,7 +13,7 @@ import torch
 
 from tritile.core import settings
 from tritile.core.config import Config
-from tritile.core.device import Device, target_device
+from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, UntunedWarning
 from tritile.families.registry import FAMILIES, digests
@@ -274,7 +274,8 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
     assert "measured for NVIDIA H200, which is like it" in plan.why
     assert table.shipped(h100) == table.shipped(H200)
     for other in (
-        A100, replace(h100, processors=114), replace(h100, memory_gbps=3000), replace(h100, arch=100),
+        replace(A100, name="A100 of another name"), replace(h100, processors=114),
+        replace(h100, memory_gbps=3000), replace(h100, arch=100),
     ):  # fmt: skip
         assert not table.shipped(other)
         assert plans.plan_for(PRODUCT, other, "cached").source == "model"
@@ -309,7 +310,8 @@ def ship(tmp_path, monkeypatch):
         plans.forget()
 
     def shipped(made):
-        table.write(made, tmp_path / "tables" / f"{Device.from_dict(made.device).slug}.json")
+        folder = tmp_path / "tables" / ("." if made.measured else "predicted")
+        table.write(made, folder / f"{Device.from_dict(made.device).slug}.json")
         forget()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
@@ -353,6 +355,21 @@ def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
     assert table.lead("halves-nt", A100) is not None
     assert "measured for this GPU: halves-nt" in doctor._portfolios(A100).found
     assert not doctor._portfolios(A100).advice
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in ("nvidia-h200", "sm_90")])
+def test_portfolios_ship_for_every_target_that_was_not_measured(name):
+    device = TARGETS[name]
+    (found,) = table.shipped(device)
+    assert not found.measured
+    assert {"halves-nn", "halves-nt", "halves-odd", "int8", "weights", "kept"} <= found.portfolios.keys()
+    for name, portfolio in found.portfolios.items():
+        problem = drawn(name, 1, "any")[0]
+        (_, config), *_ = portfolio.ranked(problem, device, 1)
+        assert illegal(config, problem, device) is None
+        plan = plans.plan_for(problem, device, "cached")
+        assert (plan.source, plan.config in portfolio.configs) == ("model", True)
+        assert f"by the predicted portfolio of {name}" in plan.why
 
 
 def test_what_was_measured_goes_before_what_was_predicted(ship):

@@ -317,9 +317,12 @@ def _folder() -> Traversable:
     return resources.files("tritile") / "tables"
 
 
+_PREDICTED: Final = "predicted"  # a folder in that of tables, for GPU models of which none was measured
+
+
 @functools.cache
-def _shipped(slug: str) -> Table | None:
-    file = _folder() / f"{slug}.json"
+def _shipped(name: str) -> Table | None:
+    file = _folder() / f"{name}.json"
     if not file.is_file():
         return None
     try:
@@ -341,7 +344,7 @@ def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]
     found = []
     for path in _folder().iterdir():
         table = _shipped(path.name.removesuffix(".json")) if path.name.endswith(".json") else None
-        if table is None or not table.measured:
+        if table is None:
             continue
         own = table.device.get("memory_gbps", 0.0)
         least, most = sorted((own, gbps))
@@ -449,8 +452,12 @@ def shipped(device: Device) -> tuple[Table, ...]:
     What was measured goes before what was predicted for just this GPU.
     """
     alike = _of_like(device.arch, device.processors, device.memory_gbps)
-    own = _shipped(device.slug)
-    if own is None or own.device["name"] != device.name:
-        return alike
-    others = (each for each in alike if each is not own)
-    return (own, *others) if own.measured else (*others, own)
+    own, predicted = (_named(name, device) for name in (device.slug, f"{_PREDICTED}/{device.slug}"))
+    ordered = (own, *(each for each in alike if each is not own), predicted)
+    return tuple(each for each in ordered if each is not None)
+
+
+def _named(name: str, device: Device) -> Table | None:
+    """Return a table that ships if it is of just this GPU model: names of files may be alike."""
+    found = _shipped(name)
+    return found if found is not None and found.device["name"] == device.name else None
