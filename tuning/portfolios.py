@@ -4,9 +4,11 @@
 
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
 Each half of the sizes chooses and fits, and is tried on the other half. Told is what the pick, the fastest of
-the portfolio, and the model's pick of what was timed lose to the fastest config that was timed. `--least`: of
-sizes that take so many microseconds and more. `--table`: a table to put what all sizes give in: of each class
-its lead over torch; and its portfolio, where that is of enough sizes and picks lose less than the model's.
+the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; and what this
+one loses, by the model, to the best of all configs, timed or not. `--least`: of sizes that take so many
+microseconds or more. `--table`: a table to put what all sizes give in: of each class its lead over torch; and
+its portfolio, where that is of enough sizes and its picks, with what was not timed counted against them, lose
+less than the model's.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import problem_from_dict
 from tritile.planning import model, table
-from tritile.tune.calibrate.run import Measured
+from tritile.tune.calibrate.run import Measured, likely
 from tritile.tune.calibrate.sweep import Row
 
 ENOUGH = 100  # sizes of a portfolio
@@ -47,6 +49,12 @@ def models_pick(row: Row, device: Device) -> float:
     """By what share the config that the model picks of those timed takes longer than the fastest."""
     pick = model.likeliest(row.times, row.problem, device)
     return row.times[pick] / min(row.times.values()) - 1
+
+
+def lacking(row: Row, device: Device) -> float:
+    """By what share the best of the configs that were timed takes longer than of all, both as predicted."""
+    timed = min(model.predict_us(config, row.problem, device) for config in row.times)
+    return timed / min(likely(row.problem, device).values()) - 1
 
 
 def told(shares: torch.Tensor) -> str:
@@ -82,11 +90,15 @@ def main() -> None:
             leads[name] = lead
             taken = sum(lead.ratio(row.problem) >= lead.least for row in rows)
             print(f"  from {lead.least:.3g} times as long for torch, {taken} of {len(rows)} sizes are taken")
-        if asked.table and len(pick) >= ENOUGH and pick.log1p().mean() < before.log1p().mean():
-            made[name] = measured.portfolio(left_out)
+        lacks = torch.tensor([lacking(row, device) for row in rows], dtype=torch.float64)
+        print(f"  what was timed, by the model, {told(lacks)}")
+        losses = [each.log1p().mean() for each in (pick, lacks, before)]
+        good = len(pick) >= ENOUGH and losses[0] + losses[1] < losses[2]
+        made[name] = measured.portfolio(left_out) if good and asked.table else None
     if asked.table:
         old = table.read(asked.table)
-        new = replace(old, portfolios={**old.portfolios, **made}, leads={**old.leads, **leads})
+        portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
+        new = replace(old, portfolios=portfolios, leads={**old.leads, **leads})
         table.write(new, asked.table)
 
 

@@ -22,8 +22,8 @@ from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep
 
 ALL = "all"
-LIKELY = 60  # sizes whose likeliest configs are candidates
-TIMED = 64  # configs of a class
+LIKELY = 300  # sizes whose likeliest configs are candidates
+TIMED = 96  # configs of a class
 
 _Rows = Callable[[], Iterator[Row]]  # what times one size after the other
 

@@ -28,37 +28,38 @@ _FEWEST: Final = 5  # configs that were timed at a size, below which it tells no
 
 
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
-    """Return the configs predicted to come near the fastest, with a weight of up to 1."""
+    """Return the configs predicted to come near the fastest, with their microseconds."""
     ranked = [(model.predict_us(c, problem, device), c) for c in legal_configs(problem, device)]
     least = min(us for us, _ in ranked)
     found: dict[Config, float] = {}
     for us, config in sorted(ranked, key=lambda pair: (pair[0], pair[1].key)):
         if us <= _NEAR * least:
-            found.setdefault(banded(config), (_NEAR - us / least) / (_NEAR - 1))
+            found.setdefault(banded(config), us)
     return found
 
 
 def candidates(
     name: str, problems: Sequence[Tiled], device: Device, known: Sequence[Table], count: int
 ) -> list[Config]:
-    """Return configs to sweep: of a class's portfolios and winners, then those likely at most sizes."""
-    configs: dict[Config, None] = {}
+    """Return `count` configs to sweep: a class's portfolios and winners, and those predicted to be fastest.
+
+    Half are chosen so that each size, few as there may be of its kind, has one that is near its fastest; of
+    those that add nothing, the ones that are near at most sizes come first.
+    """
+    own: dict[Config, None] = {}
     for each in known:
         if name in each.portfolios:
-            configs |= dict.fromkeys(map(banded, each.portfolios[name].configs))
+            own |= dict.fromkeys(map(banded, each.portfolios[name].configs))
     for entry in (entry for each in known for entry in each.entries):
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
-            configs[banded(entry.config)] = None
-    weights: Counter[Config] = Counter()
+            own[banded(entry.config)] = None
     with CompilePool() as pool:
-        for future in [pool.submit(likely, problem, device) for problem in problems]:
-            weights.update(future.result())
-    for config, _ in weights.most_common():
-        if len(configs) >= count:
-            break
-        configs[config] = None
-    return list(configs)
+        futures = [pool.submit(likely, problem, device) for problem in problems]
+        rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
+    common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
+    cover = [common[place] for place in fit.chosen(_matrix(rows, common), count)]
+    return list(dict.fromkeys([*cover[: count // 2], *own, *cover]))[:count]
 
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
