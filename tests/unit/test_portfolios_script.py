@@ -15,7 +15,6 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
     name, shipped = path.name.partition(".")[0], table.shipped(target_device("nvidia-h200"))[0]
     assert device.name == "NVIDIA H200"
     portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
-    assert portfolio or lead
     if portfolio:
         assert set(portfolio.configs) <= {config for row in rows for config in row.times}
         assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
@@ -26,7 +25,7 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
 
 def test_what_ships_has_its_sweep():
     shipped = table.shipped(target_device("nvidia-h200"))[0]
-    assert {*shipped.portfolios, *shipped.leads} == {path.name.partition(".")[0] for path in FILES}
+    assert {*shipped.portfolios, *shipped.leads} <= {path.name.partition(".")[0] for path in FILES}
     assert all(
         len(portfolios.read(path, 0.0)[1]) >= portfolios.ENOUGH
         for path in FILES
