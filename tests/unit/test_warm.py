@@ -60,7 +60,7 @@ def test_calls_of_any_size_find_what_was_compiled_for_one(filled):
 
 def test_a_class_without_a_portfolio_compiles_the_plan(filled):
     requests, _ = filled
-    problem = PermuteProblem.turned(1, 384, 512, 8)
+    problem = MatmulProblem(1, 384, 512, 256, "float64", "float64")
     tritile.warm(problem, device=H200)
     assert requests == [planned([problem])]
 

@@ -1,5 +1,6 @@
 """Portfolios: the few dozen configs of a class of problems that are run, and what predicts their times."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final
@@ -113,12 +114,18 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares))
 
 
+@functools.cache
+def _parameters(op: str, name: str) -> frozenset[str]:
+    """Return the names of what a family's configs set. Its space may take long to begin."""
+    return frozenset(each for each, _ in next(iter(FAMILIES[op][name].space())).kwargs)
+
+
 def _offered(config: Config, op: str, name: str) -> Config:
     """Return a config that a family of the operation has. Raises InvalidValueError for another."""
     family = FAMILIES[op].get(config.family)
     _check(family is not None, f"{name}: {config.family!r} is no family of {op}")
     assert family is not None
-    names = {each for each, _ in next(iter(family.space())).kwargs}
+    names = _parameters(op, config.family)
     _check({each for each, _ in config.kwargs} == names, f"{name}: {config} is not of {sorted(names)}")
     blocks = [value for each, value in config.kwargs if not isinstance(value, bool)]
     _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{name}: {config}: wanted blocks")

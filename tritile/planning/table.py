@@ -431,12 +431,13 @@ def is_calibrated(device: Device) -> bool:
 def lead(name: str, device: Device) -> Lead | None:
     """Return what tells how many times as long torch takes for a class on a GPU; None if nothing does.
 
-    It is of the table whose portfolio serves the class, if one does; measured on this GPU model, and with the
-    kernels as they are.
+    It is of the table whose portfolio serves the class, if a measured one does; measured on this GPU model,
+    and with the kernels as they are.
     """
     served = portfolio(name, device)
-    tables = [served[1]] if served is not None else [each for each, _ in _tables(device)]
-    known = [each for each in tables if each.measured and each.device["name"] == device.name]
+    known = [each for each, _ in _tables(device) if each.measured and each.device["name"] == device.name]
+    if served is not None and served[1].measured:
+        known = [each for each in known if each is served[1]]
     return next((each.leads[name] for each in known if name in current_leads(each)), None)
 
 
