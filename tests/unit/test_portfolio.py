@@ -268,7 +268,7 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
 
 
 def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
-    h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350, l2_bytes=50 << 20)
+    h100 = replace(H200, name="NVIDIA H100 of a name of its own", memory_gbps=3350, l2_bytes=50 << 20)
     plan = plans.plan_for(PRODUCT, h100, "cached")
     assert plan.source == "predicted"
     assert "measured for NVIDIA H200, which is like it" in plan.why
