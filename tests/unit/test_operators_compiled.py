@@ -101,6 +101,23 @@ def test_compiled_with_a_size_that_only_the_data_tell():
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiled_with_rows_that_only_the_data_tell_and_what_broadcasts_to_them(wide):
+    torch._dynamo.reset()
+
+    def chosen(x, mask, weight, bias):
+        rows = x[mask]
+        product = tritile.matmul(rows, weight.mT[None] if wide else weight.mT)
+        return product, tritile.linear(rows.flatten(0, -2), weight, bias)
+
+    x = torch.randn(6, 3, 4)
+    given = x, torch.tensor([True, False, True, True, False, True]), torch.randn(5, 4), torch.randn(5)
+    compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+    for got, wanted in zip(compiled(*given), chosen(*given), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_compiled_into_memory_that_is_given():
     torch._dynamo.reset()
     out = torch.zeros(3, 5, dtype=torch.float64)

@@ -119,6 +119,21 @@ def test_rows_of_a_linear_layer_are_those_of_its_calls(filled, first):
     assert kernels(filled[0][0]) == kernels(planned(problems))
 
 
+def test_what_is_warmed_of_a_layer_with_a_residual_is_what_one_row_calls_too():
+    def of(m):
+        rest = {"residual": torch.empty(m, 4096, dtype=torch.bfloat16, device="meta")}
+        return tritile.plan(tritile.linear, *layer(m, 4096, 4096)[0], **rest, device=H200).problem
+
+    compiled = kernels(list(rows.of_class(of(300), H200)))
+    for m in (1, 2, 8, 300):
+        assert kernels(planned([of(m)])) <= compiled
+    with pytest.raises(InvalidValueError, match="two rows or more"):
+        rows.of_class(of(1), H200)
+    with pytest.raises(InvalidValueError, match="two rows or more"):
+        list(rows.of_rows(of(1), (1, 2), H200))
+    assert list(rows.of_rows(of(1), (1,), H200))
+
+
 def test_a_linear_layer_of_a_packed_weight_is_planned():
     x, bias = torch.empty(2, 5, 128, dtype=torch.bfloat16), torch.empty(64, dtype=torch.bfloat16)
     weight = tritile.quantize(torch.ones(64, 128, dtype=torch.bfloat16), bits=4, group_size=64)

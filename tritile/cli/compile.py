@@ -80,7 +80,7 @@ def _device(target: str | None, given: table.Table | None) -> Device:
 
 
 def _shipped(device: Device) -> table.Table:
-    found = next(iter(table.shipped(device)), None)
+    found = next((each for each in table.shipped(device) if each.entries), None)
     if found is None:
         raise InvalidValueError(
             f"no table of {device.name} is shipped: name a --table, a --suite or shapes to compile"

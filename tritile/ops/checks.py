@@ -199,8 +199,14 @@ def check_no_overlap(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None
 def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     """Return the shape that two shapes broadcast to. Raises ShapeError where there is none.
 
-    `torch.broadcast_shapes` loads SymPy, which takes a process's first call a second and more.
+    `torch.broadcast_shapes` loads SymPy, which takes a process's first call a second and more; sizes that a
+    compiler traces are left to it.
     """
+    if any(isinstance(size, torch.SymInt) for size in (*one, *other)):
+        try:
+            return tuple(torch.broadcast_shapes(tuple(one), tuple(other)))
+        except RuntimeError as error:
+            raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast") from error
     short, long = sorted((tuple(one), tuple(other)), key=len)
     short = (1,) * (len(long) - len(short)) + short
     if any(x != y and x != 1 and y != 1 for x, y in zip(short, long, strict=True)):

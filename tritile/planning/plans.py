@@ -120,8 +120,9 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Tell what the shipped tables hold, if it may run here."""
     found = ((each, _entry(each, problem)) for each in table.shipped(device))
-    shipped, entry = next((pair for pair in found if pair[1] is not None), (None, None))
-    if shipped is None or entry is None or illegal(entry.config, problem, device) is not None:
+    legal = ((of, own) for of, own in found if own and illegal(own.config, problem, device) is None)
+    shipped, entry = next(legal, (None, None))
+    if shipped is None or entry is None:
         return None
     how = "measured" if shipped.measured else "predicted and compiled, not measured,"
     of = shipped.device["name"]

@@ -68,7 +68,7 @@ def _gpu() -> list[Finding]:
 
 
 def _table(gpu: devices.Device) -> Finding:
-    shipped = next(iter(table.shipped(gpu)), None)
+    shipped = next((each for each in table.shipped(gpu) if each.entries), None)
     if shipped is None:
         return Finding("shipped table", "none", True, "run tuning/autotune.py once")
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"

@@ -84,6 +84,18 @@ def _with_one_row(epilogue: str) -> str:
     return str(replace(fused, **sides))
 
 
+def _fused_at(problem: MatmulProblem, m: int) -> str:
+    """Return what is fused into the same call with another number of rows.
+
+    Raises InvalidValueError where a call of one row does not tell whether its residual differs by row.
+    """
+    if m == 1:
+        return _with_one_row(problem.epilogue)
+    if problem.m == 1 and epilogue_of(problem.epilogue).residual:
+        raise InvalidValueError(f"{problem.label}: its residual may differ by row: give two rows or more")
+    return problem.epilogue
+
+
 def _with_rows(problem: Any, m: int) -> Any:
     """Return the problem of the same call with another number of rows.
 
@@ -102,10 +114,16 @@ def _with_rows(problem: Any, m: int) -> Any:
     return replace(
         problem,
         m=m,
-        epilogue=_with_one_row(problem.epilogue) if m == 1 else problem.epilogue,
+        epilogue=_fused_at(problem, m),
         a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
         out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
     )
+
+
+def _sized(problem: Any, m: int, n: int, k: int) -> Any:
+    """Return the problem of the same call with other sizes, aligned as it is."""
+    fused = {"epilogue": _fused_at(problem, m)} if isinstance(problem, MatmulProblem) else {}
+    return replace(problem, m=m, n=n, k=k, **fused)
 
 
 def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "cached") -> Iterator[Entry]:
@@ -143,7 +161,7 @@ def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[E
         return _planned([problem], device, mode)
     alike: list[Tiled] = [problem]
     if not isinstance(problem, _Others):
-        alike += (replace(problem, m=m, n=n, k=k) for m in _ROWS for n in _SIDES for k in _SIDES)
+        alike += (_sized(problem, m, n, k) for m in _ROWS for n in _SIDES for k in _SIDES)
     same = _remembered(problem, device)
     met = (numerics.in_one_way(each) if invariant(problem) else each for each in same)
     remembered = itertools.chain(_planned([problem], device, mode), _planned(met, device, "cached"))
