@@ -166,6 +166,10 @@ def compile_(
             if text.lower().count("x") != 1:
                 raise InvalidValueError(f"--weight {text!r}: wanted NxK")
             case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
+            if case.n == 1:
+                raise InvalidValueError(
+                    f"--weight {text!r}: a result of one column is made as one row: give shapes"
+                )
             (problem,) = problems_of([case], batch_invariant)
             entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))

@@ -28,7 +28,8 @@ def warm(
     They lie in Triton's cache on disk, where calls find them; what is there already counts too. Compiled are
     the kernels of calls that differ from this one in sizes only: for each config of the portfolio of its
     class, and for the sizes of which a config is remembered. Where its class has no portfolio, and of a
-    permutation, the sizes stay. Not for use while another thread launches kernels.
+    permutation, the sizes stay. A result of one column is made as one row is: other numbers of rows need a
+    call of their own. Not for use while another thread launches kernels.
 
     Args:
         what: the operation, followed by the arguments of the call, or a problem alone, as `tritile.plan`
