@@ -197,7 +197,7 @@ def predicted(problem: Tiled, device: Device) -> Plan:
     """Tell what the model picks."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
-    why = "the model's prediction: its class has no portfolio on this GPU"
+    why = "the model's prediction, of all configs: no portfolio was asked, or none serves it"
     return Plan(problem, config, "model", device, us, why)
 
 

@@ -317,7 +317,7 @@ def _folder() -> Traversable:
     return resources.files("tritile") / "tables"
 
 
-_PREDICTED: Final = "predicted"  # a folder in that of tables, for GPU models of which none was measured
+_PREDICTED: Final = "predicted"  # a folder in that of tables, for what was not measured of a GPU model
 
 
 @functools.cache
