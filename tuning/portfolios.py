@@ -3,7 +3,7 @@
     python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
 
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
-Each half of the sizes chooses and fits, and is tried on the other half. Told is what the pick, the fastest of
+Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; and what this
 one loses, by the model, to the best of all configs, timed or not. `--least`: of sizes that take so many
 microseconds or more. `--table`: a table to put what all sizes give in: of each class its lead over torch; and

@@ -121,7 +121,7 @@ def _fitted(
     try:
         if kept is not None:
             rows = predict.compiled(name, rows, device, kept, say)
-        measured = run.Measured(name, rows, device)
+        measured = run.Measured(name, rows, device, corrected=kept is None)
     except TuningError as error:
         say(str(error))
         return None, None

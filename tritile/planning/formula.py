@@ -6,7 +6,8 @@ what its family's model says that each of these takes. The same formula takes te
 constants are fitted to measurements, and arrays of many configs, whose times are predicted at once.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from tritile.families.permute.family import parts_us
 from tritile.families.quantized import family as packed
 from tritile.families.quantized import unpacked
 from tritile.families.registry import FAMILIES
+from tritile.planning.classes import MOVED, ROWS, SIDES
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,7 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
     """Tell what of a product its time depends on; `copies`: operands that no descriptor reads are copied."""
     core = problem.core
     size, out_size = core.itemsize, ITEMSIZE[core.out_dtype]
-    a, b, out = core.operands
-
-    def leading(operand: Any, layout: str) -> int:
-        return int(operand.strides[2 if layout == "column" else 1])
-
-    a_row, b_row = leading(a, core.a_layout) * size, leading(b, core.b_layout) * size
-    out_row = leading(out, core.out_layout) * out_size
+    a_row, b_row, out_row = _rows_of(core)
     copy_a, copy_b = copied(core) if copies else (False, False)
     a_row, b_row = a_row * (not copy_a), b_row * (not copy_b)  # rows of copies start on lines
     moved = core.batch * core.k * (core.m * copy_a + core.n * core.rights * copy_b) * size
@@ -125,6 +121,42 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
         int(a_row % LINE != 0), int(b_row % LINE != 0), int(core.b_layout == "row"),
         moved, int(moved > 0), device.processors,
     )  # fmt: skip
+
+
+def _rows_of(core: Any) -> list[int]:
+    """Return bytes from one row of a, of b and of the result to the next, or from column to column."""
+    layouts = core.a_layout, core.b_layout, core.out_layout
+    strides = (
+        int(operand.strides[2 if layout == "column" else 1])
+        for operand, layout in zip(core.operands, layouts, strict=True)
+    )
+    sizes = core.itemsize, core.itemsize, ITEMSIZE[core.out_dtype]
+    return [stride * size for stride, size in zip(strides, sizes, strict=True)]
+
+
+def _within(size: float, least: float, most: float) -> float:
+    return min(max(size, least), most)
+
+
+def _logs(sizes: Iterable[float]) -> list[float]:
+    return [math.log2(size) / 8 - 1 for size in sizes]  # of some -1 to 1
+
+
+def _product_traits(problem: Any) -> list[float]:
+    core = getattr(problem, "core", problem)
+    m, n, k = core.batch * core.m, core.n, core.k
+    if isinstance(problem, MatmulProblem):
+        rows, by_row = _rows_of(core), core.b_layout == "row"
+    else:
+        rows, by_row = [k * problem.itemsize, LINE, n * problem.itemsize], False
+    sizes = _within(m, 1, ROWS), _within(n, *SIDES), _within(k, *SIDES)
+    return [*_logs(sizes), *_logs(math.gcd(row, LINE) for row in rows), by_row / 2]
+
+
+def _permute_traits(problem: PermuteProblem) -> list[float]:
+    return _logs((
+        _within(problem.bytes, *MOVED) / 1024, problem.m, problem.n, problem.x_align, problem.out_align
+    ))  # fmt: skip
 
 
 def _begin(shape: Shape) -> Constants:
@@ -162,6 +194,8 @@ class Formula:
     - `shape(config, problem, device)`: what of a config the formula takes, for all problems of a kind.
     - `us(shape, facts, constants)`: microseconds.
     - `begin(shape)`: the constants to begin a fit with.
+    - `traits(problem)`: sizes and what rows start on, as numbers of some -1 to 1: what times vary with that
+      the formula does not know of. Sizes beyond those that are drawn count as the last of them.
     """
 
     constants: type[Any]
@@ -170,13 +204,20 @@ class Formula:
     shape: Callable[[Config, Any, Device], Any]
     us: Callable[[Any, Any, Any], Any]
     begin: Callable[[Any], Any]
+    traits: Callable[[Any], list[float]]
 
 
 _BY_POINTERS: Final = "tile"  # the family that copies no operand first
 
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(
-        Constants, lambda config: config.family != _BY_POINTERS, facts_of, shape_of, product_us, _begin
+        Constants,
+        lambda config: config.family != _BY_POINTERS,
+        facts_of,
+        shape_of,
+        product_us,
+        _begin,
+        _product_traits,
     ),
     packed.TILE.op: Formula(
         Constants,
@@ -185,6 +226,7 @@ FORMULAS: Final[dict[str, Formula]] = {
         shape_of,
         product_us,
         _begin,
+        _product_traits,
     ),
     PermuteProblem.op: Formula(
         PermuteConstants,
@@ -193,5 +235,6 @@ FORMULAS: Final[dict[str, Formula]] = {
         lambda config, problem, device: (),
         permute_us,
         lambda shape: PermuteConstants(),
+        _permute_traits,
     ),
 }

@@ -9,22 +9,17 @@ from typing import Any, Final
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.planning.classes import MEASURED
+from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
 _LARGEST: Final = 1e30  # of a weight, and of what torch is never predicted to take
-_TERMS: Final = {MatmulProblem.op: 28, PermuteProblem.op: 21}
+_TERMS: Final = {MatmulProblem.op: 36, PermuteProblem.op: 21}
 
 
 def terms(problem: MatmulProblem | PermuteProblem) -> list[float]:
-    """Return what a lead weighs: 1, logarithms of sizes and of alignments, and their products."""
-    sizes: tuple[float, ...]
-    if isinstance(problem, PermuteProblem):
-        sizes = (problem.bytes / 1024, problem.m, problem.n, problem.x_align, problem.out_align)
-    else:
-        aligns = problem.a_align, problem.b_align, problem.out_align
-        sizes = (problem.batch * problem.m, problem.n, problem.k, *aligns)
-    logs = [math.log2(max(1, size)) / 8 - 1 for size in sizes]  # of some -1 to 1
-    return [1.0, *logs, *(x * y for x, y in itertools.combinations_with_replacement(logs, 2))]
+    """Return what a lead weighs: 1, the traits of a problem, and their products."""
+    traits = FORMULAS[problem.op].traits(problem)
+    return [1.0, *traits, *(x * y for x, y in itertools.combinations_with_replacement(traits, 2))]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning.classes import MEASURED
+from tritile.planning.correction import COSINES, cosines
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
@@ -21,6 +22,7 @@ RACED: Final = 8  # of them, the likeliest at a size, that mode "tune" times
 _BLEND: Final = 32.0  # of constants that are powers: more overflows
 _SMALLEST: Final = 1e-12  # of a constant
 _LARGEST: Final = 1e12
+_MOST_WEIGHT: Final = 10.0  # of a cosine of a correction
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,16 @@ def _columns(rows: Iterable[Iterable[float]]) -> Any:
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Hold configs of a class with their constants, in the order in which ties are broken."""
+    """Hold configs of a class with their constants, in the order in which ties are broken.
+
+    `weights`: of the cosines of each config's correction; none where no times were measured.
+    """
 
     name: str
     configs: tuple[Config, ...]
     constants: tuple[Any, ...]
     loss: Loss
+    weights: tuple[tuple[float, ...], ...] = ()
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
@@ -60,12 +66,14 @@ class Portfolio:
             keys = [formula.key(config) for config in self.configs]
             different = list(dict.fromkeys(keys))
             places = np.array([different.index(key) for key in keys])
-            self._known[kind] = type(shapes[0])(*_columns(shapes)), constants, different, places
-        shape, constants, different, places = self._known[kind]
+            shape = type(shapes[0])(*_columns(shapes))
+            self._known[kind] = shape, constants, np.array(self.weights), different, places
+        shape, constants, weights, different, places = self._known[kind]
         rows = [formula.facts(problem, device, key) for key in different]
         facts = type(rows[0])(*_columns(rows).take(places, 1))
-        us: list[float] = formula.us(shape, facts, constants).tolist()
-        return us
+        us = formula.us(shape, facts, constants)
+        times: list[float] = (us * np.exp(weights @ cosines(problem)) if self.weights else us).tolist()
+        return times
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
         """Return the `count` legal configs that are predicted to be fastest, with their microseconds."""
@@ -84,6 +92,8 @@ class Portfolio:
             {"config": config.to_dict(), "constants": [float(f"{value:.3g}") for value in astuple(constants)]}
             for config, constants in zip(self.configs, self.constants, strict=True)
         ]
+        for member, weights in zip(members, self.weights, strict=False):
+            member["weights"] = [float(f"{weight:.3g}") for weight in weights]
         return {"members": members, "loss": dict(vars(self.loss))}
 
 
@@ -95,23 +105,28 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     kind = FORMULAS[MEASURED[name].op].constants
     count = len(fields(kind))
     _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
-    configs, constants = [], []
+    configs, constants, weights = [], [], []
+    wanted = {"config", "constants"} | {"weights" for each in members[:1] if "weights" in each}
     for member in members:
         _check(
-            isinstance(member, Mapping) and set(member) == {"config", "constants"},
-            f"{name}: a member is a config and its constants",
+            isinstance(member, Mapping) and set(member) == wanted,
+            f"{name}: a member is a config, its constants and, if all have them, its weights",
         )
         values = member["constants"]
         _check(isinstance(values, list) and len(values) == count, f"{name}: wanted {count} constants")
         configs.append(_offered(Config.from_dict(member["config"]), MEASURED[name].op, name))
         constants.append(kind(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
         _check(constants[-1].blend <= _BLEND, f"{name}: a blend of {constants[-1].blend}, above {_BLEND}")
+        if "weights" in wanted:
+            own = member["weights"]
+            _check(isinstance(own, list) and len(own) == COSINES, f"{name}: wanted {COSINES} weights")
+            weights.append(tuple(_number(value, -_MOST_WEIGHT, _MOST_WEIGHT) for value in own))
     _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
     names = [f.name for f in fields(Loss)]
     _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
     sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
     shares = [_number(loss[each], 0, 1e3) for each in names[1:]]
-    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares))
+    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares), tuple(weights))
 
 
 @functools.cache

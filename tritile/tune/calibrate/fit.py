@@ -22,6 +22,7 @@ _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards what configs of a kind have in
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # of a measured time, beyond which an error counts less than in square
 _HOLD: Final = 1.0  # of a lead's weights
+_HELD: Final = 10.0  # of a correction's weights
 _LOST: Final = 0.05  # share of what is taken by a lead that may be slower than torch
 _NEVER: Final = 1e9  # times as long as torch is never predicted to take
 _PRESSURE: Final = 1.5  # power by which slower configs count less
@@ -120,7 +121,7 @@ def fitted(
             own = rows[~us[rows, place].isnan()]
             at = type(facts[place])(*(column[own] for column in facts[place]))
             times, prior = us[own, place], begin[place] + common[kind]
-            weights = (times / fastest[own]).clamp(max=4) ** -_PRESSURE
+            weights = _pressed(times / fastest[own])
             predict = functools.partial(_predicted, formula, shape=shape, facts=at)
             new.append(_fit_one(predict, times, weights, prior, pull) if len(own) else prior)
         found = new
@@ -128,6 +129,29 @@ def fitted(
             alike = [found[i] - begin[i] for i in range(len(shapes)) if kinds[i] == kind]
             common[kind] = torch.stack(alike).median(0).values
     return [formula.constants(*theta.exp().tolist()) for theta in found]
+
+
+def _pressed(ratios: torch.Tensor) -> torch.Tensor:
+    """Return how much errors count of configs that take so many times as long as the fastest."""
+    return ratios.clamp(max=4) ** -_PRESSURE
+
+
+def corrections(
+    cosines: torch.Tensor, predicted: torch.Tensor, us: torch.Tensor, rows: torch.Tensor
+) -> list[list[float]]:
+    """Return the weights of each config's correction, fitted to its times at the sizes of `rows`.
+
+    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds.
+    """
+    fastest = us.nan_to_num(math.inf).amin(1)
+    held = _HELD * torch.eye(cosines.shape[1], dtype=us.dtype)
+    found = []
+    for place in range(us.shape[1]):
+        own = rows[~us[rows, place].isnan()]
+        pressed = _pressed(us[own, place] / fastest[own])[:, None]
+        x, y = pressed * cosines[own], pressed * (us[own, place] / predicted[own, place]).log()[:, None]
+        found.append(torch.linalg.solve(x.T @ x + held, x.T @ y)[:, 0].tolist())
+    return found
 
 
 def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:

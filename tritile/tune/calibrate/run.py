@@ -3,8 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tritile.core.config import Config
@@ -14,6 +16,7 @@ from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.classes import MEASURED, class_of
+from tritile.planning.correction import cosines
 from tritile.planning.formula import FORMULAS
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Loss, Portfolio
@@ -72,9 +75,12 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
 
 
 class Measured:
-    """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little."""
+    """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little.
 
-    def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
+    `corrected`: portfolios correct their formula, by what was measured.
+    """
+
+    def __init__(self, name: str, rows: Sequence[Row], device: Device, corrected: bool = True) -> None:
         rows = [row for row in rows if len(row.times) >= _FEWEST]
         if len(rows) < 4:
             raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit anything to")
@@ -85,6 +91,7 @@ class Measured:
         self.fastest = self.us.nan_to_num(torch.inf).amin(1)
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
+        self._cosines = torch.tensor(np.array([cosines(row.problem) for row in rows])) if corrected else None
 
     def chosen(self, count: int) -> list[Config]:
         """Return the configs of a portfolio of all sizes."""
@@ -105,18 +112,27 @@ class Measured:
         kinds = [kind_of(config)[:2] for config in own]
         constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, places], rows)
         predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
-        made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
-        return places, made, torch.stack(predicted, 1)
+        us, weights = torch.stack(predicted, 1), list[list[float]]()
+        if self._cosines is not None:
+            weights = fit.corrections(self._cosines, us, self.us[:, places], rows)
+            us = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
+        loss = Loss(1, 0.0, 0.0, 0.0)
+        return (
+            places,
+            Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights))),
+            us,
+        )
 
     def left_out(self, count: int = MOST) -> torch.Tensor:
         """Return microseconds at each size of the pick, and of the fastest of the portfolio: two columns.
 
-        Each half of the sizes is chosen and fitted for by the other half. NaN where none of it was timed.
+        Each quarter of the sizes is chosen and fitted for by the others. NaN where none of it was timed.
         """
         times = torch.full((len(self.us), 2), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
-        halves = order[: len(order) // 2], order[len(order) // 2 :]
-        for rows, left_out in (halves, halves[::-1]):
+        quarters = order.tensor_split(4)
+        for left_out in quarters:
+            rows = torch.cat([each for each in quarters if each is not left_out])
             places, _, predicted = self._fitted(rows, count)
             own = self.us[left_out][:, places].nan_to_num(torch.inf)
             guess = predicted[left_out].where(own < torch.inf, torch.inf).argmin(1, keepdim=True)
@@ -131,7 +147,7 @@ class Measured:
     def portfolio(self, left_out: torch.Tensor, count: int = MOST) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
         _, made, _ = self._fitted(torch.arange(len(self.us)), count)
-        return Portfolio(made.name, made.configs, made.constants, fit.loss_of(self.lost(left_out)[:, 0]))
+        return replace(made, loss=fit.loss_of(self.lost(left_out)[:, 0]))
 
     def lead(self, left_out: torch.Tensor) -> Lead | None:
         """Return what tells how many times as long torch takes as a pick; None where few sizes were timed."""
