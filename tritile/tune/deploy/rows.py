@@ -26,9 +26,10 @@ from tritile.tune.deploy.fill import Entry
 
 _Others = PermuteProblem | GroupedProblem  # than products of two matrices
 # Sizes which differ in all that tells kernels of one config apart: whether blocks divide them, whether 16
-# does, whether few tiles are made.
-_ROWS: Final = (1, 7, 100, 640, 4096, 5003)
-_SIDES: Final = (72, 208, 1024, 5000, 6160, 8192)
+# does, whether few tiles are made, whether K is long enough to be shared by many programs.
+_ROWS: Final = (1, 7, 64, 640, 4096, 5003)
+_COLUMNS: Final = (40, 48, 256, 5000, 6160, 8192)
+_DEPTHS: Final = (72, 208, 1024, 30000, 30008, 32768)
 
 
 def _kind(value: Any) -> Any:
@@ -161,7 +162,7 @@ def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[E
         return _planned([problem], device, mode)
     alike: list[Tiled] = [problem]
     if not isinstance(problem, _Others):
-        alike += (_sized(problem, m, n, k) for m in _ROWS for n in _SIDES for k in _SIDES)
+        alike += (_sized(problem, m, n, k) for m in _ROWS for n in _COLUMNS for k in _DEPTHS)
     same = _remembered(problem, device)
     met = (numerics.in_one_way(each) if invariant(problem) else each for each in same)
     remembered = itertools.chain(_planned([problem], device, mode), _planned(met, device, "cached"))
