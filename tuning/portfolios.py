@@ -6,9 +6,9 @@ A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, a
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; and what this
 one loses, by the model, to the best of all configs, timed or not. `--least`: of sizes that take so many
-microseconds or more. `--table`: a table to put what all sizes give in: of each class its lead over torch; and
-its portfolio, where that is of enough sizes and its picks, with what was not timed counted against them, lose
-less than the model's.
+microseconds or more. `--table`: a table to put what all sizes give in, or a new one: of each class its lead
+over torch; and its portfolio, where that is of enough sizes and its picks, with what was not timed counted
+against them, lose less than the model's.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import problem_from_dict
+from tritile.families.registry import digests
 from tritile.planning import model, table
 from tritile.tune.calibrate.run import Measured, likely
 from tritile.tune.calibrate.sweep import Row
@@ -96,10 +97,10 @@ def main() -> None:
         good = len(pick) >= ENOUGH and losses[0] + losses[1] < losses[2]
         made[name] = measured.portfolio(left_out) if good and asked.table else None
     if asked.table:
-        old = table.read(asked.table)
+        new = table.Table(device.to_dict(), True, digests(), ())
+        old = table.read(asked.table) if asked.table.exists() else new
         portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
-        new = replace(old, portfolios=portfolios, leads={**old.leads, **leads})
-        table.write(new, asked.table)
+        table.write(replace(old, portfolios=portfolios, leads={**old.leads, **leads}), asked.table)
 
 
 if __name__ == "__main__":

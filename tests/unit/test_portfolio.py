@@ -7,7 +7,9 @@ import subprocess
 import sys
 import warnings
 from dataclasses import astuple, fields, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +23,8 @@ from tritile.families.space import illegal, legal_configs
 from tritile.lab.report import doctor
 from tritile.ops import run
 from tritile.planning import model, plans, table
-from tritile.planning.classes import MEASURED, class_of
+from tritile.planning.classes import MEASURED, ROWS, SIDES, class_of
+from tritile.planning.correction import COSINES, cosines
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, RACED, Loss, Portfolio, portfolio_of
@@ -203,6 +206,54 @@ def test_a_portfolio_is_written_and_read():
     assert portfolio_of("halves-nt", read.to_dict()) == read
 
 
+def corrected():
+    """The same portfolio, with corrections."""
+    dice = random.Random(5)
+    weights = [[dice.uniform(-0.1, 0.1) for _ in range(COSINES)] for _ in members().configs]
+    return replace(members(), weights=tuple(map(tuple, weights)))
+
+
+def test_corrections_change_times_by_their_weighted_cosines():
+    portfolio = corrected()
+    expected = [
+        us * math.exp(sum(w * c for w, c in zip(weights, cosines(PRODUCT), strict=True)))
+        for us, weights in zip(members().times(PRODUCT, H200), portfolio.weights, strict=True)
+    ]
+    assert portfolio.times(PRODUCT, H200) == pytest.approx(expected)
+    read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
+    assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
+    assert portfolio_of("halves-nt", read.to_dict()) == read
+
+
+def test_corrections_are_the_same_in_every_process():
+    text = "from tests.unit.test_portfolio import PRODUCT; from tritile.planning.correction import cosines; "
+    command = [sys.executable, "-c", text + "print(cosines(PRODUCT).tolist())"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert json.loads(told.stdout) == cosines(PRODUCT).tolist()
+
+
+def test_sizes_beyond_those_that_are_drawn_are_corrected_as_the_last_of_them():
+    def at(**sizes):
+        return cosines(replace(PRODUCT, **sizes)).tolist()
+
+    assert at(m=1 << 20) == at(m=ROWS)
+    assert at(k=1 << 16) == at(k=SIDES[1]) != at(k=SIDES[1] // 2)
+
+
+def test_corrections_take_from_other_sizes_what_the_formula_misses():
+    problems = drawn("halves-nt", 300, "corrected")
+    own, left_out = torch.arange(200), torch.arange(200, 300)
+    terms = torch.tensor(np.array([cosines(problem) for problem in problems]))
+    missed = torch.tensor([0.2 * math.sin(math.log(p.n) / 2) + 0.1 * (p.k % 64 > 0) for p in problems])
+    predicted = torch.linspace(5, 50, 300, dtype=torch.float64)[:, None].repeat(1, 2)
+    us = predicted * torch.stack([missed, torch.zeros(300)], 1).exp()
+    us[::3, 0] = torch.nan  # not timed there
+    weights = torch.tensor(fit.corrections(terms, predicted, us, own), dtype=torch.float64)
+    told = (terms @ weights.T)[left_out]
+    assert (told[:, 0] - missed[left_out]).square().mean() < 0.25 * missed[left_out].square().mean()
+    assert told[:, 1].abs().max() < 1e-6
+
+
 def damaged(change):
     data = json.loads(json.dumps(members().to_dict()))
     change(data)
@@ -227,6 +278,12 @@ def damaged(change):
         damaged(lambda d: d["members"][0]["config"]["kwargs"].pop("BLOCK_K")),
         damaged(lambda d: d["members"][0]["config"]["kwargs"].update(BLOCK_K=0)),
         damaged(lambda d: d["members"][0]["constants"].__setitem__(13, 400.0)),
+        damaged(lambda d: d["members"][0].update(weights=[0.0] * COSINES)),  # and others have none
+        damaged(lambda d: [each.update(weights=[0.0] * (COSINES - 1)) for each in d["members"]]),
+        damaged(lambda d: [each.update(weights=[11.0] * COSINES) for each in d["members"]]),
+        damaged(lambda d: [each.update(weights=["0"] * COSINES) for each in d["members"]]),
+        damaged(lambda d: [each.update(weights=0.0) for each in d["members"]]),
+        damaged(lambda d: d.update(members=[3])),
     ],
 )  # fmt: skip
 def test_what_is_no_portfolio_is_refused(data):
@@ -268,14 +325,14 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
 
 
 def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
-    h100 = replace(H200, name="NVIDIA H100 of a name of its own", memory_gbps=3350, l2_bytes=50 << 20)
-    plan = plans.plan_for(PRODUCT, h100, "cached")
+    alike = replace(H200, name="NVIDIA H200 of a name of its own", memory_gbps=4400)
+    plan = plans.plan_for(PRODUCT, alike, "cached")
     assert plan.source == "predicted"
     assert "measured for NVIDIA H200, which is like it" in plan.why
-    assert table.shipped(h100)[0] is table.shipped(H200)[0]
+    assert table.shipped(alike)[0] is table.shipped(H200)[0]
     for other in (
-        replace(A100, name="A100 of another name"), replace(h100, processors=114),
-        replace(h100, memory_gbps=3000), replace(h100, arch=100),
+        replace(A100, name="A100 of another name"), replace(alike, processors=114),
+        replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
         assert not table.shipped(other)
         assert plans.plan_for(PRODUCT, other, "cached").source == "model"
@@ -323,7 +380,7 @@ def ship(tmp_path, monkeypatch):
 def predicted(device, measured=False):
     """A table of a portfolio of the first legal configs of a GPU."""
     own = members(20, device=device)
-    weights = (0.0,) * 28
+    weights = (0.0,) * 36
     leads = {"halves-nt": Lead(weights, 1.0, 100)}
     return table.Table(device.to_dict(), measured, digests(), (), None, {"halves-nt": own}, leads)
 
@@ -374,8 +431,8 @@ def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
 
 
 def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
-    assert not table.portfolio("int8", H200)[1].measured
-    assert table.lead("int8", H200) is not None
+    assert not table.portfolio("turned-2", H200)[1].measured
+    assert table.lead("turned-2", H200) is not None
     assert table.portfolio("halves-nn", H200)[1].measured
     assert table.lead("halves-nn", H200) is not None
 

@@ -106,8 +106,10 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     count = len(fields(kind))
     _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
     configs, constants, weights = [], [], []
-    wanted = {"config", "constants"} | {"weights" for each in members[:1] if "weights" in each}
+    wanted = {"config", "constants"}
     for member in members:
+        if not configs and isinstance(member, Mapping) and "weights" in member:
+            wanted.add("weights")
         _check(
             isinstance(member, Mapping) and set(member) == wanted,
             f"{name}: a member is a config, its constants and, if all have them, its weights",
