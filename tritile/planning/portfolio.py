@@ -105,7 +105,9 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     kind = FORMULAS[MEASURED[name].op].constants
     count = len(fields(kind))
     _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
-    configs, constants, weights = [], [], []
+    configs: list[Config] = []
+    constants: list[Any] = []
+    weights: list[tuple[float, ...]] = []
     wanted = {"config", "constants"}
     for member in members:
         if not configs and isinstance(member, Mapping) and "weights" in member:
