@@ -71,10 +71,11 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
-    made, leads = {}, {}
+    made, leads, gpus = {}, {}, set()
     for path in asked.files:
         name = path.name.partition(".")[0]
         device, rows = read(path, asked.least)
+        gpus.add(device.name)
         measured = Measured(name, rows, device)
         left_out = measured.left_out()
         pick, best = measured.lost(left_out).unbind(1)
@@ -99,6 +100,8 @@ def main() -> None:
     if asked.table:
         new = table.Table(device.to_dict(), True, digests(), ())
         old = table.read(asked.table) if asked.table.exists() else new
+        if {old.device["name"]} != gpus:
+            parser.error(f"{asked.table} is of {old.device['name']}, the sweeps of {', '.join(sorted(gpus))}")
         portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
         table.write(replace(old, portfolios=portfolios, leads={**old.leads, **leads}), asked.table)
 

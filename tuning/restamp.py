@@ -52,7 +52,7 @@ def codes(slug: str, names: Collection[str]) -> dict[str, str]:
     from tritile.runtime.offline import compiling_for
 
     device = target_device(slug)
-    entries = [e for e in table.shipped(device)[0].entries if name_of(e) in names]
+    entries = [e for shipped in table.shipped(device) for e in shipped.entries if name_of(e) in names]
     found = {}
     for number, entry in enumerate(entries, start=1):
         with compiling_for(device):

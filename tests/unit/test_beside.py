@@ -1,5 +1,6 @@
 """Which calls tritile is expected to win beside torch: by what was measured, and by leads of classes."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 import tritile
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.planning import beside, model, plans, table
 from tritile.planning.lead import Lead, lead_of, terms
@@ -211,6 +212,17 @@ def test_a_lead_is_fitted_to_ratios_and_knows_where_it_can_tell():
     assert sum(told.ratio(problem) >= told.least for problem in problems) < 20
     behind = fit.lead(problems, -noise.abs())
     assert not any(behind.ratio(problem) >= behind.least for problem in problems)
+
+
+def test_leads_of_another_version_are_skipped_and_the_rest_of_the_table_is_read(tmp_path):
+    made = Table(H200.to_dict(), True, digests(), (), leads={"turned-4": lead(TURN, 1.5, 1.25)})
+    table.write(made, tmp_path / "table.json")
+    data = json.loads((tmp_path / "table.json").read_text())
+    data["leads"]["fp8"] = {"weights": [0.0] * 28, "least": 1.0, "sizes": 100}
+    (tmp_path / "table.json").write_text(json.dumps(data))
+    with pytest.warns(StoreWarning, match="1 leads are not used: .*wanted 36 weights"):
+        found = table.read(tmp_path / "table.json")
+    assert list(found.leads) == ["turned-4"]
 
 
 def test_sizes_at_which_torch_was_not_timed_do_not_count():

@@ -32,6 +32,8 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
+from tritile.tune.calibrate.run import Measured
+from tritile.tune.calibrate.sweep import Row
 
 H200 = target_device("nvidia-h200")
 A100 = target_device("sm_80")
@@ -252,6 +254,24 @@ def test_corrections_take_from_other_sizes_what_the_formula_misses():
     told = (terms @ weights.T)[left_out]
     assert (told[:, 0] - missed[left_out]).square().mean() < 0.25 * missed[left_out].square().mean()
     assert told[:, 1].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("missed", [0.0, 0.3])
+def test_corrections_are_made_where_they_earn_their_keep(missed):
+    portfolio, rows = members(20), []
+    for problem in drawn("halves-nt", 160, "earned"):
+        times = portfolio.times(problem, H200)
+        slower = [math.exp(missed * (place % 2) * math.sin(math.log(problem.n) / 2)) for place in range(20)]
+        rows.append(
+            Row(problem, {c: us * s for c, us, s in zip(portfolio.configs, times, slower, strict=True)})
+        )
+    measured = Measured("halves-nt", rows, H200)
+    left_out = measured.left_out()
+    assert bool(measured.portfolio(left_out).weights) == (missed > 0)
+    alone = Measured("halves-nt", rows, H200, corrected=False)
+    assert not alone.portfolio(alone.left_out()).weights
+    means = [float(each.lost(each.left_out())[:, 0].log1p().mean()) for each in (measured, alone)]
+    assert means[0] < means[1] - 0.005 if missed else means[0] == means[1]
 
 
 def damaged(change):

@@ -146,7 +146,7 @@ def _product_traits(problem: Any) -> list[float]:
     core = getattr(problem, "core", problem)
     m, n, k = core.batch * core.m, core.n, core.k
     if isinstance(problem, MatmulProblem):
-        rows, by_row = _rows_of(core), core.b_layout == "row"
+        rows, by_row, k = _rows_of(core), core.b_layout == "row", problem.k  # `core` of parts has K thrice
     else:
         rows, by_row = [k * problem.itemsize, LINE, n * problem.itemsize], False
     sizes = _within(m, 1, ROWS), _within(n, *SIDES), _within(k, *SIDES)
@@ -154,9 +154,8 @@ def _product_traits(problem: Any) -> list[float]:
 
 
 def _permute_traits(problem: PermuteProblem) -> list[float]:
-    return _logs((
-        _within(problem.bytes, *MOVED) / 1024, problem.m, problem.n, problem.x_align, problem.out_align
-    ))  # fmt: skip
+    moved = _within(problem.bytes / 2, *MOVED) / 512
+    return _logs((moved, problem.m, problem.n, problem.x_align, problem.out_align))
 
 
 def _begin(shape: Shape) -> Constants:
@@ -195,7 +194,8 @@ class Formula:
     - `us(shape, facts, constants)`: microseconds.
     - `begin(shape)`: the constants to begin a fit with.
     - `traits(problem)`: sizes and what rows start on, as numbers of some -1 to 1: what times vary with that
-      the formula does not know of. Sizes beyond those that are drawn count as the last of them.
+      the formula does not know of. Sizes of products, and bytes, beyond those that are drawn count as the
+      last of them.
     """
 
     constants: type[Any]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -29,7 +29,6 @@ from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from,
 FORMAT: Final = 2
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
 _MOST_SKIPPED: Final = 1000
-_Parsed = TypeVar("_Parsed")
 _TOP: Final = ("format", "device", "measured", "kernels", "entries")
 
 
@@ -176,22 +175,34 @@ def _parsed(raw: bytes, name: str) -> Table:
     ):
         raise InvalidValueError(f"{name}: device, measured or kernels is not what it must be")
     loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
-    portfolios = _by_name(data, "portfolios", portfolio_of, name)
-    leads = _by_name(data, "leads", lead_of, name)
+    portfolios = {each: portfolio_of(each, v) for each, v in _named_in(data, "portfolios", name).items()}
+    leads = _leads(data, name)
     return Table(data["device"], data["measured"], data["kernels"], entries, loss, portfolios, leads)
 
 
-def _by_name(
-    data: Mapping[str, Any], key: str, parse: Callable[[str, Any], _Parsed], name: str
-) -> dict[str, _Parsed]:
+def _named_in(data: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     found = data.get(key, {})
     if not isinstance(found, dict):
         raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: wanted them by name")
-    return {each: parse(each, value) for each, value in found.items()}
+    return found
+
+
+def _leads(data: Mapping[str, Any], name: str) -> dict[str, Lead]:
+    """Return the valid leads; those of another version are not. One StoreWarning tells of the others."""
+    good, reasons = {}, []
+    for each, value in _named_in(data, "leads", name).items():
+        try:
+            good[each] = lead_of(each, value)
+        except InvalidValueError as error:
+            reasons.append(str(error))
+    if reasons:
+        text = f"{name}: {len(reasons)} leads are not used: {reasons[0][:200]}: calibrate those classes again"
+        warnings.warn(text, StoreWarning, stacklevel=5)
+    return good
 
 
 def read(path: Path) -> Table:
-    """Return the table of a file; single bad entries are skipped with one StoreWarning.
+    """Return the table of a file; single bad entries, and leads, are skipped with a StoreWarning.
 
     Raises InvalidValueError where the file cannot be read or holds no table.
     """

@@ -29,7 +29,7 @@ def compiled(name: str, rows: Sequence[Row], device: Device, count: int, tell: T
     """
     rows, fine = list(rows), set[Config]()
     while True:
-        chosen = Measured(name, rows, device).chosen(count)
+        chosen = Measured(name, rows, device, corrected=False).chosen(count)
         wanted = {config: [_best_at(config, rows)] for config in chosen if config not in fine}
         refused = sweep.compile_all(wanted, device, tell, sweep.fit_at)
         if not refused:

@@ -28,6 +28,7 @@ from tritile.tune.measure.pool import CompilePool
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _TIMED: Final = 30  # sizes at which torch was timed too, below which nothing is fitted to that
 _FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
+_EARNED: Final = 0.005  # share of the time of picks that corrections must save
 
 
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
@@ -77,7 +78,7 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
 class Measured:
     """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little.
 
-    `corrected`: portfolios correct their formula, by what was measured.
+    `corrected`: portfolios correct their formula, where picks at sizes left out are faster by it.
     """
 
     def __init__(self, name: str, rows: Sequence[Row], device: Device, corrected: bool = True) -> None:
@@ -103,8 +104,13 @@ class Measured:
             self._facts[key] = fit.facts_at(self._formula, self.problems, self.device, key)
         return self._facts[key]
 
-    def _fitted(self, rows: torch.Tensor, count: int) -> tuple[list[int], Portfolio, torch.Tensor]:
-        """Return places of the configs chosen by these sizes, the portfolio, and its times at all sizes."""
+    def _fitted(
+        self, rows: torch.Tensor, count: int
+    ) -> tuple[list[int], Portfolio, torch.Tensor, torch.Tensor]:
+        """Return places of the configs chosen by these sizes, the portfolio, and two tensors of times.
+
+        They are those of all sizes by the formula alone, and with corrections.
+        """
         places = fit.chosen(self.us[rows], count)
         own = [self.configs[place] for place in places]
         formula, facts = self._formula, [self._facts_of(config) for config in own]
@@ -113,31 +119,34 @@ class Measured:
         constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, places], rows)
         predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
         us, weights = torch.stack(predicted, 1), list[list[float]]()
+        corrected = us
         if self._cosines is not None:
             weights = fit.corrections(self._cosines, us, self.us[:, places], rows)
-            us = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
+            corrected = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
         loss = Loss(1, 0.0, 0.0, 0.0)
-        return (
-            places,
-            Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights))),
-            us,
-        )
+        made = Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights)))
+        return places, made, us, corrected
 
     def left_out(self, count: int = MOST) -> torch.Tensor:
         """Return microseconds at each size of the pick, and of the fastest of the portfolio: two columns.
 
         Each quarter of the sizes is chosen and fitted for by the others. NaN where none of it was timed.
+        Corrections that do not earn their keep at these sizes are made no more.
         """
-        times = torch.full((len(self.us), 2), torch.nan, dtype=torch.float64)
+        times = torch.full((len(self.us), 3), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
         quarters = order.tensor_split(4)
         for left_out in quarters:
             rows = torch.cat([each for each in quarters if each is not left_out])
-            places, _, predicted = self._fitted(rows, count)
+            places, _, *predictions = self._fitted(rows, count)
             own = self.us[left_out][:, places].nan_to_num(torch.inf)
-            guess = predicted[left_out].where(own < torch.inf, torch.inf).argmin(1, keepdim=True)
-            times[left_out] = torch.stack([own.gather(1, guess)[:, 0], own.amin(1)], 1)
-        return times.where(times < torch.inf, torch.nan)
+            known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
+            picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
+            times[left_out] = torch.stack([*picks, own.amin(1)], 1)
+        times = times.where(times < torch.inf, torch.nan)
+        if float((times[:, 1] / times[:, 0]).log().nanmean()) > -_EARNED:
+            self._cosines = None
+        return times[:, [0 if self._cosines is None else 1, 2]]
 
     def lost(self, left_out: torch.Tensor) -> torch.Tensor:
         """Return by what shares these times are longer than those of the fastest config at each size."""
@@ -146,7 +155,7 @@ class Measured:
 
     def portfolio(self, left_out: torch.Tensor, count: int = MOST) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
-        _, made, _ = self._fitted(torch.arange(len(self.us)), count)
+        _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
         return replace(made, loss=fit.loss_of(self.lost(left_out)[:, 0]))
 
     def lead(self, left_out: torch.Tensor) -> Lead | None:
