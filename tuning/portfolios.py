@@ -4,11 +4,11 @@
 
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
-the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; and what this
-one loses, by the model, to the best of all configs, timed or not. `--least`: of sizes that take so many
-microseconds or more. `--table`: a table to put what all sizes give in, or a new one: of each class its lead
-over torch; and its portfolio, where that is of enough sizes and its picks, with what was not timed counted
-against them, lose less than the model's.
+the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks
+lose by the formula alone and with corrections; and what the fastest that was timed loses, by the model, to
+the best of all configs. `--least`: of sizes that take so many microseconds or more. `--table`: a table to put
+what all sizes give in, or a new one: of each class its lead over torch; and its portfolio, where that is of
+enough sizes and its picks, with what was not timed counted against them, lose less than the model's.
 """
 
 import argparse
@@ -71,19 +71,25 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
-    made, leads, gpus = {}, {}, set()
-    for path in asked.files:
-        name = path.name.partition(".")[0]
-        device, rows = read(path, asked.least)
-        gpus.add(device.name)
+    swept = {path.name.partition(".")[0]: read(path, asked.least) for path in asked.files}
+    device = next(iter(swept.values()))[0]
+    old = table.Table(device.to_dict(), True, digests(), ())
+    if asked.table:
+        old = table.read(asked.table) if asked.table.exists() else old
+        if others := {each.name for each, _ in swept.values()} - {old.device["name"]}:
+            parser.error(f"{asked.table} is of {old.device['name']}, sweeps are of {', '.join(others)}")
+    made, leads = {}, {}
+    for name, (device, rows) in swept.items():
         measured = Measured(name, rows, device)
         left_out = measured.left_out()
-        pick, best = measured.lost(left_out).unbind(1)
+        pick, best = measured.lost(left_out.picks), measured.lost(left_out.fastest)
         before = torch.tensor([models_pick(row, device) for row in rows], dtype=torch.float64)
         print(f"{name}, {len(pick)} sizes: the pick loses {told(pick)}")
+        for how, us in (("by the formula alone", left_out.alone), ("with corrections", left_out.corrected)):
+            print(f"  {how} {told(measured.lost(us))}")
         print(f"  the portfolio {told(best)}")
         print(f"  the model's pick {told(before)}")
-        ratios = measured.torch_us[:, None] / torch.stack([measured.fastest, left_out[:, 0]], 1)
+        ratios = measured.torch_us[:, None] / torch.stack([measured.fastest, left_out.picks], 1)
         if ratios.isfinite().any():
             by_fastest, by_pick = ratios.log().nanmean(0).exp().tolist()
             print(f"  torch's time by the fastest config's {by_fastest:.3f}, by the pick's {by_pick:.3f}")
@@ -98,10 +104,6 @@ def main() -> None:
         good = len(pick) >= ENOUGH and losses[0] + losses[1] < losses[2]
         made[name] = measured.portfolio(left_out) if good and asked.table else None
     if asked.table:
-        new = table.Table(device.to_dict(), True, digests(), ())
-        old = table.read(asked.table) if asked.table.exists() else new
-        if {old.device["name"]} != gpus:
-            parser.error(f"{asked.table} is of {old.device['name']}, the sweeps of {', '.join(sorted(gpus))}")
         portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
         table.write(replace(old, portfolios=portfolios, leads={**old.leads, **leads}), asked.table)
 

@@ -142,15 +142,19 @@ def _logs(sizes: Iterable[float]) -> list[float]:
     return [math.log2(size) / 8 - 1 for size in sizes]  # of some -1 to 1
 
 
-def _product_traits(problem: Any) -> list[float]:
-    core = getattr(problem, "core", problem)
-    m, n, k = core.batch * core.m, core.n, core.k
-    if isinstance(problem, MatmulProblem):
-        rows, by_row, k = _rows_of(core), core.b_layout == "row", problem.k  # `core` of parts has K thrice
-    else:
-        rows, by_row = [k * problem.itemsize, LINE, n * problem.itemsize], False
+def _traits(problem: Any, rows: Iterable[int]) -> list[float]:
+    m, n, k = problem.batch * problem.m, problem.n, problem.k
     sizes = _within(m, 1, ROWS), _within(n, *SIDES), _within(k, *SIDES)
-    return [*_logs(sizes), *_logs(math.gcd(row, LINE) for row in rows), by_row / 2]
+    return _logs([*sizes, *(math.gcd(row, LINE) for row in rows)])
+
+
+def _product_traits(problem: MatmulProblem) -> list[float]:
+    core = problem.core  # of the one whose K is made of three parts, K counts once
+    return [*_traits(problem, _rows_of(core)), (core.b_layout == "row") / 2]
+
+
+def _packed_traits(problem: Any) -> list[float]:
+    return _traits(problem, [row * problem.itemsize for row in (problem.k, problem.n)])
 
 
 def _permute_traits(problem: PermuteProblem) -> list[float]:
@@ -226,7 +230,7 @@ FORMULAS: Final[dict[str, Formula]] = {
         shape_of,
         product_us,
         _begin,
-        _product_traits,
+        _packed_traits,
     ),
     PermuteProblem.op: Formula(
         PermuteConstants,

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -75,6 +75,24 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
     return us
 
 
+class LeftOut(NamedTuple):
+    """Hold microseconds at each size, by what other sizes chose and fitted; NaN where it was not timed."""
+
+    alone: torch.Tensor  # of the pick by the formula alone
+    corrected: torch.Tensor  # of the pick with corrections
+    fastest: torch.Tensor  # of the portfolio's fastest
+
+    @property
+    def earned(self) -> bool:
+        """Tell whether picks with corrections are enough faster."""
+        return float((self.corrected / self.alone).log().nanmean()) < -_EARNED
+
+    @property
+    def picks(self) -> torch.Tensor:
+        """Return the times of the picks that count."""
+        return self.corrected if self.earned else self.alone
+
+
 class Measured:
     """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little.
 
@@ -127,12 +145,8 @@ class Measured:
         made = Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights)))
         return places, made, us, corrected
 
-    def left_out(self, count: int = MOST) -> torch.Tensor:
-        """Return microseconds at each size of the pick, and of the fastest of the portfolio: two columns.
-
-        Each quarter of the sizes is chosen and fitted for by the others. NaN where none of it was timed.
-        Corrections that do not earn their keep at these sizes are made no more.
-        """
+    def left_out(self, count: int = MOST) -> LeftOut:
+        """Try each quarter of the sizes with the portfolio that the others choose and fit."""
         times = torch.full((len(self.us), 3), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
         quarters = order.tensor_split(4)
@@ -143,22 +157,20 @@ class Measured:
             known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
             picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
             times[left_out] = torch.stack([*picks, own.amin(1)], 1)
-        times = times.where(times < torch.inf, torch.nan)
-        if float((times[:, 1] / times[:, 0]).log().nanmean()) > -_EARNED:
-            self._cosines = None
-        return times[:, [0 if self._cosines is None else 1, 2]]
+        return LeftOut(*times.where(times < torch.inf, torch.nan).unbind(1))
 
-    def lost(self, left_out: torch.Tensor) -> torch.Tensor:
-        """Return by what shares these times are longer than those of the fastest config at each size."""
-        shares = left_out / self.fastest[:, None] - 1
-        return shares[~shares[:, 1].isnan()]
+    def lost(self, us: torch.Tensor) -> torch.Tensor:
+        """Return by what shares these times are longer than those of the fastest config, where timed."""
+        shares = us / self.fastest - 1
+        return shares[~shares.isnan()]
 
-    def portfolio(self, left_out: torch.Tensor, count: int = MOST) -> Portfolio:
+    def portfolio(self, left_out: LeftOut, count: int = MOST) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
         _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
-        return replace(made, loss=fit.loss_of(self.lost(left_out)[:, 0]))
+        weights = made.weights if left_out.earned else ()
+        return replace(made, weights=weights, loss=fit.loss_of(self.lost(left_out.picks)))
 
-    def lead(self, left_out: torch.Tensor) -> Lead | None:
+    def lead(self, left_out: LeftOut) -> Lead | None:
         """Return what tells how many times as long torch takes as a pick; None where few sizes were timed."""
-        ratios = (self.torch_us / left_out[:, 0]).log()
+        ratios = (self.torch_us / left_out.picks).log()
         return fit.lead(self.problems, ratios) if (~ratios.isnan()).sum() >= _TIMED else None

@@ -225,7 +225,7 @@ def raced(
     for config in configs:
         try:
             clocks[config] = clock(run_of(launch.prepare(calls[0], config)), calls, flush)
-            # The first replay of a graph uploads it; but where the second was held up, it tells more.
+            # A graph's first replay uploads it: the second counts, unless the host held that up for longer.
             samples[config] = [min(clocks[config].time_us(), clocks[config].time_us())]
         except (TuningError, RuntimeError) as error:
             tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
