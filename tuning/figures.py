@@ -5,7 +5,9 @@ README.md: paste what this prints there when the lines change. A name that ends 
 time by tritile's. docs/benchmarks.md, which a test compares too, is written whole (`benchmarks.py`).
 """
 
+import functools
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -155,6 +157,14 @@ def _grouped(line: Result) -> bool:
     return line["op"] == "grouped" and line["ragged"] == "m" and line["dtype"] == "bfloat16"
 
 
+def _drawn(starts: tuple[int, ...], least: float, most: float, line: Result) -> bool:
+    """Whether it is a drawn aligned product of so many microseconds, with rows on one of these bytes."""
+    if line["suite"] != "unseen" or line["op"] != "matmul" or line["n"] % 8 or line["k"] % 8:
+        return False
+    rows = line["k"], line["n" if line["layout"] == "NN" else "k"]
+    return math.gcd(*(2 * row for row in rows), 128) in starts and least <= line["tritile_us"] < most
+
+
 Wanted = Callable[[Result], bool]
 SPANS: Final[tuple[tuple[str, str, Wanted], ...]] = (
     ("square to 512, torch", "ratio_torch", lambda x: _short(x, "square") and x["m"] <= 512),
@@ -180,6 +190,11 @@ SPANS: Final[tuple[tuple[str, str, Wanted], ...]] = (
     ("32 groups and more, torch", "ratio_torch", lambda x: _grouped(x) and x["batch"] > 8),
     ("epilogues, max-autotune", "ratio_inductor", lambda x: x["suite"] == "epilogue"),
     ("permutations, torch", "ratio_torch", lambda x: x["op"] == "permute"),
+    *(
+        (f"unseen, rows on {on}, {low} to {high} us", "ratio_torch", functools.partial(_drawn, at, low, high))
+        for on, at in (("16 bytes and not 32", (16,)), ("32 bytes and more", (32, 64, 128)))
+        for low, high in ((60, math.inf), (12, 60), (0, 12))
+    ),
 )  # fmt: skip
 
 
