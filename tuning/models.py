@@ -8,10 +8,8 @@ Weights are random and in bfloat16: models are made from configs, and nothing is
 is a forward pass with its loss, the backward pass, and gradients set to None: an optimizer would be the same
 on both sides. Under torch.compile the side with the switch does not pad odd sizes (`shape_padding`).
 
-Each model runs in two processes. The *first* begins with empty caches, as on a new machine: it compiles every
-kernel, and its switch decides in Python to the end, as where a program enters it once: the library in C++ is
-built meanwhile, for the next. A *later* one finds caches and library. The library stays once it is there, so
-that "off" of a later process holds what it costs to let calls pass.
+Each model runs in two processes. The *first* finds no compiled kernel, as on a new machine; a *later* one
+finds those of the first. The very first of all builds the library in C++ as it turns the switch on.
 
 Both sides take turns in one process. A time is the host's, around as many iterations as take 0.1 s. `ratio`
 is that of the medians, off by on: above 1 the switch is faster. `low` and `high` are its 95% interval, by a
@@ -38,12 +36,12 @@ from typing import Any, NamedTuple
 import torch
 
 import tritile
-from tritile.errors import UnsupportedError
 from tritile.in_torch import building
 from tritile.lab.report.environment import environment
 
 SECONDS = 0.1  # that a time is taken over
 DRAWS = 2000
+PROCESSES = ("first", "later")
 SIDES: dict[str, Callable[[], Any]] = {"off": contextlib.nullcontext, "on": tritile.use_in_torch}
 
 
@@ -188,14 +186,9 @@ def one(name: str, asked: argparse.Namespace) -> None:
     device = "cpu" if asked.small else "cuda"
     net = built(name, asked.small, device)
     given, beside = drawn(name, net, asked.small, device)
-    library = building.state()[0]
-    with tritile.use_in_torch("never"):  # which has the library built, if it is not there
-        pass
-    if library == "not built":
-        os.environ["TRITILE_CROSSING"] = "0"  # nor is it used once it is there: see above
     facts = {
         "mode": "compiled" if asked.compiled else "eager",
-        "library": "C++" if library == "built" else "Python",
+        "library": "C++" if building.library() else "Python",
         "parameters": sum(parameter.numel() for parameter in net.parameters()),
         "env": environment() | {"transformers": transformers().__version__},
     }
@@ -207,16 +200,14 @@ def one(name: str, asked: argparse.Namespace) -> None:
             nets = {side: torch.compile(net, options={"shape_padding": side == "off"}) for side in SIDES}
         calls = {side: functools.partial(iterate, what, nets[side], given, beside) for side in SIDES}
         print(json.dumps({"what": what} | facts | measured(calls, asked.turns)), flush=True)
-    if library == "not built" and device == "cuda":
-        with contextlib.suppress(UnsupportedError):  # which "library" of later lines tells
-            building.build()  # waits for the process that builds it
 
 
 def lines_of(name: str, process: str, asked: argparse.Namespace, folder: str) -> tuple[list[dict], bool]:
     """Measure one model in a process of its own: its lines, and whether it came to its end."""
     command = [sys.executable, __file__, "--one", name, "--turns", str(asked.turns), "--what", *asked.what]
     command += [f"--{option}" for option in ("compiled", "small") if getattr(asked, option)]
-    caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TRITILE", "TRITON", "TORCHINDUCTOR")}
+    caches = {f"{kind}_CACHE_DIR": f"{folder}/{name}/{kind}" for kind in ("TRITON", "TORCHINDUCTOR")}
+    caches["TRITILE_CACHE_DIR"] = f"{folder}/TRITILE"
     environ = {**os.environ, **caches, "HF_HUB_OFFLINE": "1"}
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, check=False)
     found = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
@@ -247,9 +238,9 @@ def summary(lines: list[dict]) -> str:
 def measure(asked: argparse.Namespace) -> int:
     """Measure each model in two processes: how many of these failed."""
     lines, failed = [], 0
-    for name in asked.models:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            for process in ("first", "later"):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in asked.models:
+            for process in asked.processes:
                 found, ended = lines_of(name, process, asked, folder)
                 failed += not ended
                 lines += found
@@ -267,6 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
     parser.add_argument("--what", nargs="+", choices=("forward", "train"), default=["forward", "train"])
+    parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=PROCESSES)
     parser.add_argument("--compiled", action="store_true", help="by torch.compile, and not eager")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--results", type=Path, help="the folder of models.jsonl")

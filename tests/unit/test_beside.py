@@ -105,6 +105,9 @@ UNLIKE = [
     {"b_layout": "strided"},
     {"invariant": True},
     {"m": 1, "n": 64, "k": 64},
+    {"m": 16384, "n": 16, "k": 4096},
+]
+LARGER = [
     {"m": 16384, "n": 32768, "k": 32768},
     {"n": 65536, "m": 64},
     {"m": 100_000, "n": 64, "k": 64},
@@ -117,6 +120,17 @@ def test_a_lead_says_nothing_of_what_is_unlike_all_that_it_was_measured_for(chan
     ship(monkeypatch, **leads)
     assert judged(HALF, "predicted").take
     assert not never(replace(HALF, **change)).take
+
+
+@pytest.mark.parametrize("change", LARGER, ids=str)
+def test_a_product_larger_than_those_that_were_measured_counts_as_the_largest_of_them(change, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Lead, "ratio", lambda self, problem: seen.append(problem) or 9.0)
+    ship(monkeypatch, halves_nn=lead(HALF, 9.0, 1.0))
+    assert judged(replace(HALF, **change), "predicted").take
+    assert all((p.m <= 16384, p.n <= 32768, p.k <= 32768, p.flops <= 2e12) == (True,) * 4 for p in seen)
+    wanted = replace(HALF, **change)
+    assert all(given.n == min(wanted.n, 32768) and given.k == min(wanted.k, 32768) for given in seen)
 
 
 @pytest.mark.parametrize(("m", "n"), [(500, 400), (40_000, 10_000)])
@@ -134,14 +148,18 @@ def test_more_is_asked_of_a_lead_where_the_model_picks(monkeypatch):
     assert judged(HALF, "model").take
 
 
-def test_times_of_another_gpu_or_of_other_kernels_do_not_count(monkeypatch):
+def test_times_of_another_gpu_or_of_other_kernels_do_not_count_and_of_leads_more_is_asked(monkeypatch):
     made = Table(H200.to_dict(), True, digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
-    led = replace(made, leads={"halves-nn": lead(HALF, 9.0, 1.0)})
+    led = replace(made, leads={"halves-nn": lead(HALF, 1.5, 1.25)})
     like = replace(H200, name="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(table, "shipped", lambda device: (led,))
     assert beside.measured(HALF, H200) == (10, 20)
     assert beside.measured(HALF, like) is None
-    assert not never(HALF, like).take
+    assert judged(HALF, "predicted").take
+    assert not judged(HALF, "predicted", device=like).take
+    surer = replace(led, leads={"halves-nn": lead(HALF, 1.6, 1.25)})
+    monkeypatch.setattr(table, "shipped", lambda device: (surer,))
+    assert judged(HALF, "predicted", device=like).take
     monkeypatch.setattr(table, "shipped", lambda device: (replace(led, entries=(), kernels={}),))
     assert not never(HALF).take
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 
 import pytest
@@ -160,22 +159,43 @@ def test_a_wrong_key_is_told_of(crossing):
         crossing.before("NoSuchKey")
 
 
-def test_it_is_built_once_behind_the_process_that_wants_it(monkeypatch):
-    started, environments = [], []
+def counting(monkeypatch, made=None):
+    """Have builds counted, and done by `made`."""
+    asked = []
 
-    def start(command, env, **words):
-        started.append(command)
-        environments.append(env)
-        return types.SimpleNamespace(wait=lambda: 0)
+    def compiled(there):
+        asked.append(there)
+        if made is None:
+            raise UnsupportedError("no compiler of today")
+        there.write_bytes(made)
 
+    monkeypatch.setattr(building, "_compile", compiled)
+    return asked
+
+
+def test_it_is_built_by_the_first_that_wants_it_and_stays(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(building.subprocess, "Popen", start)
-    assert [building.library(), building.library()] == [None, None]
-    assert [command[:3] for command in started] == [[sys.executable, "-P", "-c"]]  # not of where it runs
-    assert [given["TRITILE_CROSSING"] for given in environments] == ["0"]
+    monkeypatch.setattr(building, "Crossing", lambda there: there.read_bytes())
+    asked = counting(monkeypatch, b"code")
+    assert [building.library(), building.library()] == [b"code", b"code"]
+    building._obtained.cache_clear()  # as another process
+    assert building.library() == b"code"
+    assert len(asked) == 1
+
+
+def product_inside():
     with switch("always") as report:
         A @ WEIGHT
-    assert report.taken == 1
+    return report
+
+
+def test_where_it_cannot_be_built_that_is_said_once_and_python_decides(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
+    asked = counting(monkeypatch)
+    with pytest.warns(StoreWarning, match=r"40 us a call: .*no compiler of today") as told:
+        reports = [product_inside() for _ in range(2)]
+    said = [warning for warning in told if warning.category is StoreWarning]
+    assert ([report.taken for report in reports], len(said), len(asked)) == ([1, 1], 1, 1)
 
 
 def test_a_compiler_that_fails_is_asked_once(monkeypatch):
@@ -183,8 +203,9 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UnsupportedError, match=r"crossing\.cpp could not be compiled"):
         building.build()
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("again"))
-    assert building.library() is None
+    monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("again"))
+    with pytest.warns(StoreWarning, match=r"failed tells why; remove it to try again"):
+        assert building.library() is None
     assert "false -O2" in building._failed().read_text()
     assert str(building._failed()) in building.state()[1]
 
@@ -196,8 +217,8 @@ def test_no_compiler(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler here"):
         building.build()
     assert not building._failed().exists()  # one may come
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
-    assert building.library() is None
+    with pytest.warns(StoreWarning, match=r"no C\+\+ compiler here"):
+        assert building.library() is None
     assert building.state()[0] == "no C++ compiler"
 
 
@@ -219,7 +240,7 @@ def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
     building.path().write_bytes(b"damaged")
     building.path().chmod(0o644)
     assert building.state() == ("built", "")
-    with pytest.warns(StoreWarning, match=r"crossing-.*\.so cannot be loaded") as told:
+    with pytest.warns(StoreWarning, match=r"crossing-.*\.so\), so that Python") as told:
         assert [building.library(), building.library()] == [None, None]
     assert len(told) == 1
     assert building.path().exists()  # another machine that shares the folder may be able to
@@ -250,12 +271,12 @@ def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, cha
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(building.os, "geteuid", os.geteuid)  # put back afterwards
     monkeypatch.setattr(building, "Crossing", lambda there: pytest.fail("loaded"))
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
+    monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
     building._made(building.path().parent)
     building.path().write_bytes(b"code")
     building.path().chmod(0o644)
     change(building.path())
-    with pytest.warns(StoreWarning, match=f"cannot be loaded.*{reason}"):
+    with pytest.warns(StoreWarning, match=f"does without .*{reason}"):
         assert building.library() is None
     assert building.state()[0] == "not loaded"
     with pytest.raises(UnsupportedError, match=f"no library is built: .*{reason}"):
@@ -264,10 +285,11 @@ def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, cha
 
 def test_nothing_is_built_in_a_folder_that_others_may_write_to(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
+    monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("built"))
     building._made(building.path().parent)
     building.path().parent.chmod(0o777)
-    assert building.library() is None
+    with pytest.warns(StoreWarning, match="others may write to .*library"):
+        assert building.library() is None
     assert building.state()[0] == "not loaded"
 
 
@@ -293,16 +315,9 @@ def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(building, "FileLock", lambda file, timeout: refuse(file))
     monkeypatch.setattr(building.Path, "exists", refuse)
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("in vain"))
-    assert building.library() is None
-
-
-@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", None)])
-def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, name, value):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(sys, name, value, raising=False)
-    monkeypatch.setattr(building.subprocess, "Popen", lambda *given, **words: pytest.fail("started"))
-    assert building.library() is None
+    monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
+    with pytest.warns(StoreWarning, match="does without"):
+        assert building.library() is None
 
 
 def test_it_can_be_refused(monkeypatch):

@@ -73,8 +73,9 @@ def test_a_process_gets_caches_of_its_own_and_its_lines_are_kept_even_if_it_fail
     assert models.lines_of("bert", "later", asked, "/caches") == ([wanted], ended)
     ((command, env),) = seen
     assert command[2:] == ["--one", "bert", "--turns", "9", "--what", "forward", "--compiled"]
-    for name in ("TRITILE", "TRITON", "TORCHINDUCTOR"):
-        assert env[f"{name}_CACHE_DIR"] == f"/caches/{name}"
+    for name in ("TRITON", "TORCHINDUCTOR"):
+        assert env[f"{name}_CACHE_DIR"] == f"/caches/bert/{name}"
+    assert env["TRITILE_CACHE_DIR"] == "/caches/TRITILE"
 
 
 def test_the_summary_tells_the_mean_and_the_worst_upper_end_of_each_kind_of_process():

@@ -8,6 +8,6 @@ from tritile.in_torch import building
 def build() -> None:
     """Build the library in C++ that tritile.use_in_torch uses, into the cache (TRITILE_CACHE_DIR).
 
-    In a container's image, for one: a first process that has to build it decides in Python to its end.
+    In a container's image, for one: else the first process there builds it, which takes 10 seconds.
     """
     console.print(f"the library is in {building.build()}", highlight=False, soft_wrap=True)

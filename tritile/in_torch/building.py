@@ -1,11 +1,10 @@
 """The library of `crossing.cpp`: built by a C++ compiler, for one version of torch and of Python, and kept.
 
-It lies in tritile's cache, in a folder that only this user may write to. A process that finds none starts
-another that builds it, and does with Python's kernels alone, as where there is no compiler, or where others
-could have written what lies there.
+It lies in tritile's cache, in a folder that only this user may write to. The first process that wants it
+builds it, and others wait for that, so that all of them go by the same. Where there is no compiler, or others
+could have written what lies there, a process does without, and says so once.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.resources
@@ -15,10 +14,8 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 import sysconfig
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 from typing import Final
@@ -142,35 +139,22 @@ def _compile(made: Path) -> None:
 
 
 @functools.cache
-def _loaded(there: Path) -> Crossing | None:
-    reason = _distrusted(there)
+def _obtained(there: Path) -> Crossing | None:
+    """Load the library, built first where it is not there; None, with a StoreWarning, where that fails."""
     try:
+        if not _is_there(there):
+            if _is_there(_failed()):
+                raise UnsupportedError(f"{_failed()} tells why; remove it to try again")
+            build()
+        reason = _distrusted(there)
         if not reason:
             return Crossing(there)
-    except (OSError, AttributeError) as error:
+    except (UnsupportedError, OSError, AttributeError, Timeout) as error:
         reason = brief(error)
-    text = f"{there} cannot be loaded, and use_in_torch does without: {reason}"
+    without = "Python decides every time, some 40 us a call"
+    text = f"use_in_torch does without its library in C++ ({there}), so that {without}: {reason}"
     warnings.warn(text, StoreWarning, stacklevel=3)
     return None
-
-
-@functools.cache
-def _building(there: Path) -> None:
-    """Start a process that builds the library behind this one, and may outlast it."""
-    if not sys.executable or getattr(sys, "frozen", False):  # no Python that could be started
-        return
-    command = [sys.executable, "-P", "-c", f"from {__name__} import build; build(wait_s=0)"]
-    nothing, environment = subprocess.DEVNULL, {**os.environ, "TRITILE_CROSSING": "0"}
-    with contextlib.suppress(OSError, Timeout):
-        _made(there.parent)
-        if _distrusted(there):
-            return
-        with FileLock(there.with_suffix(".lock"), timeout=0):  # nobody is building, and the folder is ours
-            pass
-        process = subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True
-        )
-        threading.Thread(target=process.wait, daemon=True).start()  # that it does not stay as a zombie
 
 
 def state() -> tuple[str, str]:
@@ -186,19 +170,12 @@ def state() -> tuple[str, str]:
         return "could not be built", f"{_failed()} tells why; remove it to try again"
     if _compiler() is None:
         return "no C++ compiler", "with g++ or clang++ calls that use_in_torch leaves take less time"
-    return "not built", "the first use_in_torch starts that"
+    return "not built", "the first use_in_torch builds it, or tritile build"
 
 
 def library() -> Crossing | None:
-    """The library; None where `TRITILE_CROSSING` is 0, or it is not built yet, which begins then.
+    """Return the library, which is built first where it is not there: 10 seconds, once a machine.
 
-    None too, with a StoreWarning, where it cannot be loaded.
+    None where `TRITILE_CROSSING` is 0; and, with a StoreWarning, where it cannot be built or loaded.
     """
-    if not wants_crossing():
-        return None
-    there = path()
-    if _is_there(there):
-        return _loaded(there)
-    if _compiler() is not None and not _is_there(_failed()):
-        _building(there)
-    return None
+    return _obtained(path()) if wants_crossing() else None

@@ -14,7 +14,6 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.planning import plans, table
 from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
-from tritile.planning.lead import Lead
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, best_of
 
@@ -83,33 +82,45 @@ def judged(
     plain = problem if isinstance(problem, PermuteProblem) else replace(problem, epilogue="")
     found = (measured(each, device) for each in dict.fromkeys((problem, plain)))
     times = next((each for each in found if each is not None), None)
-    lead = _lead(plain, device)
-    if times is None and lead is None:
+    predicted = _predicted(plain, device)
+    if times is None and predicted is None:
         return Judgement(False, "torch was not measured beside its like on this GPU")
     if times is not None and plan().source != "model":
         if times.torch_us < NOISE * times.tritile_us:
             return Judgement(False, "measured: torch is about as fast, or faster")
         return Judgement(True, "measured: tritile is faster", times.torch_us < HOST_US)
-    ratio = lead.ratio(plain) if lead is not None else 0.0
-    needed = max(lead.least, NOISE) if lead is not None else inf
+    ratio, needed = predicted or (0.0, inf)
     if ratio < needed or (plan().source == "model" and ratio < _MODELS * needed):
         return Judgement(False, "not measured: too few like it are faster than torch")
     short = ratio * (plan().us or inf) < HOST_US
     return Judgement(True, "not measured: nearly all like it are faster than torch", short)
 
 
-def _lead(problem: MatmulProblem | PermuteProblem, device: Device) -> Lead | None:
-    """Return the lead of a problem's class, if the problem is one of those that it was measured for."""
+def _predicted(problem: MatmulProblem | PermuteProblem, device: Device) -> tuple[float, float] | None:
+    """Return how many times as long torch is predicted to take, and how many times as long it has to.
+
+    None for a problem unlike those that its class was measured by. A product that is larger than they were
+    counts as one of their largest: where torch is slow it stays so, as for the odd rows of a vocabulary.
+    """
     name = class_of(problem)
     lead = table.lead(name, device) if name is not None else None
+    if lead is None:
+        return None
     if isinstance(problem, PermuteProblem):
         as_drawn = 2 * MOVED[0] <= problem.bytes <= 2 * MOVED[1]  # read, and written
     else:
         plain = problem.batch == 1 and not problem.invariant and problem.b_layout != "strided"
-        sides = (problem.m <= ROWS, *(SIDES[0] <= side <= SIDES[1] for side in (problem.n, problem.k)))
-        as_drawn = plain and problem.a_layout == problem.out_layout == "row" and all(sides)
-        as_drawn = as_drawn and OPERATIONS[0] <= problem.flops <= OPERATIONS[1]
-    return lead if as_drawn else None
+        plain = plain and problem.a_layout == problem.out_layout == "row"
+        as_drawn = plain and min(problem.n, problem.k) >= SIDES[0] and problem.flops >= OPERATIONS[0]
+        problem = _within(problem)
+    return (lead.ratio(problem), max(lead.least, NOISE)) if as_drawn else None
+
+
+def _within(problem: MatmulProblem) -> MatmulProblem:
+    """Return a product with sides, and operations, of no more than were drawn."""
+    n, k = (min(side, SIDES[1]) for side in (problem.n, problem.k))
+    rows = min(problem.m, ROWS, int(OPERATIONS[1] / (2 * n * k)))
+    return replace(problem, m=rows, n=n, k=k)
 
 
 def _no_copy(problem: PermuteProblem) -> str:

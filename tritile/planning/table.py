@@ -344,6 +344,7 @@ def _shipped(name: str) -> Table | None:
 
 
 _ALIKE: Final = 1.5  # times the memory bandwidth, up to which one GPU is like another
+_LIKE_LEADS: Final = 1.25  # times as much is asked of a lead of such a GPU
 
 
 @functools.cache
@@ -442,14 +443,18 @@ def is_calibrated(device: Device) -> bool:
 def lead(name: str, device: Device) -> Lead | None:
     """Return what tells how many times as long torch takes for a class on a GPU; None if nothing does.
 
-    It is of the table whose portfolio serves the class, if a measured one does; measured on this GPU model,
-    and with the kernels as they are.
+    It is of the table whose portfolio serves the class, if a measured one does, and measured with the kernels
+    as they are. Of one that was measured on a GPU like this one more is asked.
     """
     served = portfolio(name, device)
-    known = [each for each, _ in _tables(device) if each.measured and each.device["name"] == device.name]
+    known = [each for each, _ in _tables(device) if each.measured]
     if served is not None and served[1].measured:
         known = [each for each in known if each is served[1]]
-    return next((each.leads[name] for each in known if name in current_leads(each)), None)
+    found = next((each for each in known if name in current_leads(each)), None)
+    if found is None:
+        return None
+    made = found.leads[name]
+    return made if found.device["name"] == device.name else replace(made, least=_LIKE_LEADS * made.least)
 
 
 def digest(table: Table | None) -> str:
