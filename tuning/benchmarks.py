@@ -46,9 +46,9 @@ MODELS = """
 ## models: models of transformers with and without `use_in_torch`
 
 Forward passes and training steps of eight models with random weights in bfloat16. A ratio is the time without
-the switch by that with it; behind the worst stands its 95% interval. The first process of a model begins with
-nothing compiled and no library in C++, a later one finds both. The time of a very first iteration is the
-median over models. The last line of each model is told.
+the switch by that with it; behind the worst stands its 95% interval. The first process of a model finds no
+compiled kernel, a later one those of the first. The time of a very first iteration is the median over models.
+The last line of each model is told.
 
 `python tuning/models.py --results tuning/results/GPU` adds lines; `--compiled` those of torch.compile.
 """
