@@ -39,11 +39,11 @@ class use_in_torch:
     A switch counts for its thread, and for the threads that autograd runs a backward pass in that this thread
     calls inside it. Those threads go by the `mode` and `batch_invariant` that the switch was turned on in: in
     a `with` these come before it. It nests, and the innermost decides. The first switch that is turned on in
-    a process puts kernels at torch's operators. Those in C++ (`in_torch.crossing`, which the first process of a
-    machine builds in 10 s) let pass calls of threads that have no switch, and on the default stream leave or
-    launch what is like a call met before: under 1 us more than without a switch, or half of what torch's call
-    takes the host. Once there they stay. Any other call, and without those kernels every one, is decided in
-    Python, a few microseconds more; so that this does not show, products of up to 16 rows by at most 2^24
+    a process puts kernels at torch's operators. Those in C++ (`in_torch.crossing`, which the first process of
+    a machine builds in 10 s) let pass calls of threads that have no switch, and on the default stream leave
+    or launch what is like a call met before: under 1 us more than without a switch, or half of what torch's
+    call takes the host. Once there they stay. Any other call, and without those kernels every one, is decided
+    in Python, a few microseconds more; so that this does not show, products of up to 16 rows by at most 2^24
     elements and copies of up to 256 KiB are then left at a glance, those of batches and copies anywhere.
     Kernels in Python alone go with the last switch. A program whose threads come and go should keep one on
     everywhere, with policy "never" if it is to change nothing: torch lets kernels be exchanged while others
@@ -58,9 +58,9 @@ class use_in_torch:
     is turned on: calls that were met before do not ask them again.
 
     Args:
-        policy: what is taken. "expected": what is expected to win, by measurements of this GPU, or of
-            one like it, that ship with tritile or were made here; "always": all that tritile offers, to test and to measure; "never":
-            nothing, inside another switch.
+        policy: what is taken. "expected": what is expected to win, by measurements of this GPU, or of one
+            like it, that ship with tritile or were made here; "always": all that tritile offers, to test and
+            to measure; "never": nothing, inside another switch.
 
     Raises InvalidValueError for another policy, and where it decorates a coroutine function.
     """
