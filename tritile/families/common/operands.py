@@ -10,6 +10,7 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
+from tritile.families.common.facts import SECTOR
 from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
@@ -17,6 +18,14 @@ from tritile.families.common.work import Buffer, Descriptor, Section, Step, buff
 _TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
+# Tiles of 16-bit operands whose rows start on 16 bytes and not on sectors are slow to read. What copies save
+# of a product at this many operations a microsecond, and take, on an H200: `tuning/NOTES.md`.
+_OPERATIONS_US: Final = 4e8
+_COPIED_US: Final = 1.8e6  # bytes, each read and written
+_SAVED: Final = {
+    "column": (0.18, 0.08),
+    "row": (0.10, 0.05),
+}  # by the first copy, and the second; by b's layout
 # Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
@@ -55,9 +64,30 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
     return a, b
 
 
+def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
+    """Tell which of a and b are copied as their rows start on 16 bytes and not on sectors, where that pays.
+
+    Copying the smaller one alone saves most of the time that copies of both would.
+    """
+    if problem.itemsize != 2 or any(_unreadable(problem)):
+        return False, False
+    m, n, k = problem.m, problem.n * problem.rights, problem.k
+    us = problem.flops / _OPERATIONS_US
+    rows = (m if problem.a_layout == "column" else k), (k if problem.b_layout == "column" else problem.n)
+    chosen = {0: False, 1: False}
+    off = [side for side in chosen if rows[side] * problem.itemsize % SECTOR]
+    bytes_of = [problem.batch * side * k * problem.itemsize for side in (m, n)]
+    for side, saved in zip(sorted(off, key=bytes_of.__getitem__), _SAVED[problem.b_layout], strict=False):
+        if us * saved <= 1 + bytes_of[side] / _COPIED_US:
+            break
+        chosen[side] = True
+    return chosen[0], chosen[1]
+
+
 def copied(problem: MatmulProblem) -> tuple[bool, bool]:
     """Tell which of a and b are copied before kernels by descriptor read them."""
-    a, b = (any(pair) for pair in zip(_unreadable(problem), turned(problem), strict=True))
+    reasons = _unreadable(problem), turned(problem), realigned(problem)
+    a, b = (any(of_side) for of_side in zip(*reasons, strict=True))
     return a, b
 
 
@@ -217,14 +247,15 @@ def inputs(call: MatmulCall, early: bool) -> Inputs:
     """Operands as descriptors can read them, and the launches that copy those which they could not."""
     b_dtype = call.b_dtype or call.dtype
     turn_a, turn_b = turned(call.problem)
-    views = [(call.a, call.dtype, "a", turn_a), (call.b, b_dtype, "b", turn_b)]
+    align_a, align_b = realigned(call.problem)
+    views = [(call.a, call.dtype, "a", turn_a, align_a), (call.b, b_dtype, "b", turn_b, align_b)]
     if call.up is not None:
-        views.append((call.up, b_dtype, "up", turn_b))
+        views.append((call.up, b_dtype, "up", turn_b, align_b))
     found: list[Seen] = []
     copies: list[_Copy] = []
-    for view, dtype, role, turn in views:
+    for view, dtype, role, turn, align in views:
         seen = seen_of(call, view, role, turn)
-        if not readable(seen, view):
+        if not readable(seen, view) or (align and seen.strides[2] * view.itemsize % SECTOR):
             copies.append(_copy(seen, view, dtype, f"copy_{role}"))
             seen = copies[-1].seen
         found.append(described(seen, view.itemsize))
