@@ -115,6 +115,7 @@ CASES = {
     "warpgroups": Case(product(131, 77, 88), "warpgroups"),
     "warpgroups-two-consumers": Case(product(259, 203, 328), "warpgroups", parameter("CONSUMERS", 2)),
     "warpgroups-persistent": Case(product(1027, 1035, 72), "warpgroups", parameter("PERSISTENT", True)),
+    "split": Case(product(131, 203, 1032), "split", parameter("CONSUMERS", 2)),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),

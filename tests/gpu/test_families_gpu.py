@@ -18,7 +18,7 @@ from tritile.planning import model
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
-FAMILIES = ("tile", "descriptor", "warpgroups")
+FAMILIES = ("tile", "descriptor", "warpgroups", "split")
 HALF = (torch.float16, torch.bfloat16)
 # (a, b) as they lie: N in rows, T turned, S with gaps, O at an odd address
 TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
@@ -37,6 +37,11 @@ def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
     return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
+def split(m, n, k, consumers, stages, *, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
+
+
 CONFIGS = [
     tma(64, 64, 64, 4, 4),
     tma(128, 128, 64, 8, 3, persistent=True),
@@ -51,7 +56,11 @@ CONFIGS = [
     warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(256, 128, 64, 2, 3, persistent=True),
     warpgroups(192, 160, 128, 3, 2),
+    split(64, 64, 64, 1, 4),
+    split(128, 128, 64, 2, 3),
+    split(128, 256, 64, 2, 3, subtiles=2),
 ]
+SPLIT = CONFIGS[-3:]
 
 
 @pytest.fixture(autouse=True)
@@ -322,6 +331,27 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
             wanted = bytes_of(out) if wanted is None else wanted
             assert torch.equal(bytes_of(out), wanted)
     assert_product(out, a, b)
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [(100, 200, 16000), (1500, 1400, 1000), (1408, 1536, 2048), (2300, 1000, 515), (64, 64, 70000)],
+    ids=str,
+)
+def test_split_tails_repeat_their_bits(config, size):
+    """Whole tiles and parts, one wave and several: parts are summed in one order, whoever comes last."""
+    m, n, k = size
+    a, b = operands(m, n, k, torch.bfloat16, "NT")
+    buffer, out = frame((m, n), a.dtype, "row", "cuda")
+    prepared, call = run(config, a, b, out)
+    assert_product(out, a, b)
+    wanted = bytes_of(out)
+    for _ in range(30):
+        out.fill_(float("nan"))
+        prepared(*call.tensors)
+        assert torch.equal(bytes_of(out), wanted)
+    assert guard_intact(buffer, out)
 
 
 _CAPTURE_FIRST = """

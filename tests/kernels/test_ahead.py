@@ -271,6 +271,21 @@ def test_warpgroups_compile_for_hopper(problem, config):
     assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
 
 
+def split(m, n, k, consumers, stages, subtiles):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
+
+
+@pytest.mark.parametrize("problem", [SQUARE, RAGGED, replace(SQUARE, epilogue="bias=row gelu")], ids=str)
+@pytest.mark.parametrize("config", [split(128, 256, 64, 2, 3, 2), split(64, 64, 64, 1, 10, 1)], ids=str)
+def test_split_tails_compile_for_hopper(problem, config):
+    device = target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
+    assert ahead.resources(kernel).spills == 0
+
+
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_older_gpus_have_the_tile_kernel_alone(target):
     assert model.families(SQUARE, target_device(target)) == ["tile"]

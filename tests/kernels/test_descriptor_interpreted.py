@@ -1,13 +1,17 @@
 """The descriptor kernel and the copying of operands in Triton's interpreter."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
 from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
+from tritile.families.common import operands
+from tritile.families.common.operands import copied, realigned
 from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
@@ -130,6 +134,53 @@ def test_only_the_operand_that_needs_it_is_copied():
     assert steps(even, odd) == (["repack", "matmul_descriptor"], 1)
     assert steps(odd.T, odd) == (["repack", "matmul_descriptor"], 2)
     assert steps(even[:, :40], even[:40]) == (["matmul_descriptor"], 0)
+
+
+def halves(m, n, k, layout="column", **more):
+    return MatmulProblem(1, m, n, k, "bfloat16", "bfloat16", b_layout=layout, **more)
+
+
+@pytest.mark.parametrize(
+    ("problem", "copies"),
+    [
+        (halves(2048, 4096, 4096), (False, False)),  # rows on lines
+        (halves(2048, 4096, 4104), (True, False)),  # the smaller one, which saves most
+        (halves(4096, 2048, 4104), (False, True)),
+        (halves(16384, 16384, 16376), (True, True)),
+        (halves(4096, 2048, 4112), (False, False)),  # rows on sectors
+        (halves(16, 4096, 4104), (False, False)),  # a copy takes longer than it saves
+        (halves(4096, 4104, 4096, "row"), (False, True)),  # rows of b alone start off sectors
+        (halves(4104, 4096, 4096, "row", a_layout="column"), (True, False)),
+        (halves(4096, 4096, 4104, a_align=8), (False, False)),  # a is copied in any case
+        (replace(halves(4096, 2048, 4104), dtype="float8_e4m3fn"), (False, False)),  # not measured
+        (halves(4096, 2047, 4104, out_align=2), (False, False)),  # nor is this
+    ],
+    ids=str,
+)
+def test_operands_whose_rows_start_off_sectors_are_copied_where_that_pays(problem, copies):
+    assert realigned(problem) == copies
+    unreadable = problem.a_align < 16, problem.b_align < 16
+    assert copied(problem) == tuple(map(any, zip(copies, unreadable, strict=True)))
+
+
+@pytest.mark.parametrize("copies", [(True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("turn", [("row", "row"), ("column", "column")], ids=str)
+def test_copies_of_rows_off_sectors_give_the_same_answers(copies, turn, monkeypatch):
+    monkeypatch.setattr(operands, "realigned", lambda problem: copies)
+    m, n, k = 44, 52, 68  # of 4 bytes: rows start on 16 bytes, and not on 32
+    a, b = placed(values((m, k), torch.float32), turn[0]), placed(values((k, n), torch.float32, 1), turn[1])
+    buffer, out = frame((m, n), torch.float32, "row")
+    run(CONFIGS[0], a, b, out)
+    assert guard_intact(buffer, out)
+    steps = work_of(described(a, b, out, "tf32"), CONFIGS[0], 1, False).steps
+    assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_descriptor"]
+
+
+def test_rows_with_gaps_that_start_on_sectors_are_not_copied(monkeypatch):
+    monkeypatch.setattr(operands, "realigned", lambda problem: (True, True))
+    wide = torch.empty(64, 96)
+    call = described(wide[:, :68], torch.empty(68, 64), torch.empty(64, 64), "tf32")
+    assert len(work_of(call, config(), 1, False).steps) == 1
 
 
 def test_a_batch_that_no_descriptor_sees_is_refused():

@@ -68,7 +68,7 @@ def test_tiles_and_waves(square):
     assert square.waves.idle == pytest.approx(1 - 64 / square.waves.at_once)
     assert Waves(265, 132).count == 3
     assert Waves(265, 132).idle == pytest.approx(131 / 132)
-    ragged = bounds.work_of(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE)
+    ragged = bounds.work_of(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE, H200)
     assert ragged.tiles == 4
     assert ragged.filled == pytest.approx(129 / 256 * 100 / 128 * 65 / 128)
 
@@ -222,7 +222,7 @@ def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
         tiling = tiling_of(problem, config, H200)
         of = traffic.covers(problem, config)
         assert (of.m, of.n) == tiling.covers, config
-        assert bounds.work_of(problem, config).tiles == tiling.tiles, config
+        assert bounds.work_of(problem, config, H200).tiles == tiling.tiles, config
 
 
 def test_no_part_of_a_product_takes_longer_than_was_measured():
@@ -263,8 +263,8 @@ def test_notebooks_get_tables_that_are_escaped(square):
     ("text", "fault"),
     [
         ("tile BLOCK_M=7", r"BLOCK_M = 7 is of no config .* there are 16, 32, 64"),
-        ("nonsense", "there are descriptor, tile, warpgroups"),
-        ("WIDTH=3", "no WIDTH, but .*families are tile, descriptor, warpgroups"),
+        ("nonsense", "there are descriptor, split, tile, warpgroups"),
+        ("WIDTH=3", "no WIDTH, but .*families are tile, descriptor, warpgroups, split"),
         ("tile SPLIT_K=2", "no SPLIT_K, but BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
         ("BLOCK_M=", "NAME=VALUE"),

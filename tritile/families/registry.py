@@ -5,6 +5,7 @@ from typing import Final
 
 from tritile.families.family import Family
 from tritile.families.grouped import family as grouped
+from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
 from tritile.families.matmul_wgmma import family as matmul_wgmma
@@ -16,6 +17,7 @@ ALL: Final = (
     matmul_tile.FAMILY,
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
+    matmul_split.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tritile.core.config import Config
+from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
+from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute import family as permute
@@ -79,11 +81,12 @@ def _row(count: int, step: int, size: int, starts: int) -> float:
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
-def tiled(problem: Known, config: Config) -> Traffic:
+def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:
     """With the tiles of a config; of permutations, whole sectors.
 
     Copies of operands that no tensor descriptor can read, and partial sums where programs share a tile,
-    are among it. Of a product made through another it is that of the other, without what makes operands over.
+    are among it; those of the last wave's tiles where a device is given. Of a product made through
+    another it is that of the other, without what makes operands over.
     """
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
@@ -94,10 +97,14 @@ def tiled(problem: Known, config: Config) -> Traffic:
     found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
     if config.family == tile.NAME:
         return found
-    split = config["SPLIT_K"] if config.family == descriptor.NAME else 1
-    if split > 1:
-        sums = rows * columns * problem.batch * split * config["BLOCK_M"] * config["BLOCK_N"] * _PARTIAL
-        found += Traffic(sums, sums)
+    parts = 0  # of tiles, left in memory
+    if config.family == descriptor.NAME and config["SPLIT_K"] > 1:
+        parts = rows * columns * problem.batch * config["SPLIT_K"]
+    elif config.family == split.NAME and device is not None:
+        tail = split.tail(config, problem, device)
+        parts = tail.rest * tail.split
+    sums = parts * config["BLOCK_M"] * config["BLOCK_N"] * _PARTIAL
+    found += Traffic(sums, sums)
     return found + copied(problem)
 
 

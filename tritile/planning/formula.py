@@ -16,6 +16,8 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
 from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.operands import copied
+from tritile.families.matmul_split import family as matmul_split
+from tritile.families.matmul_split.family import TURNS
 from tritile.families.permute.family import parts_us
 from tritile.families.quantized import family as packed
 from tritile.families.quantized import unpacked
@@ -54,6 +56,7 @@ class Shape(NamedTuple):
     split: Any
     slots: Any  # programs of a processor that start again and again together; 1 where one does all
     shared: Any  # bytes of sums that programs of a tile share
+    tail: Any = 0  # 1 where the tiles of the last wave are split among all processors, else 0
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -69,6 +72,12 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     turns = -(-blocks // shape.split)
     busiest = -(-tiles * shape.split // facts.processors)  # programs of the processor with most of them
     rounds = -(-busiest // shape.slots)
+    rest = tiles % facts.processors
+    parts = _lesser(facts.processors // (rest + (rest == 0)), blocks // TURNS)
+    parts = parts + (parts < 1) * (1 - parts)
+    last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # turns in the last wave
+    turns = turns + shape.tail * ((busiest - 1) * blocks + last - busiest * turns) / busiest
+    shared = shape.shared * (tiles + shape.tail * (facts.processors * parts - tiles))
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile for each of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
@@ -88,7 +97,7 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     cache = read * slow / c.cache
     power = 1 + c.blend
     us = c.start + (wait**power + work**power + memory**power + cache**power) ** (1 / power)
-    us = us + tiles * shape.shared / c.parts
+    us = us + shared / c.parts
     return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
 
 
@@ -99,6 +108,8 @@ def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     core = getattr(problem, "core", problem)
     slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
     m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
+    if config.family == matmul_split.NAME:  # whose last wave is read part by part
+        return Shape(m, n, k, 1, slots, 2.0 * m * n, 1)
     return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
 
 

@@ -69,7 +69,8 @@ def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
 
     Copying the smaller one alone saves most of the time that copies of both would.
     """
-    if problem.itemsize != 2 or any(_unreadable(problem)):
+    measured = problem.itemsize == 2 and problem.out_align == 16 and not any(_unreadable(problem))
+    if not measured or problem.promoted:  # rows of parts are padded
         return False, False
     m, n, k = problem.m, problem.n * problem.rights, problem.k
     us = problem.flops / _OPERATIONS_US

@@ -136,7 +136,8 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
 
 
-def _programs(config: Config, problem: MatmulProblem) -> Programs:
+def programs(config: Config, problem: MatmulProblem) -> Programs:
+    """Tell what of a config its time depends on."""
     main, consumers = main_columns(config), config["CONSUMERS"]
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers
@@ -145,15 +146,15 @@ def _programs(config: Config, problem: MatmulProblem) -> Programs:
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Tell how many programs one processor holds at once."""
-    return tma_time.resident(_programs(config, problem), device)
+    return tma_time.resident(programs(config, problem), device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
     """Return predicted microseconds of a config."""
-    return tma_us(config, problem, device, _programs(config, problem), fit)
+    return tma_us(config, problem, device, programs(config, problem), fit)
 
 
-def _swizzled(dtype: str) -> Any:
+def swizzled(dtype: str) -> Any:
     """Return the layout in shared memory of a block of this dtype."""
     kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
     return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
@@ -170,7 +171,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     consumers, main = config["CONSUMERS"], main_columns(config)
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     grid, flat = grid_of(call, config, 1, processors)
-    inward, outward = _swizzled(call.dtype), _swizzled(call.out_dtype)
+    inward, outward = swizzled(call.dtype), swizzled(call.out_dtype)
     by = out.by_descriptor
     values = arguments(call, config, read, out, early) | {
         "a_desc": read.a.descriptor(rows, config["BLOCK_K"], inward),

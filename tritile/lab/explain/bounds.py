@@ -10,6 +10,7 @@ from tritile.core.problem import Known, MatmulProblem, PermuteProblem
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute.family import parts_us
 from tritile.lab import traffic
@@ -37,7 +38,7 @@ class Work:
     filled: float
 
 
-def work_of(problem: Known, config: Config) -> Work:
+def work_of(problem: Known, config: Config, device: Device) -> Work:
     """How the config cuts the problem up: that which kernels make of it."""
     if isinstance(problem, PermuteProblem):
         of = traffic.covers(problem, config)
@@ -49,9 +50,12 @@ def work_of(problem: Known, config: Config) -> Work:
     rows, columns = -(-problem.m // m), -(-problem.n // n)
     tiles = rows * columns * problem.batch
     filled = problem.m / (rows * m) * problem.n / (columns * n)
-    split = config["SPLIT_K"] if config.family == descriptor.NAME else 1
+    units = tiles * (config["SPLIT_K"] if config.family == descriptor.NAME else 1)
+    if config.family == split.NAME:
+        tail = split.tail(config, problem, device)
+        units = tail.whole + tail.rest * tail.split
     turns = -(-problem.k // config["BLOCK_K"])
-    return Work(tiles, tiles * split, filled * problem.k / (turns * config["BLOCK_K"]))
+    return Work(tiles, units, filled * problem.k / (turns * config["BLOCK_K"]))
 
 
 def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
@@ -78,12 +82,14 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
 def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
     problem, clocks_us = problem.core, device.clock_ghz * 1e3
     m, n = config["BLOCK_M"], config["BLOCK_N"]
-    work = work_of(problem, config)
-    turns = -(-problem.k // config["BLOCK_K"]) / (work.units / work.tiles)
-    busiest = -(-work.units // device.processors) * turns
+    work, turns = work_of(problem, config, device), -(-problem.k // config["BLOCK_K"])
+    busiest = -(-work.units // device.processors) * turns / (work.units / work.tiles)
+    if config.family == split.NAME:
+        tail = split.tail(config, problem, device)
+        busiest = (tail.whole // device.processors + (tail.rest > 0) / tail.split) * turns
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
-    asked = traffic.tiled(problem, config).total
+    asked = traffic.tiled(problem, config, device).total
     known = peak_tflops(problem, device)
     peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(problem, device)
     units = TENSOR_CORES if uses_tensor_cores(problem) else FMA
@@ -107,7 +113,7 @@ def why_slower(problem: Known, config: Config, best: Config, device: Device) -> 
     worse = {name: mine[name] - theirs[name] for name in mine}
     name = max(worse, key=lambda part: worse[part])
     gap = model.predict_us(config, problem, device) - model.predict_us(best, problem, device)
-    own, other = work_of(problem, config), work_of(problem, best)
+    own, other = work_of(problem, config, device), work_of(problem, best, device)
     if worse[name] > 0.25 * max(gap, 0.0) and worse[name] > 0.01 * mine[name]:
         text = f"{name}: {mine[name]:.1f} us for {theirs[name]:.1f}"
         waves = -(-own.units // device.processors), -(-other.units // device.processors)

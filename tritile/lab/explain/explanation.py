@@ -200,12 +200,12 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
         )
         for one in rivals
     ]
-    work = bounds.work_of(problem, config)
+    work = bounds.work_of(problem, config, device)
     predicted = model.predict_us(config, problem, device)
     times = bounds.parts(problem, config, device)
     return Explanation(
         problem, config, source, device,
-        traffic.untiled(problem), traffic.tiled(problem, config), traffic.least(problem),
+        traffic.untiled(problem), traffic.tiled(problem, config, device), traffic.least(problem),
         work, _at_once(config, work, held, device), taken, held, refusal,
         predicted, us, live, times, bounds.bound(times, us or predicted), tuple(others),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from tritile.tune.measure.pool import CompilePool
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _TIMED: Final = 30  # sizes at which torch was timed too, below which nothing is fitted to that
 _FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
-_EARNED: Final = 0.005  # share of the time of picks that corrections must save
+_EARNED: Final = 0.0025  # share of the time of picks that corrections must save
 
 
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:

@@ -15,6 +15,7 @@ from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
+from tritile.families.matmul_split import family as split
 from tritile.families.permute import family as permute
 from tritile.families.space import illegal
 from tritile.families.work import work_of
@@ -180,6 +181,8 @@ def tiling_of(
     rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
     covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
+    if config.family == split.NAME and not values["whole"]:
+        parts = values["split"]
     return Tiling(
         problem, config, device, rows, columns, problem.batch,
         group=rows if values.get("FLAT") else config["GROUP_M"],

@@ -2,7 +2,8 @@
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.families.common.operands import turned
+from tritile.families.common.operands import realigned, turned
+from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.lab.report.tiling.blocks import total_bytes
@@ -128,13 +129,29 @@ def _copied_for(tiling: Tiling, name: str) -> str:
         return "and made over, for the product that makes this one"
     if turned(problem)["AB".index(name)]:
         return "so that K is contiguous: tensor cores take TF32 no other way"
+    if realigned(problem)["AB".index(name)]:
+        return "to where rows start on whole lines of memory: tiles of others take longer to read"
     return "to where rows start on 16 bytes: TMA reads nothing else"
+
+
+def _tail(tiling: Tiling) -> str:
+    """How the K of the last tiles is shared out."""
+    assert isinstance(tiling.problem, MatmulProblem)
+    tail = split.tail(tiling.config, tiling.problem.core, tiling.device)
+    if not tail.rest:
+        return "Tiles fill all processors: none is split along K."
+    return (
+        f"The last {tail.rest:,} of the tiles would leave processors idle: {tail.split} programs share each, "
+        "with a range of K each, and the last of them to be done adds their sums in the order of K."
+    )
 
 
 def notes(tiling: Tiling) -> list[str]:
     """How the kernel of a tiling goes about it, a sentence or two each."""
     problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
-    if tiling.parts > 1:
+    if config.family == split.NAME:
+        found.append(_tail(tiling))
+    elif tiling.parts > 1:
         found.append(
             f"{tiling.parts} programs share each tile (SPLIT_K): each takes every {tiling.parts}th block of "
             "K, and their sums are added in a fixed order."
@@ -143,7 +160,7 @@ def notes(tiling: Tiling) -> list[str]:
         f"{name} is first copied {_copied_for(tiling, name)}; blocks are of it." for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
-    if config.family == warpgroups.NAME:
+    if config.family in (warpgroups.NAME, split.NAME):
         found.append(
             f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
             f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."

@@ -1,0 +1,156 @@
+"""Products of 16-bit types by specialised warps that split the last tiles along K, on Hopper."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem
+from tritile.core.views import MatmulCall
+from tritile.families.common.descriptors import arguments, check_sizes, output_of, sizes_of
+from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.operands import inputs, tiles
+from tritile.families.common.rates import memory_us
+from tritile.families.common.repack import repack
+from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
+from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
+from tritile.families.family import Family
+from tritile.families.matmul_split.kernel import matmul_split
+from tritile.families.matmul_wgmma import family as warpgroups
+
+NAME: Final = "split"
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "SUBTILES")
+_COLUMNS: Final = (64, 128, 256)
+_CONSUMERS: Final = (1, 2)
+TURNS: Final = 4  # of K, that a part has at the least
+_MEETING_US: Final = 4.5  # for parts to be left, and the last to come
+_MOST: Final = 255  # parts, which the kernel's counters tell apart
+
+
+class Tail(NamedTuple):
+    """Tell how tiles are made: `whole` of them by one program each, `rest` in `split` parts."""
+
+    programs: int
+    whole: int
+    rest: int
+    split: int
+
+
+def tail_of(made: int, turns: int, processors: int) -> Tail:
+    """Split the tiles of the last wave, of so many turns of K each, if processors are left for that."""
+    rest = made % processors
+    split = min(processors // rest, turns // TURNS, _MOST) if rest else 1
+    if split < 2:
+        return Tail(min(made, processors), made, 0, 1)
+    return Tail(processors if made > processors else rest * split, made - rest, rest, split)
+
+
+def _as_warpgroups(config: Config, persistent: bool) -> Config:
+    """Return the config of warpgroups that makes whole tiles as this one does."""
+    kwargs: tuple[tuple[str, Any], ...] = (*config.kwargs, ("PERSISTENT", persistent))
+    made: Config = replace(config, family=warpgroups.NAME, kwargs=tuple(sorted(kwargs)))
+    return made
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    if tuple(name for name, _ in config.kwargs) != PARAMETERS:
+        return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
+    if problem.itemsize != 2 or problem.totals:
+        return f"{problem.dtype} is summed by warpgroups that split no tile"
+    if config["BLOCK_N"] not in _COLUMNS or config["CONSUMERS"] not in _CONSUMERS:
+        return f"BLOCK_N is none of {_COLUMNS}, or CONSUMERS none of {_CONSUMERS}"
+    if -(-problem.k // config["BLOCK_K"]) * _MOST >= 2**31:
+        return f"K = {problem.k} is more than is counted in parts"
+    return warpgroups.illegal(_as_warpgroups(config, True), problem, device)
+
+
+def _configs() -> Iterator[Config]:
+    for config in warpgroups.FAMILY.configs:
+        if config["PERSISTENT"] and config["BLOCK_N"] in _COLUMNS and config["CONSUMERS"] in _CONSUMERS:
+            kwargs = tuple(pair for pair in config.kwargs if pair[0] != "PERSISTENT")
+            yield replace(config, family=NAME, kwargs=kwargs)
+
+
+def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
+    """Tell how a problem's tiles are made by a config."""
+    return tail_of(tiles(config, problem), -(-problem.k // config["BLOCK_K"]), device.processors)
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Tell whether another config, of the family or of warpgroups, does the same or strictly less work."""
+    if not tail(config, problem, device).rest:
+        return True
+    return warpgroups.pointless(_as_warpgroups(config, False), problem, device)
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+    """Return predicted microseconds of a config: of its whole tiles, and of parts and their sum."""
+    made, several = tail(config, problem, device), tiles(config, problem) > device.processors
+    dense = _as_warpgroups(config, several)
+    programs = warpgroups.programs(dense, problem)
+    if not made.rest:
+        return tma_us(dense, problem, device, programs, fit)
+    if not several:
+        return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
+    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one processor reads all parts of a tile
+    summed_us = (1 + made.split) * part / fit.l2_bytes / (device.clock_ghz * 1e3)
+    waves = made.whole // device.processors
+    least = memory_us(config, problem, device, fit.short, fit.bandwidth)
+    us = tma_us(dense, problem, device, programs, fit) * (waves + 1 / made.split) / (waves + 1)
+    return max(us, least) + summed_us + 2 * _MEETING_US
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """Tell how many programs one processor holds at once: one goes through all of its tiles."""
+    return 1
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """Tell what launches `call` with a config on a GPU of so many processors.
+
+    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    Raises TuningError where no descriptor can see the operands.
+    """
+    check_sizes(call)
+    read, out = inputs(call, early), output_of(call)
+    block_m, columns, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    consumers = config["CONSUMERS"]
+    rows, stored = block_m // consumers, columns // config["SUBTILES"]
+    m, n, k, batch, _ = sizes_of(call)
+    made = tail_of(batch * -(-m // block_m) * -(-n // columns), -(-k // block_k), processors)
+    inward, outward = warpgroups.swizzled(call.dtype), warpgroups.swizzled(call.out_dtype)
+    values = arguments(call, config, read, out, early) | {
+        "a_desc": read.a.descriptor(rows, block_k, inward),
+        "b_desc": read.b.descriptor(block_k, columns, inward),
+        "out_desc": out.seen.descriptor(rows, stored, outward) if out.by_descriptor else None,
+        "parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS),
+        "whole": made.whole, "rest": made.rest, "split": made.split,
+        "REGISTERS": warpgroups.REGISTERS[consumers], "STAGES": config.num_stages,
+    }  # fmt: skip
+    options = {"num_warps": config.num_warps, "launch_pdl": early}
+    step = step_of(matmul_split, (made.programs, 1, 1), values, options)
+    parts = Section("float32", max(1, made.rest * made.split) * block_m * columns)
+    return Work((*read.steps, step), {**read.scratch, "parts": parts}, max(1, made.rest) * consumers)
+
+
+def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
+    """Tell that sizes and processors decide how many parts of K are summed apart."""
+    return Numerics("warpgroup", 0)
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=matmul_split,
+    also=(repack,),
+    space=_configs,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+    numerics=_numerics,
+    canonical=canonical_product,
+)
