@@ -334,7 +334,8 @@ def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tm
     with Workshop(None, jobs=1, limit_s=600.0, nursery=nursery) as shop:
 
         def killer():
-            while not (tmp_path / "killed").exists():
+            noted = tmp_path / "killed"
+            while not (noted.exists() and noted.read_text()):  # else it is not noted that it was
                 time.sleep(0.01)
             os.kill(nursery._process.pid, signal.SIGKILL)
             os.kill(shop.measuring_pid, signal.SIGKILL)
