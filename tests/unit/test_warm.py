@@ -9,6 +9,7 @@ import tritile
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UnsupportedError
+from tritile.families.common.operands import copied
 from tritile.lab import warm as asked
 from tritile.planning import plans, table
 from tritile.tune.calibrate.draw import drawn
@@ -202,3 +203,14 @@ def test_other_gpus_are_refused(monkeypatch, tmp_path):
     with pytest.raises(UnsupportedError, match="NVIDIA GPUs only"):
         tritile.warm(PermuteProblem.turned(1, 64, 64, 2), device="gfx942")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["halves-nn", "halves-nt"])
+def test_what_is_compiled_of_a_class_is_all_that_its_sizes_launch(name):
+    """Those too, of which one operand is copied first, or both."""
+    first, *rest = drawn(name, 600, "compiled ahead")
+    copies = [problem for problem in rest if any(copied(problem))]
+    assert set(map(copied, copies)) == {(True, False), (False, True), (True, True)}
+    compiled = kernels(list(rows.of_class(first, H200)))
+    for problem in rest[:60] + copies:
+        assert kernels(planned([problem])) <= compiled, problem.label

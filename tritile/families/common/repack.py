@@ -32,7 +32,7 @@ def copy_tile(
     tl.store(to_rows + column[None, :], tile, mask=in_rows & (column[None, :] < stride_cr))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("a_rows", "b_rows"))
 def repack(
     a_ptr, a_copy, a_batch, a_inner, a_rows, a_columns,
     stride_ao, stride_ai, stride_ar, stride_ac, stride_acr,

@@ -26,10 +26,11 @@ from tritile.tune.deploy.fill import Entry
 
 _Others = PermuteProblem | GroupedProblem  # than products of two matrices
 # Sizes which differ in all that tells kernels of one config apart: whether blocks divide them, whether 16
-# does, whether few tiles are made, whether K is long enough to be shared by many programs.
-_ROWS: Final = (1, 7, 64, 640, 4096, 5003)
-_COLUMNS: Final = (40, 48, 256, 5000, 6160, 8192)
-_DEPTHS: Final = (72, 208, 1024, 30000, 30008, 32768)
+# does, whether few tiles are made, whether K is long enough to be shared by many programs, which operands
+# are copied.
+_ROWS: Final = (1, 7, 64, 301, 640, 1000, 4096, 5003, 20008)
+_COLUMNS: Final = (40, 48, 256, 264, 1392, 5000, 6160, 8192, 16392)
+_DEPTHS: Final = (72, 208, 1024, 4104, 30000, 30008, 32768)
 
 
 def _kind(value: Any) -> Any:
