@@ -276,7 +276,14 @@ def split(m, n, k, consumers, stages, subtiles):
     return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
 
 
-@pytest.mark.parametrize("problem", [SQUARE, RAGGED, replace(SQUARE, epilogue="bias=row gelu")], ids=str)
+DEEP = replace(SQUARE, m=512, n=512, k=16384)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")],
+    ids=str,
+)
 @pytest.mark.parametrize("config", [split(128, 256, 64, 2, 3, 2), split(64, 64, 64, 1, 10, 1)], ids=str)
 def test_split_tails_compile_for_hopper(problem, config):
     device = target_device("nvidia-h200")

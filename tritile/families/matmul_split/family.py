@@ -53,6 +53,11 @@ def _as_warpgroups(config: Config, persistent: bool) -> Config:
     return made
 
 
+def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
+    """Tell how a problem's tiles are made by a config."""
+    return tail_of(tiles(config, problem), -(-problem.k // config["BLOCK_K"]), device.processors)
+
+
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, or None where it may."""
     if tuple(name for name, _ in config.kwargs) != PARAMETERS:
@@ -61,9 +66,12 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"{problem.dtype} is summed by warpgroups that split no tile"
     if config["BLOCK_N"] not in _COLUMNS or config["CONSUMERS"] not in _CONSUMERS:
         return f"BLOCK_N is none of {_COLUMNS}, or CONSUMERS none of {_CONSUMERS}"
+    reason = warpgroups.illegal(_as_warpgroups(config, True), problem, device)
+    if reason is not None:
+        return reason
     if -(-problem.k // config["BLOCK_K"]) * _MOST >= 2**31:
         return f"K = {problem.k} is more than is counted in parts"
-    return warpgroups.illegal(_as_warpgroups(config, True), problem, device)
+    return None if tail(config, problem, device).rest else "no tile is split: warpgroups makes the same"
 
 
 def _configs() -> Iterator[Config]:
@@ -73,15 +81,8 @@ def _configs() -> Iterator[Config]:
             yield replace(config, family=NAME, kwargs=kwargs)
 
 
-def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
-    """Tell how a problem's tiles are made by a config."""
-    return tail_of(tiles(config, problem), -(-problem.k // config["BLOCK_K"]), device.processors)
-
-
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether another config, of the family or of warpgroups, does the same or strictly less work."""
-    if not tail(config, problem, device).rest:
-        return True
+    """Tell whether another config of the family does the same or strictly less work."""
     return warpgroups.pointless(_as_warpgroups(config, False), problem, device)
 
 
@@ -90,8 +91,6 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
     made, several = tail(config, problem, device), tiles(config, problem) > device.processors
     dense = _as_warpgroups(config, several)
     programs = warpgroups.programs(dense, problem)
-    if not made.rest:
-        return tma_us(dense, problem, device, programs, fit)
     if not several:
         return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
     part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one processor reads all parts of a tile

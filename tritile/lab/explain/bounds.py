@@ -86,7 +86,7 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     busiest = -(-work.units // device.processors) * turns / (work.units / work.tiles)
     if config.family == split.NAME:
         tail = split.tail(config, problem, device)
-        busiest = (tail.whole // device.processors + (tail.rest > 0) / tail.split) * turns
+        busiest = (tail.whole // device.processors + 1 / tail.split) * turns
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config, device).total

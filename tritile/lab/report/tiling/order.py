@@ -118,7 +118,10 @@ class Tiling:
 
     def k_blocks(self, turn: int) -> range:
         """The blocks of K that a turn goes through, step by step."""
-        return range(self.part(turn), self.blocks, self.parts)
+        part = self.part(turn)
+        if self.config.family == split.NAME:  # each takes a range
+            return range(part * self.blocks // self.parts, (part + 1) * self.blocks // self.parts)
+        return range(part, self.blocks, self.parts)
 
 
 def _among(number: int, count: int, what: str) -> int:
@@ -181,7 +184,7 @@ def tiling_of(
     rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
     covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
-    if config.family == split.NAME and not values["whole"]:
+    if config.family == split.NAME and not values["whole"]:  # else the last wave's parts are not shown
         parts = values["split"]
     return Tiling(
         problem, config, device, rows, columns, problem.batch,

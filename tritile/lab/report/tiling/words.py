@@ -138,8 +138,6 @@ def _tail(tiling: Tiling) -> str:
     """How the K of the last tiles is shared out."""
     assert isinstance(tiling.problem, MatmulProblem)
     tail = split.tail(tiling.config, tiling.problem.core, tiling.device)
-    if not tail.rest:
-        return "Tiles fill all processors: none is split along K."
     return (
         f"The last {tail.rest:,} of the tiles would leave processors idle: {tail.split} programs share each, "
         "with a range of K each, and the last of them to be done adds their sums in the order of K."
