@@ -123,7 +123,9 @@ def _compile(made: Path) -> None:
         raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
     command = _command(compiler, made)
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        run = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:  # as time ran out: another day it may do
         raise UnsupportedError(f"{compiler} could not be run: {brief(error)}") from error
     why = f"exit status {run.returncode} {run.stderr[-2000:]}"
@@ -149,7 +151,7 @@ def _obtained(there: Path) -> Crossing | None:
         reason = _distrusted(there)
         if not reason:
             return Crossing(there)
-    except (UnsupportedError, OSError, AttributeError, Timeout) as error:
+    except (UnsupportedError, OSError, AttributeError, ValueError, Timeout) as error:  # a wrong CXX, too
         reason = brief(error)
     without = "Python decides every time, some 40 us a call"
     text = f"use_in_torch does without its library in C++ ({there}), so that {without}: {reason}"
