@@ -141,15 +141,17 @@ def corrections(
 ) -> list[list[float]]:
     """Return the weights of each config's correction, fitted to its times at the sizes of `rows`.
 
-    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds.
+    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds. What is predicted to be near
+    the fastest counts as much as what is.
     """
-    fastest = us.nan_to_num(math.inf).amin(1)
+    ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
+    pressed = _pressed(torch.minimum(*ratios))
     held = _HELD * torch.eye(cosines.shape[1], dtype=us.dtype)
     found = []
     for place in range(us.shape[1]):
         own = rows[~us[rows, place].isnan()]
-        pressed = _pressed(us[own, place] / fastest[own])[:, None]
-        x, y = pressed * cosines[own], pressed * (us[own, place] / predicted[own, place]).log()[:, None]
+        weights = pressed[own, place, None]
+        x, y = weights * cosines[own], weights * (us[own, place] / predicted[own, place]).log()[:, None]
         found.append(torch.linalg.solve(x.T @ x + held, x.T @ y)[:, 0].tolist())
     return found
 
