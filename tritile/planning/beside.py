@@ -2,7 +2,8 @@
 
 A problem that was measured beside torch goes by that. Any other goes by its class: how many times as long
 torch takes is predicted from times of both at drawn sizes, and the call is taken where nearly all sizes left
-out of the fit were won of which as much was predicted. Whatever was not measured on the GPU is left.
+out of the fit were won of which as much was predicted. Whatever was measured neither on the GPU nor on one
+like it is left.
 """
 
 from collections.abc import Callable
