@@ -154,6 +154,8 @@ def halves(m, n, k, layout="column", **more):
         (halves(4096, 4096, 4104, a_align=8), (False, False)),  # a is copied in any case
         (replace(halves(4096, 2048, 4104), dtype="float8_e4m3fn"), (False, False)),  # not measured
         (halves(4096, 2047, 4104, out_align=2), (False, False)),  # nor is this
+        (halves(4096, 4096, 4104, epilogue="gated silu"), (False, False)),  # nor are gated products
+        (halves(1, 60000, 30008), (False, False)),  # one row starts where its tensor does
     ],
     ids=str,
 )

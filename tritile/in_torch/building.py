@@ -140,6 +140,10 @@ def _compile(made: Path) -> None:
     raise UnsupportedError(f"{_SOURCES[0].name} could not be compiled: {why}")
 
 
+# A wrong CXX is a ValueError; NotImplementedError is filelock's where a file system has no locks.
+_REFUSALS: Final = (UnsupportedError, OSError, AttributeError, ValueError, NotImplementedError, Timeout)
+
+
 @functools.cache
 def _obtained(there: Path) -> Crossing | None:
     """Load the library, built first where it is not there; None, with a StoreWarning, where that fails."""
@@ -151,7 +155,7 @@ def _obtained(there: Path) -> Crossing | None:
         reason = _distrusted(there)
         if not reason:
             return Crossing(there)
-    except (UnsupportedError, OSError, AttributeError, ValueError, Timeout) as error:  # a wrong CXX, too
+    except _REFUSALS as error:
         reason = brief(error)
     without = "Python decides every time, some 40 us a call"
     text = f"use_in_torch does without its library in C++ ({there}), so that {without}: {reason}"

@@ -118,10 +118,12 @@ def _predicted(problem: MatmulProblem | PermuteProblem, device: Device) -> tuple
 
 
 def _within(problem: MatmulProblem) -> MatmulProblem:
-    """Return a product with sides, and operations, of no more than were drawn."""
+    """Return a product with fewer rows, so that it takes no more operations than any that was drawn.
+
+    A lead bounds N and K itself, and needs them as they are to tell what rows start on.
+    """
     n, k = (min(side, SIDES[1]) for side in (problem.n, problem.k))
-    rows = min(problem.m, ROWS, int(OPERATIONS[1] / (2 * n * k)))
-    return replace(problem, m=rows, n=n, k=k)
+    return replace(problem, m=min(problem.m, ROWS, int(OPERATIONS[1] / (2 * n * k))))
 
 
 def _no_copy(problem: PermuteProblem) -> str:

@@ -69,12 +69,13 @@ def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
 
     Copying the smaller one alone saves most of the time that copies of both would.
     """
-    measured = problem.itemsize == 2 and problem.out_align == 16 and not any(_unreadable(problem))
-    if not measured or problem.promoted:  # rows of parts are padded
+    plain = problem.itemsize == 2 and problem.out_align == 16 and problem.rights == 1
+    measured = plain and min(problem.m, problem.n) > 1
+    if not measured or problem.promoted or any(_unreadable(problem)):  # rows of parts are padded
         return False, False
-    m, n, k = problem.m, problem.n * problem.rights, problem.k
+    m, n, k = problem.m, problem.n, problem.k
     us = problem.flops / _OPERATIONS_US
-    rows = (m if problem.a_layout == "column" else k), (k if problem.b_layout == "column" else problem.n)
+    rows = (m if problem.a_layout == "column" else k), (k if problem.b_layout == "column" else n)
     chosen = {0: False, 1: False}
     off = [side for side in chosen if rows[side] * problem.itemsize % SECTOR]
     bytes_of = [problem.batch * side * k * problem.itemsize for side in (m, n)]
