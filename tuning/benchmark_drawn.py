@@ -1,103 +1,76 @@
-"""Write docs/benchmarks.md from the committed lines of the suites whose sizes nobody chose.
+"""Make the sections of docs/benchmarks.md about the suites whose sizes nobody chose.
 
-`python tuning/figures.py` calls it. A suite's lines are results/<gpu>/<suite>.jsonl; one that has none for a
-GPU is told.
+The lines of a suite are results/<gpu>/<suite>.jsonl. A section says which GPUs have no lines yet.
 """
 
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from benchmark_tables import Cells, Line, measured_on, table
 from tritile.lab.report.summary import geomean, sizes_label
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
-DRAWS = 3  # the last ones, which are told
-HEAD = """# Benchmarks
-
-`python tuning/figures.py` writes this page from the lines in `tuning/results/`. These are the suites whose
-sizes nobody chose, so that nothing can be tuned to them. Tables of sizes that were tuned, and how times are
-taken, are in the [README](../README.md#measured). A ratio is torch's time by tritile's: above 1 tritile is
-faster. "5%" is the 5th percentile.
-"""
+DRAWS = 3  # the newest draws that are shown
 UNSEEN = """
-## unseen: products and permutations of drawn sizes
+## Drawn sizes: products and permutations
 
-A draw has 200 products in bfloat16, NN and NT in turn, and 100 permutations, with the configs that a call
-uses where nothing is remembered. Products are aligned where N and K are multiples of 8, else ragged; told are
-their ratios. Of permutations the rate is told, by that of a copy of as many bytes. A draw is named after its
-seed; the last three are told.
+A draw has 200 products in bfloat16, NN and NT by turns, and 100 permutations. Nothing is remembered, so
+each call uses the config that tritile predicts. A product is aligned where N and K are multiples of 8,
+else ragged; its figure is the ratio to torch. The figure of a permutation is its rate by that of a copy
+of as many bytes. A draw is named after its seed, which changes with the code; the table shows the newest
+three.
 
 `python tuning/unseen.py --results tuning/results/GPU` adds a draw.
 """
 ROWS = """
-## rows: one weight, whatever the number of rows
+## One weight, any number of rows
 
-A square weight in bfloat16, NT, is multiplied with drawn numbers of rows up to 4096. One process begins with
-nothing compiled and nothing remembered, the next finds what the first compiled. First calls are timed by the
-host, to the end of their product; ratios are of the GPU's time, in CUDA graphs. The last run of each kind is
-told.
+A square weight in bfloat16, NT, is multiplied with drawn numbers of rows up to 4096. The first process
+starts with nothing compiled and nothing remembered; the second finds what the first compiled. The first
+table times first calls on the host, to the end of their product. The second compares times on the GPU, in
+CUDA graphs. Both show the newest run of each kind.
 
 `python tuning/rows.py --results tuning/results/GPU` adds a run.
 """
 MODELS = """
-## models: models of transformers with and without `use_in_torch`
+## Transformer models with and without `use_in_torch`
 
-Forward passes and training steps of eight models with random weights in bfloat16. A ratio is the time without
-the switch by that with it; behind the worst stands its 95% interval. The first process of a model finds no
-compiled kernel, a later one those of the first. The time of a very first iteration is the median over models.
-The last line of each model is told.
+Eight models with random weights in bfloat16 run forward passes and training steps. A ratio is the time
+without `use_in_torch` by the time with it; the worst has its 95% interval. The first process of a model
+finds no compiled kernel, a later one finds those of the first. The time of the first iteration is the
+median over models. The table shows the newest line of each model.
 
-`python tuning/models.py --results tuning/results/GPU` adds lines; `--compiled` those of torch.compile.
+`python tuning/models.py --results tuning/results/GPU` adds lines; with `--compiled`, those of torch.compile.
 """
-Line = dict[str, Any]
-Cells = tuple[str, ...]
 
 
 def read(folder: Path, suite: str) -> list[Line]:
-    """Read the lines of a suite, none where there is no file."""
+    """Return the lines of a suite, none where there is no file."""
     path = folder / f"{suite}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(head: str, made: Iterable[Cells]) -> str:
-    """Make a table: columns of `head` that end with a colon hold numbers."""
-    names = [name.strip() for name in head.split("|")]
-    ruled = ("---:" if name.endswith(":") else "---" for name in names)
-    shown = ([name.rstrip(":") for name in names], ruled, *made)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in shown)
-
-
-def measured_on(lines: Iterable[Line]) -> str:
-    """Tell the GPU, versions and commits of lines."""
-    envs = [line["env"] for line in lines]
-    told = {name: ", ".join(dict.fromkeys(env[name] for env in envs)) for name in ("gpu", "torch", "triton")}
-    commits = ", ".join(dict.fromkeys(env["tritile"][:7] for env in envs))
-    return "**{gpu}**, torch {torch}, triton {triton}, tritile at {}".format(commits, **told)
-
-
 def low(values: Iterable[float]) -> float:
-    """Give the 5th percentile."""
+    """Return the 5th percentile."""
     ordered = sorted(values)
     return ordered[int(0.05 * (len(ordered) - 1))]
 
 
 def spread(values: list[tuple[float, str]]) -> Cells:
-    """Tell the geometric mean, 5th percentile and worst of values, each with where it was taken."""
+    """Return the geometric mean, the 5th percentile, the worst and its place, of values with their places."""
     numbers = [value for value, _ in values]
     worst, at = min(values)
     return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", f"{worst:.2f}", at
 
 
 def latest(lines: Iterable[Line], names: Cells) -> list[Line]:
-    """Give the last line of those alike in these fields, in the order in which they first came."""
+    """Return the last line of each combination of these fields, in the order of their first lines."""
     return list({tuple(str(line.get(name)) for name in names): line for line in lines}.values())
 
 
 def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """Give the last draws by seed, oldest first, each case of one once."""
+    """Return the newest draws by seed, oldest first, each case once."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         seed = line["env"]["seed"]
@@ -107,7 +80,7 @@ def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def drawn_kind(line: Line) -> tuple[str, float]:
-    """Name the kind of an unseen line, and its figure."""
+    """Return the kind of an unseen line, and its figure."""
     if line["op"] == "permute":
         return "permutations, by a copy", line["gbps"] / line["copy_gbps"]
     kind = "ragged products" if line["n"] % 8 or line["k"] % 8 else "aligned products"
@@ -115,7 +88,7 @@ def drawn_kind(line: Line) -> tuple[str, float]:
 
 
 def unseen(lines: list[Line]) -> Iterator[str]:
-    """Tell draws, together and one by one."""
+    """Show the draws, together and one by one."""
     by_seed = draws(lines)
     together = [line for found in by_seed.values() for line in found]
     yield measured_on(together)
@@ -131,7 +104,7 @@ def unseen(lines: list[Line]) -> Iterator[str]:
 
 
 def rows(lines: list[Line]) -> Iterator[str]:
-    """Tell first calls, and what they come to on the GPU."""
+    """Show first calls on the host, and ratios on the GPU."""
     found = latest(lines, ("mode", "size", "process"))
     yield measured_on(found)
     calls, ratios = [], []
@@ -154,7 +127,7 @@ def rows(lines: list[Line]) -> Iterator[str]:
 
 
 def models(lines: list[Line]) -> Iterator[str]:
-    """Tell ratios over models."""
+    """Show ratios over models."""
     found = latest(lines, ("process", "mode", "what", "model"))
     yield measured_on(found)
     groups: dict[Cells, list[Line]] = {}
@@ -179,9 +152,9 @@ SUITES: dict[str, tuple[str, Callable[[list[Line]], Iterator[str]]]] = {
 }  # fmt: skip
 
 
-def page(results: Path = HERE / "results") -> str:
-    """Make the page of the results in a folder, which has a folder for each GPU."""
-    text = HEAD
+def sections(results: Path) -> str:
+    """Return the three sections, from a folder of results that has a folder for each GPU."""
+    text = ""
     for suite, (about, told) in SUITES.items():
         text += about
         for folder in sorted(path for path in results.iterdir() if path.is_dir()):
@@ -189,8 +162,3 @@ def page(results: Path = HERE / "results") -> str:
             parts = told(lines) if lines else [f"`{folder.name}`: no lines yet."]
             text += "".join(f"\n{part.rstrip()}\n" for part in parts)
     return text
-
-
-def write() -> None:
-    """Write the page."""
-    PAGE.write_text(page())
