@@ -1,4 +1,4 @@
-"""Make the rows of docs/benchmarks.md about errors, a Llama model, triton.autotune, and the tuner itself."""
+"""Make the rows of docs/benchmarks.md about errors, Llama models, the ladder, and the tuner."""
 
 import json
 import statistics
@@ -95,6 +95,19 @@ def autotune_host() -> Iterator[Cells]:
     for line in autotune_lines():
         if line["measures"] == "host":
             yield line["kernel"], *(f"{line[f'{how}_host_us']:.1f}" for how in ("jit", "triton", "tritile"))
+
+
+def ladder() -> dict[str, Any]:
+    """Return what `tritile ladder` measured."""
+    found: dict[str, Any] = json.loads((HERE / "ladder" / f"{DEVICE.slug}.json").read_text())
+    return found
+
+
+def ladder_rows() -> Iterator[Cells]:
+    """Return time and bytes asked of memory, a row for each kernel of the ladder."""
+    for rung in ladder()["rungs"]:
+        asked = "" if rung["asked"] is None else f"{rung['asked'] / 1e9:.1f}"
+        yield rung["op"], rung["name"], rung["new"], rung["dtype"], f"{rung['us'] / 1e3:.2f}", asked
 
 
 def study() -> dict[str, Any]:

@@ -50,9 +50,10 @@ def of_untuned(cases: list[Result]) -> str:
     """Return the section of sizes that were not tuned."""
     about = """\
 "drawn" is all draws of the section above. "invariance" multiplies two weights, 4096x4096 and 14336x4096,
-with 1 to 4096 rows (`python tuning/invariance.py`), the sizes in the shipped table apart. "alignments"
-mixes operands whose rows start on 2, 4, 8 and 16 bytes, where torch is slow (`python
-tuning/alignments.py`)."""
+with 1 to 4096 rows (`python tuning/invariance.py`); the sizes in the shipped table have a row of their own.
+"alignments" mixes operands whose rows start on 2, 4, 8 and 16 bytes, where torch is slow (`python
+tuning/alignments.py`). "invariance" and "alignments" were measured with an older tritile, which ran the
+config of a near tuned problem at an untuned size."""
     return section(
         "Untuned sizes on an H200",
         about,
@@ -107,7 +108,8 @@ def of_permutations(cases: list[Result]) -> str:
     about = f"""\
 Rates of tuned permutations. "large copy": the rate by that of a copy of 8192x8192 elements of bfloat16,
 which runs at {tuned.large_copy_gbps(cases):.0f} GB/s. "own copy": by that of a copy of as many bytes.
-"small" is less than 64 MiB."""
+"small" is less than 64 MiB.
+Index arithmetic limits odd permutations of rank 5 and 6 with short elements."""
     return section(
         "Permutations on an H200",
         about,
@@ -185,6 +187,18 @@ under torch.compile.
     )
 
 
+def of_ladder() -> str:
+    """Return the section of the ladder."""
+    n = studies.ladder()["n"]
+    about = f"""\
+Kernels from a naive one to tritile's own, one idea each, at {n}x{n} (`tritile ladder`). "asked" is what
+loads and stores ask of memory, caches aside.
+
+{measured_on([studies.ladder()])}"""
+    head = "operation | kernel | idea | dtype | ms: | asked, GB:"
+    return section("The ladder on an H200", about, table(head, studies.ladder_rows()))
+
+
 def of_tuner() -> str:
     """Return the sections of `tritile.autotune`, the search and the model."""
     seconds = "triton, s: | tritile, list, s: | tritile, space, s:"
@@ -221,7 +235,7 @@ def page(results: Path = HERE / "results") -> str:
     measured = (of_untuned, of_tuned, of_other, of_permutations)
     return "".join((
         HEAD, benchmark_drawn.sections(results), *(made(cases) for made in measured), of_targets(lines),
-        of_host(lines), of_errors(), of_llama(), of_tuner(),
+        of_host(lines), of_errors(), of_llama(), of_ladder(), of_tuner(),
     ))  # fmt: skip
 
 
