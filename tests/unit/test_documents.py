@@ -11,6 +11,8 @@ import typer
 
 import tritile
 from tritile import cli
+from tritile.planning import table
+from tritile.planning.classes import MEASURED
 
 ROOT = Path(tritile.__file__).parents[1]
 README = ROOT / "README.md"
@@ -136,6 +138,19 @@ def test_variables_exist_and_the_page_of_the_environment_has_them():
     assert set(re.findall(r"TRITILE_[A-Z_]+", TEXT)) <= variables("tritile", "tuning", "tests/browser")
     listed = set(re.findall(r"^\| `(TRITILE_[A-Z_]+)", PAGES["environment.md"].read_text(), re.MULTILINE))
     assert variables("tritile", "tuning") <= listed
+
+
+def test_the_page_on_tuning_says_which_portfolios_ship():
+    shown = {}
+    for names, _, *cells in re.findall(
+        r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
+    ):
+        shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
+    told = {"measured": "measured for this GPU", "predicted": "predicted for this GPU"}
+    told["the H200's"] = "measured for NVIDIA H200, which is like it"
+    for name in MEASURED:
+        for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
+            assert table.portfolio(name, tritile.target_device(target))[2] == told[cell], name
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in GENERATED])
