@@ -1,4 +1,4 @@
-"""README.md and docs/*.md: links, commands, options, names and variables exist, and snippets run."""
+"""Check README.md and docs/*.md: links, commands, options, names and variables exist, and snippets run."""
 
 import importlib
 import re

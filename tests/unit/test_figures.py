@@ -1,4 +1,4 @@
-"""README.md and docs/benchmarks.md say what the committed lines say."""
+"""Check that README.md and docs/benchmarks.md say what the committed lines say."""
 
 import json
 import re
@@ -43,7 +43,7 @@ ENV = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "01234567
 
 
 def written(folder, suite, lines):
-    """The section of a suite, where one GPU has these lines."""
+    """Return the section of a suite, where one GPU has these lines."""
     (folder / "nvidia-x").mkdir()
     (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sections = benchmark_drawn.sections(folder).split("\n## ")[1:]

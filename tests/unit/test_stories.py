@@ -1,4 +1,4 @@
-"""docs/stories.md: its snippets run. `test_documents.py` checks the commands that it names."""
+"""Check that the snippets of docs/stories.md run. `test_documents.py` checks the commands that it names."""
 
 import re
 import warnings
