@@ -1,194 +1,242 @@
-"""Write docs/benchmarks.md from the committed lines of the suites whose sizes nobody chose.
+"""Write docs/benchmarks.md from the committed lines; `python tuning/figures.py` calls it."""
 
-`python tuning/figures.py` calls it. A suite's lines are results/<gpu>/<suite>.jsonl; one that has none for a
-GPU is told.
-"""
-
-import json
-import statistics
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from tritile.lab.report.summary import geomean, sizes_label
+import benchmark_drawn
+import benchmark_studies as studies
+import benchmark_tuned as tuned
+from benchmark_tables import Cells, measured_on, table
+from tritile.lab.report.results import Result
+from tritile.lab.report.run import stored
+from tritile.lab.report.summary import of_cases
+from tritile.lab.report.targets import compare
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-DRAWS = 3  # the last ones, which are told
 HEAD = """# Benchmarks
 
-`python tuning/figures.py` writes this page from the lines in `tuning/results/`. These are the suites whose
-sizes nobody chose, so that nothing can be tuned to them. Tables of sizes that were tuned, and how times are
-taken, are in the [README](../README.md#measured). A ratio is torch's time by tritile's: above 1 tritile is
-faster. "5%" is the 5th percentile.
+This page helps you judge how fast and how exact tritile is on your kind of problem.
+
+`python tuning/figures.py` writes the whole page from the lines in `tuning/results/`, `tuning/accuracy/`,
+`tuning/llama/` and `tuning/trials/`. Do not edit it by hand.
+
+## How to read the tables
+
+- A ratio is the baseline's time divided by tritile's: above 1 tritile is faster. The baseline is torch as
+  it comes, unless a row names another. "max-autotune" is torch.compile with that mode.
+- "under 1" counts the problems on which tritile is slower. "worst" is the lowest ratio, "5%" the 5th
+  percentile.
+- NN, NT, TN and TT say how a and b lie: N is row by row, T is column by column.
+- Sizes are *tuned* where the shipped table holds the winner of a search for just this size. Elsewhere
+  tritile predicts a config.
+- Both sides run in CUDA graphs and take turns in one process. The operands of one round exceed the L2
+  cache.
+- A neutral kernel runs before each launch, so that no kernel starts early behind one of its own kind. The
+  tuned suites and draw 9ca5e47a were timed without the neutral kernel. Their ratios for small launches
+  are too high: permutations and the families `descriptor`, `warpgroups` and `split` start early
+  (programmatic dependent launch).
+
+`tritile bench --suite NAME --results tuning/results/GPU` adds lines to a suite. A line names its GPU,
+versions and commit.
 """
-UNSEEN = """
-## unseen: products and permutations of drawn sizes
-
-A draw has 200 products in bfloat16, NN and NT in turn, and 100 permutations, with the configs that a call
-uses where nothing is remembered. Products are aligned where N and K are multiples of 8, else ragged; told are
-their ratios. Of permutations the rate is told, by that of a copy of as many bytes. A draw is named after its
-seed; the last three are told.
-
-`python tuning/unseen.py --results tuning/results/GPU` adds a draw.
-"""
-ROWS = """
-## rows: one weight, whatever the number of rows
-
-A square weight in bfloat16, NT, is multiplied with drawn numbers of rows up to 4096. One process begins with
-nothing compiled and nothing remembered, the next finds what the first compiled. First calls are timed by the
-host, to the end of their product; ratios are of the GPU's time, in CUDA graphs. The last run of each kind is
-told.
-
-`python tuning/rows.py --results tuning/results/GPU` adds a run.
-"""
-MODELS = """
-## models: models of transformers with and without `use_in_torch`
-
-Forward passes and training steps of eight models with random weights in bfloat16. A ratio is the time without
-the switch by that with it; behind the worst stands its 95% interval. The first process of a model finds no
-compiled kernel, a later one those of the first. The time of a very first iteration is the median over models.
-The last line of each model is told.
-
-`python tuning/models.py --results tuning/results/GPU` adds lines; `--compiled` those of torch.compile.
-"""
-Line = dict[str, Any]
-Cells = tuple[str, ...]
 
 
-def read(folder: Path, suite: str) -> list[Line]:
-    """Read the lines of a suite, none where there is no file."""
-    path = folder / f"{suite}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def section(title: str, about: str, *parts: str) -> str:
+    """Return a section: a heading, a paragraph, and its tables and pictures."""
+    return "\n".join((f"\n## {title}\n", about, *(f"\n{part.rstrip()}" for part in parts), ""))
 
 
-def table(head: str, made: Iterable[Cells]) -> str:
-    """Make a table: columns of `head` that end with a colon hold numbers."""
-    names = [name.strip() for name in head.split("|")]
-    ruled = ("---:" if name.endswith(":") else "---" for name in names)
-    shown = ([name.rstrip(":") for name in names], ruled, *made)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in shown)
-
-
-def measured_on(lines: Iterable[Line]) -> str:
-    """Tell the GPU, versions and commits of lines."""
-    envs = [line["env"] for line in lines]
-    told = {name: ", ".join(dict.fromkeys(env[name] for env in envs)) for name in ("gpu", "torch", "triton")}
-    commits = ", ".join(dict.fromkeys(env["tritile"][:7] for env in envs))
-    return "**{gpu}**, torch {torch}, triton {triton}, tritile at {}".format(commits, **told)
-
-
-def low(values: Iterable[float]) -> float:
-    """Give the 5th percentile."""
-    ordered = sorted(values)
-    return ordered[int(0.05 * (len(ordered) - 1))]
-
-
-def spread(values: list[tuple[float, str]]) -> Cells:
-    """Tell the geometric mean, 5th percentile and worst of values, each with where it was taken."""
-    numbers = [value for value, _ in values]
-    worst, at = min(values)
-    return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", f"{worst:.2f}", at
-
-
-def latest(lines: Iterable[Line], names: Cells) -> list[Line]:
-    """Give the last line of those alike in these fields, in the order in which they first came."""
-    return list({tuple(str(line.get(name)) for name in names): line for line in lines}.values())
-
-
-def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """Give the last draws by seed, oldest first, each case of one once."""
-    found: dict[str, list[Line]] = {}
-    for line in lines:
-        seed = line["env"]["seed"]
-        found[seed] = [*found.pop(seed, []), line]
-    case = ("op", "dtype", "layout", "m", "n", "k", "shape", "dims")
-    return {seed: latest(found[seed], case) for seed in list(found)[-DRAWS:]}
-
-
-def drawn_kind(line: Line) -> tuple[str, float]:
-    """Name the kind of an unseen line, and its figure."""
-    if line["op"] == "permute":
-        return "permutations, by a copy", line["gbps"] / line["copy_gbps"]
-    kind = "ragged products" if line["n"] % 8 or line["k"] % 8 else "aligned products"
-    return kind, line["ratio_torch"]
-
-
-def unseen(lines: list[Line]) -> Iterator[str]:
-    """Tell draws, together and one by one."""
-    by_seed = draws(lines)
-    together = [line for found in by_seed.values() for line in found]
-    yield measured_on(together)
-    groups = {f"last {len(by_seed)} together": together} if len(by_seed) > 1 else {}
-    groups |= {seed[:8]: found for seed, found in by_seed.items()}
-    made = []
-    for kind in ("aligned products", "ragged products", "permutations, by a copy"):
-        for name, found in groups.items():
-            values = [(drawn_kind(x)[1], sizes_label(x)) for x in found if drawn_kind(x)[0] == kind]
-            if values:
-                made.append((kind, name, str(len(values)), *spread(values)))
-    yield table("of | draw | sizes: | geometric mean: | 5%: | worst: | at", made)
-
-
-def rows(lines: list[Line]) -> Iterator[str]:
-    """Tell first calls, and what they come to on the GPU."""
-    found = latest(lines, ("mode", "size", "process"))
-    yield measured_on(found)
-    calls, ratios = [], []
-    for line in found:
-        count, ms = len(line["rows"]), line["first_ms"]
-        names = (line["process"], line["mode"], "{0}x{0}".format(line["size"]), line["env"]["seed"][:8])
-        slow, at = max(zip(ms, line["rows"], strict=True))
-        times = f"{sum(ms) / 1e3:.2f}", f"{statistics.median(ms):.2f}", f"{slow:.0f} ({at} rows)"
-        again = f"{statistics.median(line['second_ms']):.3f}"
-        calls.append((*names, str(count), *times, str(line["kernels"]), f"{line['compile_s']:.1f}", again))
-        at_rows = [f"{m} rows" for m in line["rows"]]
-        ratios.append((*names, str(count), *spread(list(zip(line["ratio_torch"], at_rows, strict=True)))))
-    kinds = "process | mode | weight | draw | sizes:"
-    yield table(
-        f"{kinds} | first calls, s: | median, ms: | slowest, ms: | kernels compiled: | in s: | second calls, "
-        "median ms:",
-        calls,
-    )
-    yield table(f"{kinds} | geometric mean: | 5%: | worst: | at", ratios)
-
-
-def models(lines: list[Line]) -> Iterator[str]:
-    """Tell ratios over models."""
-    found = latest(lines, ("process", "mode", "what", "model"))
-    yield measured_on(found)
-    groups: dict[Cells, list[Line]] = {}
-    for line in found:
-        groups.setdefault((line["process"], line["mode"], line["what"]), []).append(line)
-    made = []
-    for names, group in groups.items():
-        worst = min(group, key=lambda line: line["ratio"])
-        shown = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**worst)
-        mean = f"{geomean(line['ratio'] for line in group):.2f}"
-        off, on = (statistics.median(line[f"first_{side}_s"] for line in group) for side in ("off", "on"))
-        made.append((*names, str(len(group)), mean, shown, worst["model"], f"{off:.1f}", f"{on:.1f}"))
-    yield table(
-        "process | mode | pass | models: | geometric mean: | worst: | of | first iteration without, s: "
-        "| with, s:",
-        made,
+def of_untuned(cases: list[Result]) -> str:
+    """Return the section of sizes that were not tuned."""
+    about = """\
+"drawn" is all draws of the section above. "invariance" multiplies two weights, 4096x4096 and 14336x4096,
+with 1 to 4096 rows (`python tuning/invariance.py`); the sizes in the shipped table have a row of their own.
+"alignments" mixes operands whose rows start on 2, 4, 8 and 16 bytes, where torch is slow (`python
+tuning/alignments.py`). "invariance" and "alignments" were measured with an older tritile, which ran the
+config of a near tuned problem at an untuned size."""
+    return section(
+        "Untuned sizes on an H200",
+        about,
+        table(tuned.HEAD, tuned.untuned_rows(cases)),
+        "Aligned products of drawn sizes, by the alignment of the rows of a and b and by tritile's time:",
+        table(tuned.SPAN_HEAD, tuned.spans(cases, tuned.DRAWN_SPANS)),
     )
 
 
-SUITES: dict[str, tuple[str, Callable[[list[Line]], Iterator[str]]]] = {
-    "unseen": (UNSEEN, unseen), "rows": (ROWS, rows), "models": (MODELS, models),
-}  # fmt: skip
+def of_tuned(cases: list[Result]) -> str:
+    """Return the section of plain operations at tuned sizes."""
+    lines = [line for line in cases if line["suite"] in tuned.PLAIN]
+    return section(
+        "Tuned sizes on an H200",
+        measured_on(lines),
+        table(tuned.HEAD, tuned.plain_rows(cases)),
+        "![Each problem beside its baseline: right of 1 tritile is faster](../tuning/pictures/speedups.svg)",
+        f"{tuned.below(cases)} In 16 bits, ratios unless a row names a rate:",
+        table(tuned.SPAN_HEAD, tuned.spans(cases, tuned.PLAIN_SPANS)),
+        "Time of 8191x8191x8191 by that of 8192x8192x8192:",
+        table("dtype | layout | ratio:", tuned.cubes(cases)),
+    )
+
+
+def of_other(cases: list[Result]) -> str:
+    """Return the section of other types and fused operations."""
+    lines = [line for line in cases if line["suite"] not in (*tuned.PLAIN, tuned.DRAWN)]
+    untuned = sum(line["plan_source"] == "model" for line in lines)
+    about = f"""\
+Torch's side is:
+
+- epilogue: torch's calls one by one (`linear`, then the activation);
+- gated: two products, not one with both weights side by side;
+- scaled int8: `_int_mm`, and with scales four more calls, which read and write the sums in fp32;
+- weights: a product by the same weight in bf16, not a kernel for packed weights (`_weight_int4pack_mm`);
+- grouped: `torch._grouped_mm`.
+
+All but {untuned} of these {len(lines)} problems were tuned.
+
+{measured_on(lines)}"""
+    return section(
+        "Other types and fused operations on an H200",
+        about,
+        table(tuned.HEAD, tuned.other_rows(cases)),
+        "Ratios and errors in more detail:",
+        table(tuned.SPAN_HEAD, tuned.spans(cases, tuned.OTHER_SPANS)),
+    )
+
+
+def of_permutations(cases: list[Result]) -> str:
+    """Return the section of permutations at tuned sizes."""
+    about = f"""\
+Rates of tuned permutations. "large copy": the rate by that of a copy of 8192x8192 elements of bfloat16,
+which runs at {tuned.large_copy_gbps(cases):.0f} GB/s. "own copy": by that of a copy of as many bytes.
+"small" is less than 64 MiB.
+Index arithmetic limits odd permutations of rank 5 and 6 with short elements."""
+    return section(
+        "Permutations on an H200",
+        about,
+        table("kind | problems: | large copy: | own copy: | worst: | at", tuned.permutations(cases)),
+        "Two transposes, in us:",
+        table("shape | dtype | tritile: | torch: | rate by the large copy:", tuned.transposes(cases)),
+    )
+
+
+def of_targets(lines: list[Result]) -> str:
+    """Return the section of what tritile aims at."""
+
+    def cells(what: str, cases: int, *values: float | None) -> Cells:
+        return what, str(cases), *("" if value is None else f"{value:.3g}" for value in values)
+
+    kept = [line for line in lines if line["suite"] != tuned.DRAWN]
+    rows = [
+        cells(row.what, row.cases, row.worst, row.target.worst, row.geomean, row.target.geomean)
+        for row in compare(kept)
+        if row.cases
+    ]
+    about = """\
+What tritile aims at, beside what was measured at tuned sizes. `tritile bench --compare` shows the same
+table of any results; it counts drawn sizes too."""
+    head = "aim | problems: | worst: | wanted: | geometric mean: | wanted:"
+    return section("Aims", about, table(head, rows))
+
+
+def of_host(lines: list[Result]) -> str:
+    """Return the section of what calls cost the host, and of batch invariance."""
+    invariant = section(
+        "Batch invariance on an H200",
+        "Time inside `tritile.batch_invariant()` by the time outside: products of 1 to 4096 rows by weights\n"
+        "of 4096x4096 and 14336x4096. Below 1 the config outside was predicted, and is a poor one.",
+        table(tuned.SPAN_HEAD.replace("figure", "weight"), tuned.costs_of_invariance()),
+    )
+    return invariant + section(
+        "Host time of a call",
+        "Torch's host time by tritile's, over all runs.",
+        table("call | least: | most: | geometric mean: | runs:", tuned.host_costs(lines)),
+    )
+
+
+def of_errors() -> str:
+    """Return the section of errors."""
+    about = f"""\
+tritile's error / torch's, of the norm, for products of 512x512 with sums of {studies.DEPTH} terms
+(`tritile accuracy`). The exact product is computed with a mantissa of 64 bits for 64-bit types, in fp64
+for others. `tuning/accuracy/` also has sums of 1024 terms, the worst elements and special values.
+
+{measured_on(studies.accuracy_lines())}"""
+    return section(
+        "Errors on an H200", about, table(" | ".join(("precision", *studies.DATA)), studies.errors())
+    )
+
+
+def of_llama() -> str:
+    """Return the section of the Llama models."""
+    about = f"""\
+Tokens a second without and with `use_in_torch` (`python tuning/llama.py`). "even" has the sizes of Llama
+3.2 1B, "odd" a vocabulary of 50,257 and rows of 1500 and 4001. Two figures of the odd model are of an
+older tritile, which passed more calls through to torch: decoding at batch 16 in eager code, and prefill
+under torch.compile.
+
+{measured_on(studies.llama_lines())}"""
+    return section(
+        "Llama models on an H200",
+        about,
+        table(
+            "task | even: torch: | tritile: | ratio: | odd: torch: | tritile: | ratio:",
+            studies.llama(),
+        ),
+        "Errors of the odd model beside a copy in fp32:",
+        table("of | torch: | tritile:", studies.llama_errors()),
+    )
+
+
+def of_ladder() -> str:
+    """Return the section of the ladder."""
+    n = studies.ladder()["n"]
+    about = f"""\
+Kernels from a naive one to tritile's own, one idea each, at {n}x{n} (`tritile ladder`). "asked" is what
+loads and stores ask of memory, caches aside.
+
+{measured_on([studies.ladder()])}"""
+    head = "operation | kernel | idea | dtype | ms: | asked, GB:"
+    return section("The ladder on an H200", about, table(head, studies.ladder_rows()))
+
+
+def of_tuner() -> str:
+    """Return the sections of `tritile.autotune`, the search and the model."""
+    seconds = "triton, s: | tritile, list, s: | tritile, space, s:"
+    times = "triton, us: | list, us: | space, us:"
+    autotune = section(
+        "`tritile.autotune` beside `triton.autotune`",
+        "Seconds of a first call: nothing is compiled, tritile starts its processes, and `reference` checks\n"
+        'its answers. Then microseconds of the chosen config. "list" is triton\'s list of configs, "space"\n'
+        "a `tritile.Space` (`python tuning/compare_autotune.py`).\n\n"
+        + measured_on(studies.autotune_lines()),
+        table(f"kernel | problem | {seconds} | {times}", studies.autotune()),
+        "Microseconds that a warm call takes the host:",
+        table("kernel | bare: | triton.autotune: | tritile.autotune:", studies.autotune_host()),
+    )
+    study = section(
+        "How good searches are",
+        "`tritile tune --study` searches with nothing known and nothing compiled, five times a problem, and\n"
+        "measures the whole space.\n\n" + measured_on([studies.study()]),
+        table("figure | value", studies.study_rows()),
+    )
+    predictions = section(
+        "How far predicted times are off",
+        "Median over the trials of each committed store (`tuning/trials`), and over the fastest config of\n"
+        "each problem.",
+        table("store | operation | all configs: | fastest:", studies.predictions()),
+    )
+    return autotune + study + predictions
 
 
 def page(results: Path = HERE / "results") -> str:
-    """Make the page of the results in a folder, which has a folder for each GPU."""
-    text = HEAD
-    for suite, (about, told) in SUITES.items():
-        text += about
-        for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-            lines = read(folder, suite)
-            parts = told(lines) if lines else [f"`{folder.name}`: no lines yet."]
-            text += "".join(f"\n{part.rstrip()}\n" for part in parts)
-    return text
+    """Return the whole page."""
+    lines = stored([tuned.RESULTS], print)
+    cases = of_cases(lines)
+    measured = (of_untuned, of_tuned, of_other, of_permutations)
+    return "".join((
+        HEAD, benchmark_drawn.sections(results), *(made(cases) for made in measured), of_targets(lines),
+        of_host(lines), of_errors(), of_llama(), of_ladder(), of_tuner(),
+    ))  # fmt: skip
 
 
 def write() -> None:

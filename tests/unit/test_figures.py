@@ -1,50 +1,56 @@
-"""The tables of README.md, and docs/benchmarks.md, say what the committed lines say."""
+"""Check that README.md and docs/benchmarks.md say what the committed lines say."""
 
 import json
+import re
 from pathlib import Path
 
+import benchmark_drawn
+import benchmark_tuned
 import benchmarks
 import figures
 from tritile.lab.report.run import stored
 
-README = Path(figures.HERE).parent / "README.md"
+README = Path(benchmarks.HERE).parent / "README.md"
 
 
-def tables_of(text):
-    """The rows of each table of README.md whose head is that of `figures`."""
-    parts = text.split(f"{figures.HEAD}\n{figures.RULE}\n")[1:]
-    return [part.split("\n\n")[0].splitlines() for part in parts]
-
-
-def test_the_readme_has_the_tables_of_the_committed_lines():
+def test_every_committed_line_is_a_result():
     wrong = []
-    expected = figures.tables(stored([figures.RESULTS], wrong.append))
+    assert stored([benchmark_tuned.RESULTS], wrong.append)
     assert not wrong
-    assert tables_of(README.read_text()) == expected
+
+
+def test_the_readme_has_the_table_that_the_command_prints():
+    assert figures.readme_table() in README.read_text()
 
 
 def test_sizes_that_are_not_in_the_table_count_as_untuned():
-    kinds = {at: kind[0] for kind, _, at in figures.by_table()}
-    assert kinds["64x4096x4096"] == "invariance, tuned sizes"
-    assert kinds["65x4096x4096"] == "invariance, **untuned** sizes"
+    kinds = {at: kind[0] for kind, _, at in benchmark_tuned.by_table()}
+    assert kinds["64x4096x4096"] == "invariance, tuned"
+    assert kinds["65x4096x4096"] == "invariance, untuned"
 
 
 def test_the_page_of_benchmarks_is_what_the_command_writes():
     assert benchmarks.PAGE.read_text() == benchmarks.page()
 
 
+def test_draws_that_the_text_names_are_in_the_table():
+    named = re.findall(r"draw ([0-9a-f]{8})\b", benchmarks.HEAD)
+    assert named
+    assert all(f"| {seed} |" in benchmarks.PAGE.read_text() for seed in named)
+
+
 ENV = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "0123456789ab"}
 
 
 def written(folder, suite, lines):
-    """The section of a suite, where one GPU has these lines."""
+    """Return the section of a suite, where one GPU has these lines."""
     (folder / "nvidia-x").mkdir()
     (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sections = benchmarks.page(folder).split("\n## ")[1:]
-    others = [section for section in sections if not section.startswith(suite)]
+    sections = benchmark_drawn.sections(folder).split("\n## ")[1:]
+    others = [section for section in sections if f"tuning/{suite}.py" not in section]
     assert len(others) == 2
     assert all("`nvidia-x`: no lines yet." in section for section in others)
-    return next(section for section in sections if section.startswith(suite))
+    return next(section for section in sections if f"tuning/{suite}.py" in section)
 
 
 def drawn(seed, n, ratio):

@@ -1,0 +1,164 @@
+"""Make the sections of docs/benchmarks.md about the suites whose sizes nobody chose.
+
+The lines of a suite are results/<gpu>/<suite>.jsonl. A section says which GPUs have no lines yet.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from benchmark_tables import Cells, Line, measured_on, table
+from tritile.lab.report.summary import geomean, sizes_label
+
+DRAWS = 3  # the newest draws that are shown
+UNSEEN = """
+## Drawn sizes: products and permutations
+
+A draw has 200 products in bfloat16, NN and NT by turns, and 100 permutations. Nothing is remembered, so
+each call uses the config that tritile predicts. A product is aligned where N and K are multiples of 8,
+else ragged; its figure is the ratio to torch. The figure of a permutation is its rate by that of a copy
+of as many bytes. A draw is named after its seed, which changes with the code; the table shows the newest
+three.
+
+`python tuning/unseen.py --results tuning/results/GPU` adds a draw.
+"""
+ROWS = """
+## One weight, any number of rows
+
+A square weight in bfloat16, NT, is multiplied with drawn numbers of rows up to 4096. The first process
+starts with nothing compiled and nothing remembered; the second finds what the first compiled. The first
+table times first calls on the host, to the end of their product. The second compares times on the GPU, in
+CUDA graphs. Both show the newest run of each kind.
+
+`python tuning/rows.py --results tuning/results/GPU` adds a run.
+"""
+MODELS = """
+## Transformer models with and without `use_in_torch`
+
+Eight models with random weights in bfloat16 run forward passes and training steps. A ratio is the time
+without `use_in_torch` by the time with it; the worst has its 95% interval. The first process of a model
+finds no compiled kernel, a later one finds those of the first. The time of the first iteration is the
+median over models. The table shows the newest line of each model.
+
+`python tuning/models.py --results tuning/results/GPU` adds lines; with `--compiled`, those of torch.compile.
+"""
+
+
+def read(folder: Path, suite: str) -> list[Line]:
+    """Return the lines of a suite, none where there is no file."""
+    path = folder / f"{suite}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def low(values: Iterable[float]) -> float:
+    """Return the 5th percentile."""
+    ordered = sorted(values)
+    return ordered[int(0.05 * (len(ordered) - 1))]
+
+
+def spread(values: list[tuple[float, str]]) -> Cells:
+    """Return the geometric mean, the 5th percentile, the worst and its place, of values with their places."""
+    numbers = [value for value, _ in values]
+    worst, at = min(values)
+    return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", f"{worst:.2f}", at
+
+
+def latest(lines: Iterable[Line], names: Cells) -> list[Line]:
+    """Return the last line of each combination of these fields, in the order of their first lines."""
+    return list({tuple(str(line.get(name)) for name in names): line for line in lines}.values())
+
+
+def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Return the newest draws by seed, oldest first, each case once."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        seed = line["env"]["seed"]
+        found[seed] = [*found.pop(seed, []), line]
+    case = ("op", "dtype", "layout", "m", "n", "k", "shape", "dims")
+    return {seed: latest(found[seed], case) for seed in list(found)[-DRAWS:]}
+
+
+def drawn_kind(line: Line) -> tuple[str, float]:
+    """Return the kind of an unseen line, and its figure."""
+    if line["op"] == "permute":
+        return "permutations, by a copy", line["gbps"] / line["copy_gbps"]
+    kind = "ragged products" if line["n"] % 8 or line["k"] % 8 else "aligned products"
+    return kind, line["ratio_torch"]
+
+
+def unseen(lines: list[Line]) -> Iterator[str]:
+    """Show the draws, together and one by one."""
+    by_seed = draws(lines)
+    together = [line for found in by_seed.values() for line in found]
+    yield measured_on(together)
+    groups = {f"last {len(by_seed)} together": together} if len(by_seed) > 1 else {}
+    groups |= {seed[:8]: found for seed, found in by_seed.items()}
+    made = []
+    for kind in ("aligned products", "ragged products", "permutations, by a copy"):
+        for name, found in groups.items():
+            values = [(drawn_kind(x)[1], sizes_label(x)) for x in found if drawn_kind(x)[0] == kind]
+            if values:
+                made.append((kind, name, str(len(values)), *spread(values)))
+    yield table("of | draw | sizes: | geometric mean: | 5%: | worst: | at", made)
+
+
+def rows(lines: list[Line]) -> Iterator[str]:
+    """Show first calls on the host, and ratios on the GPU."""
+    found = latest(lines, ("mode", "size", "process"))
+    yield measured_on(found)
+    calls, ratios = [], []
+    for line in found:
+        count, ms = len(line["rows"]), line["first_ms"]
+        names = (line["process"], line["mode"], "{0}x{0}".format(line["size"]), line["env"]["seed"][:8])
+        slow, at = max(zip(ms, line["rows"], strict=True))
+        times = f"{sum(ms) / 1e3:.2f}", f"{statistics.median(ms):.2f}", f"{slow:.0f} ({at} rows)"
+        again = f"{statistics.median(line['second_ms']):.3f}"
+        calls.append((*names, str(count), *times, str(line["kernels"]), f"{line['compile_s']:.1f}", again))
+        at_rows = [f"{m} rows" for m in line["rows"]]
+        ratios.append((*names, str(count), *spread(list(zip(line["ratio_torch"], at_rows, strict=True)))))
+    kinds = "process | mode | weight | draw | sizes:"
+    yield table(
+        f"{kinds} | first calls, s: | median, ms: | slowest, ms: | kernels compiled: | in s: | second calls, "
+        "median ms:",
+        calls,
+    )
+    yield table(f"{kinds} | geometric mean: | 5%: | worst: | at", ratios)
+
+
+def models(lines: list[Line]) -> Iterator[str]:
+    """Show ratios over models."""
+    found = latest(lines, ("process", "mode", "what", "model"))
+    yield measured_on(found)
+    groups: dict[Cells, list[Line]] = {}
+    for line in found:
+        groups.setdefault((line["process"], line["mode"], line["what"]), []).append(line)
+    made = []
+    for names, group in groups.items():
+        worst = min(group, key=lambda line: line["ratio"])
+        shown = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**worst)
+        mean = f"{geomean(line['ratio'] for line in group):.2f}"
+        off, on = (statistics.median(line[f"first_{side}_s"] for line in group) for side in ("off", "on"))
+        made.append((*names, str(len(group)), mean, shown, worst["model"], f"{off:.1f}", f"{on:.1f}"))
+    yield table(
+        "process | mode | pass | models: | geometric mean: | worst: | of | first iteration without, s: "
+        "| with, s:",
+        made,
+    )
+
+
+SUITES: dict[str, tuple[str, Callable[[list[Line]], Iterator[str]]]] = {
+    "unseen": (UNSEEN, unseen), "rows": (ROWS, rows), "models": (MODELS, models),
+}  # fmt: skip
+
+
+def sections(results: Path) -> str:
+    """Return the three sections, from a folder of results that has a folder for each GPU."""
+    text = ""
+    for suite, (about, told) in SUITES.items():
+        text += about
+        for folder in sorted(path for path in results.iterdir() if path.is_dir()):
+            lines = read(folder, suite)
+            parts = told(lines) if lines else [f"`{folder.name}`: no lines yet."]
+            text += "".join(f"\n{part.rstrip()}\n" for part in parts)
+    return text
