@@ -233,8 +233,8 @@ def autotune(
         cache_results: accepted for compatibility: results are always kept.
         mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
             as `triton.autotune` does. None: the mode in force.
-        search: the strategy, a name of `tritile.tune.search.STRATEGIES`. Default: every config of a list,
-            "evolution" of a space, up to 96 of them.
+        search: the strategy, a name of `tritile.tune.search.STRATEGIES`. Default: every config of a list;
+            of a space, as `tritile tune` searches, "screening", and 96 configs at the most.
         reference: called with those of the kernel's arguments that it names, on untouched copies; returns
             the tensors that are right, by name of argument. The winner is checked against it, on
             outputs filled with NaN. What is both read and written must be in `restore_value`. On host

@@ -79,7 +79,7 @@ class SearchingAutotuner(TritonAutotuner):
         self.host_aware = HostAware(fn)
         # A benchmark, or a hook, of the user's own may want this very process.
         self._isolate = isolate and not self._own_bench and not self.user_defined_post_hook
-        self.search = search or ("exhaustive" if self.space is None else "evolution")
+        self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
         self._digest: str | None = None
         self._lock = threading.RLock()  # upstream keeps the arguments in hand on self while it measures
@@ -138,7 +138,7 @@ class SearchingAutotuner(TritonAutotuner):
 
     def _rules(self) -> Rules:
         """Of a list, and by an exhaustive search, every config is asked for."""
-        rules = Rules(self.search, problem_s=tune_budget_s(), most=_MOST)
+        rules = Rules(self.search, problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
         return whole(rules) if self.space is None or self.search == "exhaustive" else rules
 
     def _call(
@@ -215,7 +215,7 @@ class SearchingAutotuner(TritonAutotuner):
         store: Store,
     ) -> triton.Config:
         """The fastest by measuring one config after the other on the call's own arguments."""
-        deadline = time.monotonic() + tune_budget_s()
+        deadline = time.monotonic() + self._rules().problem_s
         found: dict[triton.Config, float] = {}
         failures: list[str] = []
         known = {trial.config.key: trial for trial in store.trials(self.digest, problem)}

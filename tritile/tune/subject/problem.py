@@ -126,7 +126,7 @@ def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
-    rules = Rules(problem_s=tune_budget_s())
+    rules = Rules(problem_s=tune_budget_s(Rules.problem_s))
     with borrowed(gpu) as shop:
         (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
     if tuned.best is None:
