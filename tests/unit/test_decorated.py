@@ -36,13 +36,14 @@ from tritile.errors import (
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.runtime.interpreter import HostAware
-from tritile.tune.decorated import KernelCall, KernelSubject, tuned_elsewhere
+from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.tune.measure import workshop
 from tritile.tune.measure.answers import allowed_error, error_of, poison
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.measure.workshop import _compile
+from tritile.tune.measuring import Measurement, tuned_elsewhere
 from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
@@ -379,7 +380,7 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
     x, out = torch.randn(77), torch.ones(77)
     found = triton.Config({"BLOCK": 32, "STRAY": 0})
     kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
-    monkeypatch.setattr(kernel, "_measure_elsewhere", lambda *given: found)
+    monkeypatch.setattr(Measurement, "_elsewhere", lambda self: found)
     assert kernel.measure(PROBLEM, (x, out, 77), {}, H200) is found
     assert bool((out == 1).all())
 
@@ -401,6 +402,7 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import _compile
+from tritile.tune.measuring import Measurement, tuned_elsewhere
 from tritile.core.problem import KernelProblem
 import tempfile
 

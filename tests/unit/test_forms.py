@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritile
 from tritile.core import device
 from tritile.errors import InvalidValueError, NotCompiledError
-from tritile.tune.forms import Forms
+from tritile.tune.recall import Forms
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 

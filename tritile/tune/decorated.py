@@ -3,10 +3,8 @@
 import copy
 import functools
 import inspect
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +14,13 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
-from tritile.errors import TuningError, UnsupportedError, brief
-from tritile.planning.trial import Trial
+from tritile.errors import TuningError, brief
 from tritile.runtime.offline import check_fits, compiling_for
-from tritile.tune.forms import DESCRIPTORS
 from tritile.tune.measure.answers import error_of, overlap, poison
-from tritile.tune.measure.engine import tune
 from tritile.tune.measure.protocols import Stage, Taken
-from tritile.tune.measure.shipping import Memory, Shipment, StandIn, pack, unpack
-from tritile.tune.measure.tasks import Keep, Rules, Task, fastest, has_more
+from tritile.tune.measure.shipping import Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
-from tritile.tune.measure.workshop import borrowed
-from tritile.tune.search import SearchSpace
+from tritile.tune.recall import DESCRIPTORS
 
 Named = dict[str, Any]
 
@@ -267,34 +260,3 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
             raise TuningError(brief(error)) from error
 
     return _at_both_sizes(call, check)
-
-
-def tuned_elsewhere(
-    call: KernelCall,
-    problem: KernelProblem,
-    device: Device,
-    source: str,
-    space: SearchSpace,
-    known: Mapping[Config, Trial],
-    rules: Rules,
-    keep: Keep,
-) -> Config:
-    """The fastest config of a call, found in processes of its own, on copies of its memory.
-
-    Only what is not among the `known` trials is measured. Raises UnsupportedError where the call cannot
-    be sent, or does not come up there, and TuningError, with the reasons, where no config works.
-    """
-    if not has_more(space, known, rules):
-        return fastest(known.values())
-    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
-    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    room = torch.cuda.mem_get_info(gpu)[0] // 3  # of what is free now, for two copies at the least
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
-        subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))
-        with borrowed(gpu) as shop:
-            (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
-    if tuned.best is None:
-        if not tuned.trials:  # no config had its turn: the fault is none of theirs
-            raise UnsupportedError(f"it runs in no other process: {tuned.failure}")
-        raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
-    return tuned.best.config

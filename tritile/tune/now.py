@@ -24,12 +24,13 @@ from tritile.planning.trial import AS_TORCH, TORCH, Trial, best_of
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.measure import engine
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
-from tritile.tune.measure.tasks import now
+from tritile.tune.measure.tasks import Rules, now
 from tritile.tune.measure.timing import Queued, timing_of
 from tritile.tune.measure.workshop import borrowed
-from tritile.tune.subject import answers, searched_now, torch_calls
+from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
 _TURNS: Final = 5
@@ -50,6 +51,19 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
             except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
                 fastest = None
     return fastest or searched_now(problem, device, gpu)
+
+
+def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
+    """Return the fastest config of a problem by a search, within the seconds of `TRITILE_TUNE_BUDGET`.
+
+    Trials are remembered. Raises TuningError, with the reasons, where no config works.
+    """
+    rules = Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
+    with borrowed(gpu) as shop:
+        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
+    if tuned.best is None:
+        raise TuningError(f"{problem.label}: {tuned.failure}")
+    return tuned.best.config
 
 
 def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:

@@ -115,12 +115,9 @@ class TracedAutotuner(RememberingAutotuner):
     configs_top_k: Any
     early_config_prune: Any
 
-    def __init__(
-        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
-    ) -> None:
+    def __init__(self, fn: Any, configs: list[triton.Config] | Space, key: list[str], **rest: Any) -> None:
         self._unfollowed, self._told = unfollowed(fn), False
         super().__init__(fn, configs, key, **rest)
-        self.mode = mode
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # As many as Triton makes of it: the tracer would take that share of what pruning leaves.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
@@ -168,7 +165,7 @@ class TracedAutotuner(RememberingAutotuner):
         """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
         gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
         for device in gpus or {devices.INTERPRETER}:
-            for problem, _ in self._measured(device):
+            for problem, _ in self.measured(device):
                 config = self.remembered(problem, device)
                 if config is not None and config not in self._configs:
                     self._configs.append(config)
@@ -198,7 +195,7 @@ class TracedAutotuner(RememberingAutotuner):
         found = self._alike(problem, device, unknown)
         if not found:
             mode = "cached" if mode == "tune" else mode
-            near = self._likely(problem, mode, device, ", outside of torch.compile")
+            near = self.likely(problem, mode, device, ", outside of torch.compile")
             found = [] if near is None else [near]
         return tuple(place for place, config in enumerate(self._configs) if config in found)
 
@@ -208,7 +205,7 @@ class TracedAutotuner(RememberingAutotuner):
             best = self.remembered(problem, device)
             return [] if best is None else [best]
         found: dict[float, list[triton.Config]] = {}
-        for other, config in self._measured(device):
+        for other, config in self.measured(device):
             known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
             if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
                 found.setdefault(doublings(known, problem), []).append(config)

@@ -7,25 +7,20 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.settings import tune_budget_s
 from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families import registry as families
 from tritile.families.space import illegal
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
-from tritile.planning.store import store_of
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.loading import loaded
 from tritile.runtime.offline import check_fits
-from tritile.tune.measure import engine
-from tritile.tune.measure.log import keeper
 from tritile.tune.measure.protocols import Stage, Taken
-from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.tasks import Task
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
-from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 from tritile.tune.subject.space import ProblemSpace
@@ -119,16 +114,3 @@ def is_tuned(problem: Tiled, device: Device) -> bool:
     if {trial.config for trial in known} <= raced or not any(trial.right for trial in known):
         return False
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
-
-
-def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
-
-    Trials are remembered. Raises TuningError, with the reasons, where no config works.
-    """
-    rules = Rules(problem_s=tune_budget_s(Rules.problem_s))
-    with borrowed(gpu) as shop:
-        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
-    if tuned.best is None:
-        raise TuningError(f"{problem.label}: {tuned.failure}")
-    return tuned.best.config
