@@ -262,7 +262,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
     rules = Rules("exhaustive", least_gain=0.0)
-    with pytest.raises(UnsupportedError, match="no other process: its operands cannot be made"):
+    with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
         tuned_elsewhere(
             call, PROBLEM, H200, "0" * 16, Listed([GOOD]), {}, rules, lambda *trial: kept.append(trial)
         )
@@ -470,7 +470,7 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"tolerance": "1e-3", "reference": right}, r"tolerance is '1e-3'"),
         ({"tolerance": 1e-3}, r"tolerance without a reference"),
         ({"reference": {"out": 3}}, r"reference is .*scale"),
-        ({"reference": lambda x, rows: {}}, r"reference asks for 'rows', which is no argument of scale"),
+        ({"reference": lambda x, rows: {}}, r"reference asks for 'rows', which is not an argument of scale"),
         ({"reference": lambda x, BLOCK: {}}, r"reference asks for 'BLOCK'.*scale.*tuned"),
         ({"reference": lambda x, EVEN: {}}, r"reference asks for 'EVEN'.*scale.*heuristic"),
         ({"reference": lambda x, /: {}}, r"reference takes 'x' by position.*scale"),

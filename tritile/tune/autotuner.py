@@ -100,7 +100,7 @@ class Autotuner(TracedAutotuner):
         conflicts = kwargs.keys() & config.kwargs.keys()
         if conflicts:
             raise InvalidValueError(
-                f"{', '.join(sorted(conflicts))} given, and tuned too: leave it to the tuner"
+                f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
             )
         self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
@@ -233,43 +233,42 @@ def autotune(
 
     Args:
         configs: `triton.Config` objects to choose among, or a `tritile.Space`.
-        key: names of arguments; a call whose values of these, or whose tensors' dtypes, are new is a
-            new problem.
+        key: names of arguments. Each new combination of their values and of the tensors' dtypes is a problem
+            of its own.
         prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
-        reset_to_zero: names of tensors to zero before each run that is measured.
-        restore_value: names of tensors to restore after each run that is measured.
-        pre_hook: replaces what `reset_to_zero` and `restore_value` do before a run.
-        post_hook: replaces what `restore_value` does after a run.
-        warmup: accepted with a DeprecationWarning, and without effect: how often to launch is decided here,
-            or by `do_bench`.
+        reset_to_zero: names of tensors to zero before each measured run.
+        restore_value: names of tensors to restore after each measured run.
+        pre_hook: called before each measured run, in place of `reset_to_zero` and `restore_value`.
+        post_hook: called after each measured run, in place of `restore_value`.
+        warmup: without effect, with a DeprecationWarning: tritile, or `do_bench`, counts the launches.
         rep: as `warmup`.
         use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.tune.timing.do_bench`.
         cache_results: accepted for compatibility: results are always kept.
-        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
-            as `triton.autotune` does. None: the mode in force.
-        search: the strategy, a name of `tritile.tune.search.STRATEGIES`. Default: every config of a list;
-            of a space, as `tritile tune` searches, "screening", and 96 configs at the most.
-        reference: called with those of the kernel's arguments that it names, on untouched copies; returns
-            the tensors that are right, by name of argument. The winner is checked against it, on
-            outputs filled with NaN. What is both read and written must be in `restore_value`. On host
-            tensors, which are not timed, mode "tune" runs the first config whose answer is right.
-        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid
-            tiles ("grid" may be among them), on which the winner is checked too.
-        tolerance: the relative error |out - reference| / |reference| that is allowed. Default: four times
-            epsilon of the output's dtype, 16 times of fp32.
-        isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
-            as where a `do_bench` is given, memory around the arguments is not watched.
-        bucket: by names of `key`, functions of a value that give what it counts as: with
-            `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which its first call
-            measures. In a bucket of which nothing is remembered the nearest one's config runs.
+        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures at a first call, as
+            `triton.autotune` does. None: the mode in force.
+        search: the strategy, a name in `tritile.tune.search.STRATEGIES`. Default: every config of a list; for
+            a space "screening", as `tritile tune` searches, and 96 configs at the most.
+        reference: called with the kernel's arguments that it names, on untouched copies; returns the right
+            tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
+            tensor that is both read and written must be in `restore_value`. On host tensors, which are not
+            timed, mode "tune" runs the first config whose answer is right.
+        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid tiles, and
+            optionally "grid". The winner is checked on them, too.
+        tolerance: the allowed relative error |out - reference| / |reference|. Default: four times the epsilon
+            of the output's dtype, 16 times for fp32.
+        isolate: measure in a process of its own, which a config may hang or crash. In the calling process, as
+            with a `do_bench`, the memory around the arguments is not watched.
+        bucket: functions by names in `key`; a call's problem has the function's value in place of the
+            argument's. With `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which
+            the first call measures. In a bucket without a measurement the nearest bucket's config runs.
 
-    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there
-    too. Nothing is measured or checked while it traces, and NotTunedError comes within an error of torch's.
+    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there,
+    too. Nothing is measured or checked while it traces, and torch wraps NotTunedError in an error of its own.
 
-    Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
-    As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
-    what is no argument of the kernel, or `bucket` what is not in `key`.
+    Raises InvalidValueError for an unknown mode or strategy, and for a space with `prune_configs_by`. The
+    decorator raises it where `key`, `reset_to_zero`, `restore_value`, a space or the reference names anything
+    but an argument of the kernel, or `bucket` a name that is not in `key`.
     """
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")

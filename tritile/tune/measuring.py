@@ -98,7 +98,7 @@ class Measurement:
                 call, self._problem, self._device, tuner.digest, space, known, self._rules, keep
             )
         except UnsupportedError as error:
-            text = f"{self._problem.kernel} is measured in this process, without protection from it: {error}"
+            text = f"{self._problem.kernel} is measured in this process, which a config may crash: {error}"
             warnings.warn(text, IsolationWarning, stacklevel=callers_level())
             return None
         good = [trial for trial in found.values() if trial.works]
@@ -242,7 +242,7 @@ def tuned_elsewhere(
             (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
     if tuned.best is None:
         if not tuned.trials:  # no config had its turn: the fault is none of theirs
-            raise UnsupportedError(f"it runs in no other process: {tuned.failure}")
+            raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
         raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
     return tuned.best.config
 

@@ -1,4 +1,4 @@
-"""Measuring a problem at its first call in mode "tune"."""
+"""Tuning a problem at its first call in mode "tune"."""
 
 import contextlib
 import statistics
@@ -39,7 +39,7 @@ at_fork(_racing)
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest config of a problem: of the likeliest of its class's portfolio, else by a search.
+    """Return the fastest config of a problem: a race of its portfolio's likeliest, else a search.
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
@@ -67,9 +67,9 @@ def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
 
 
 def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
-    """Time torch and the fastest config known of a problem by turns, and remember torch's time.
+    """Time torch and a problem's fastest known config by turns, and remember torch's time.
 
-    Nothing is remembered where torch has no one call for it, or nothing is known of the problem.
+    Nothing is remembered where torch has no single call for the problem, or no config of it is known.
     """
     run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
     if run is None or best is None or not best.us:
@@ -86,7 +86,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
 
 @contextlib.contextmanager
 def _alone(gpu: int) -> Iterator[None]:
-    """Measure one thing at a time, with torch's calls left to torch and random numbers not the program's."""
+    """Measure alone: one thread at a time, torch's calls made by torch, the program's random state kept."""
     with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]), settings.torch_alone():
         try:
             yield
@@ -119,9 +119,12 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:
-    """Have all kernels in Triton's cache: once one was missing, the rest are compiled in parallel."""
+    """Put all kernels into Triton's cache: once one is missing, the rest are compiled in parallel."""
     for place, config in enumerate(configs):
-        with compiles_heard() as seconds, contextlib.suppress(TuningError):  # it is met again, and told
+        with (
+            compiles_heard() as seconds,
+            contextlib.suppress(TuningError),
+        ):  # the race reports it
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:

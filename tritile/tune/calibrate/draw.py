@@ -1,4 +1,4 @@
-"""Drawing problems of a class, at sizes that fill the range in which they are met."""
+"""Draw problems of a class, at sizes over the whole range in which calls of the class are expected."""
 
 import math
 import random
@@ -15,21 +15,21 @@ _NAME: Final = "calibration"
 _WEIGHT: Final = 1 << 29  # elements of a packed weight
 
 Dice = random.Random
-Draw = Callable[[Dice, int], Case]  # a case of the class; the number counts them
+Draw = Callable[[Dice, int], Case]  # draws a case of the class; the number counts the cases
 
 
 def log_uniform(dice: Dice, low: float, high: float) -> int:
-    """Return a whole number whose logarithm is as likely to be anywhere in the range."""
+    """Draw a whole number whose logarithm is uniform in the range."""
     return round(math.exp(dice.uniform(math.log(low), math.log(high))))
 
 
 def sized(dice: Dice, low: int, high: int, unit: int) -> int:
-    """Return such a multiple of `unit`."""
+    """Draw a multiple of `unit` whose logarithm is about uniform in the range."""
     return max(unit, round(log_uniform(dice, low, high) / unit) * unit)
 
 
 def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any) -> Case:
-    """A product of some operations; `slow`: how much longer one takes than of 16-bit types."""
+    """Draw a product within the range of operations; `slow`: times as long as one of 16-bit types."""
     while True:
         m = log_uniform(dice, 1, ROWS)
         n, k = (sized(dice, *SIDES, unit) for unit in units)
@@ -38,7 +38,7 @@ def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: 
 
 
 def _even(dice: Dice, least: int) -> tuple[int, int]:
-    """What N and K are multiples of: mostly 64."""
+    """Draw the units of N and K: mostly 64, else `least`."""
     unit = 64 if dice.random() < 0.7 else least
     return unit, unit
 
@@ -52,7 +52,7 @@ def _odd(dice: Dice, turn: int) -> Case:
 
 
 def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and dims, which leave not all dimensions in place; sizes above `unit` are multiples."""
+    """Draw shape and dims that move some dimension; sizes above `unit` are multiples of it."""
     while True:
         rank = dice.randint(2, 5)
         elements = log_uniform(dice, MOVED[0] / itemsize, MOVED[1] / itemsize)
@@ -105,6 +105,6 @@ DRAWS: Final[dict[str, Draw]] = {
 
 
 def drawn(name: str, count: int, seed: str) -> list[Tiled]:
-    """Return `count` problems of a class, other ones for another seed."""
+    """Draw `count` problems of a class; another seed draws others."""
     dice = random.Random(f"{name} {seed}")
     return [DRAWS[name](dice, turn).problem for turn in range(count)]

@@ -1,4 +1,4 @@
-"""tritile's own problems as subjects of tuning: operands, what is right, and how configs run."""
+"""tritile's own problems as subjects of tuning: operands, right answers, and how configs run."""
 
 from tritile.tune.subject.problem import ProblemSubject, is_tuned, task_of
 from tritile.tune.subject.space import ProblemSpace
