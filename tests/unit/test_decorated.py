@@ -36,6 +36,7 @@ from tritile.errors import (
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.runtime.interpreter import HostAware
+from tritile.tune import measuring
 from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.tune.measure import workshop
 from tritile.tune.measure.answers import allowed_error, error_of, poison
@@ -383,6 +384,20 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
     monkeypatch.setattr(Measurement, "_elsewhere", lambda self: found)
     assert kernel.measure(PROBLEM, (x, out, 77), {}, H200) is found
     assert bool((out == 1).all())
+
+
+def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
+    told = []
+
+    def tuned(call, problem, device, source, space, known, rules, keep):
+        told.append(rules)
+        return GOOD
+
+    monkeypatch.setattr(measuring, "tuned_elsewhere", tuned)
+    kernel = tritile.autotune(tritile.Space({"BLOCK": (32,), "STRAY": (0,)}), ["N"])(scale)
+    found = kernel.measure(PROBLEM, (torch.randn(77), torch.ones(77), 77), {}, H200)
+    assert Config.from_triton(found) == GOOD
+    assert told == [replace(Rules(), most=96)]
 
 
 def test_tolerances_are_of_the_results_type():

@@ -13,9 +13,9 @@ from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCa
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject import quantized
-from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, sampled, torch_fp32
+from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, torch_fp32
 from tritile.tune.subject.groups import grouped_error
-from tritile.tune.subject.operands import matrix, poison
+from tritile.tune.subject.operands import matrix, poison, sampled
 from tritile.tune.subject.scales import applied
 
 

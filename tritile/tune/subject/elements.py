@@ -23,10 +23,8 @@ from tritile.tune.subject.groups import groups_of
 from tritile.tune.subject.operands import matrix
 from tritile.tune.subject.scales import applied
 
-_CHECKED_ROWS: Final = 256
 ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
-
 
 Sides = Sequence[torch.Tensor | None]
 
@@ -40,11 +38,6 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-
-
-def sampled(rows: int, device: torch.device) -> torch.Tensor:
-    """Return the numbers of the rows to check, spread evenly over all `rows`."""
-    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
 
 
 def _wider(dtype: str) -> torch.dtype:

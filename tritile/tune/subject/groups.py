@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 
 from tritile.core.views import GroupedCall, View
-from tritile.tune.subject.operands import matrix
+from tritile.tune.subject.operands import matrix, sampled
 
 _CHECKED_GROUPS = 8
-_CHECKED_ROWS = 256
 
 
 class Group(NamedTuple):
@@ -82,10 +81,7 @@ def grouped_error(call: GroupedCall) -> float:
     for group in made[:: max(1, len(made) // _CHECKED_GROUPS)]:
         if not bool(torch.isfinite(group.out.sum(dtype=torch.float32))):
             return math.inf
-        rows = torch.linspace(
-            0, len(group.out) - 1, min(len(group.out), _CHECKED_ROWS), device=group.out.device
-        )
-        rows = rows.round().long()
+        rows = sampled(len(group.out), group.out.device)
         wanted = group.a[rows].double() @ group.b.double()
         if group.scales is not None:
             by_row, by_column = (scale.double() for scale in group.scales)

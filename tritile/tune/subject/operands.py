@@ -20,8 +20,9 @@ from tritile.core.views import Call, GroupedCall, QuantizedCall, View, posed
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted
 
-_GUARD = 4096  # elements on either side of a guarded output
-_LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
+_GUARD: Final = 4096  # elements on either side of a guarded output
+_CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at
+_LARGEST: Final = 768  # rows or columns of a ragged sibling: several tiles, and little work
 
 
 def random_elements(dtype: str, elements: int) -> torch.Tensor:
@@ -87,6 +88,11 @@ def matrix(view: View, batch: int) -> torch.Tensor:
     if view.itemsize > tensor.element_size():  # the parts of complex numbers
         tensor = torch.view_as_complex(tensor.view(-1, 2))
     return tensor.as_strided((batch, *view.shape), strides)
+
+
+def sampled(rows: int, device: torch.device) -> torch.Tensor:
+    """Return the numbers of the rows to check, spread evenly over all `rows`."""
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
 
 
 def _worthless(tensor: torch.Tensor) -> float | int:

@@ -8,8 +8,8 @@ import torch
 from tritile.core.quantized import meaning
 from tritile.core.views import QuantizedCall
 from tritile.tune.subject import elements
-from tritile.tune.subject.elements import ROUNDING, sampled
-from tritile.tune.subject.operands import matrix
+from tritile.tune.subject.elements import ROUNDING
+from tritile.tune.subject.operands import matrix, sampled
 
 _SLAB: Final = 8192  # rows of a weight that are unpacked at once
 
