@@ -29,7 +29,7 @@ from tritile.tune.declared import check_configs, check_kernel, check_tolerance, 
 from tritile.tune.search import STRATEGIES, Space
 from tritile.tune.traced import TracedAutotuner
 
-_MOST_MET: Final = 4096  # calls that are kept, each with values of its own
+_MOST_MET: Final = 4096  # the most entries of a tuner's cache
 
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
@@ -37,7 +37,7 @@ _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for tuner in list(_TUNERS):
-        tuner._lock = threading.RLock()  # else held for good where another thread of the parent was measuring
+        tuner._lock = threading.RLock()  # another thread of the parent may have held the old one
 
 
 if hasattr(os, "register_at_fork"):
@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _forget() -> None:
-    """Drop the choices that decorated kernels made in this process: they choose anew."""
+    """Drop the choices that decorated kernels made in this process, so that they choose anew."""
     for tuner in list(_TUNERS):
         tuner.cache.clear()
 
@@ -90,7 +90,7 @@ class Autotuner(TracedAutotuner):
         if mode == "strict":
             self._check_compiled(key, args, kwargs, options)
         with library_lock:
-            kernel = self.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
+            kernel = self.fn.run(*args, **kwargs, **options)  # a form is of a call on a GPU
         self._keep_launch(key, kernel, args, options)
         return kernel
 
@@ -140,7 +140,7 @@ class Autotuner(TracedAutotuner):
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
             best = self.measure(problem, args, kwargs, device)
-            self.cache.clear()  # calls whose config was guessed are to choose anew
+            self.cache.clear()  # other problems may have guessed their config: they choose anew
             return best
         config = self.remembered(problem, device) if mode != "off" else None
         if config is None:

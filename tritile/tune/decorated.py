@@ -85,7 +85,7 @@ class KernelSubject:
 
     problem: KernelProblem
     device: Device
-    source: str  # the kernel's digest
+    source: str  # digest of the kernel's source
     shipment: Shipment
 
     def digest(self, config: Config) -> str:

@@ -24,7 +24,7 @@ from tritile.tune.autotuner import Autotuner, autotune
 _KEY: Final = (
     "M", "N", "K", "batch", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_om", "PRECISION"
 )  # fmt: skip
-_MEASURED: Final = 48  # configs of a call, the likeliest
+_MEASURED: Final = 48  # the likeliest configs of a call, which are measured
 _STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked when tensors lie in host memory
 
 

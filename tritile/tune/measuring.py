@@ -41,7 +41,7 @@ from tritile.tune.measure.workshop import borrowed
 from tritile.tune.remembering import RememberingAutotuner, plain_config
 from tritile.tune.search import Listed, SearchSpace
 
-_MOST: Final = 96  # configs of a space that a search tries
+_MOST: Final = 96  # the most configs of a space that a search tries
 
 
 class Measurement:
@@ -235,13 +235,13 @@ def tuned_elsewhere(
         return fastest(known.values())
     tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    room = torch.cuda.mem_get_info(gpu)[0] // 3  # of what is free now, for two copies at the least
+    room = torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
         subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))
         with borrowed(gpu) as shop:
             (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
     if tuned.best is None:
-        if not tuned.trials:  # no config had its turn: the fault is none of theirs
+        if not tuned.trials:  # no config was tried, so none of them is at fault
             raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
         raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
     return tuned.best.config

@@ -33,7 +33,7 @@ from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
-_TURNS: Final = 5
+_PAIRS: Final = 5
 _racing: Final = threading.RLock()
 at_fork(_racing)
 
@@ -48,7 +48,7 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
         with _alone(gpu):
             try:
                 fastest = _fastest(problem, likely, device, gpu)
-            except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
+            except (TuningError, RuntimeError):  # as for lack of memory: a search needs less
                 fastest = None
     return fastest or searched_now(problem, device, gpu)
 
@@ -78,7 +78,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
         calls = copies_of(problem, device, launches(problem))
         ours = run_of(launch.prepare(calls[0], best.config))
         clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
-        pairs = [[clock.time_us() for clock in clocks] for _ in range(_TURNS)]
+        pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
         ratios = [torchs / own for own, torchs in pairs]
         trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
         keeper(store_of(device))(TORCH, trial)
@@ -120,15 +120,13 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:
     """Put all kernels into Triton's cache: once one is missing, the rest are compiled in parallel."""
-    for place, config in enumerate(configs):
-        with (
-            compiles_heard() as seconds,
-            contextlib.suppress(TuningError),
-        ):  # the race reports it
+    for index, config in enumerate(configs):
+        # A config that does not compile is reported by the race.
+        with compiles_heard() as seconds, contextlib.suppress(TuningError):
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:
-                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[place + 1 :]]
+                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[index + 1 :]]
                 for future in rest:
                     future.exception()
             return

@@ -43,7 +43,7 @@ class Forms:
 
     def __init__(self, arg_names: Sequence[str], keys: Sequence[str]) -> None:
         self._keys = [(name, place) for place, name in enumerate(arg_names) if name in keys]
-        self._lead = 0  # where the last call that was kept has its first tensor on a GPU
+        self._lead = 0  # index of the first GPU tensor in the last call that was kept
 
     def of(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
         """Return the form of a call; None where the one argument that is looked at is no tensor on a GPU."""
@@ -150,7 +150,7 @@ def launch_of(function: Any, kernel: Any, args: Sequence[Any], options: Mapping[
         return None
     for value in args:
         if value.__class__ not in _TENSORS and (type(value) not in _FROZEN or value != value):
-            return None  # it may change, or, as NaN, would be kept anew at each call
+            return None  # a value that may change, or that, as NaN, would be kept anew at each call
     constants = []
     for parameter in function.params[len(args) :]:
         value = options.get(parameter.name, parameter.default if parameter.has_default else _MISSING)

@@ -33,7 +33,7 @@ from tritile.tune.subject.operands import neighbour
 
 Say = Callable[[str], None]
 REPEATS = 5
-FLIP = 0.02  # regret from which on a repeat's winner counts as another one
+FLIP = 0.02  # regret above which a repeat's winner counts as a different one
 _BEST = 8  # configs of the exhaustive search that join the race
 _EVERYTHING = whole(Rules("exhaustive", finalists=24, problem_s=math.inf))
 

@@ -83,7 +83,7 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
-    count = _SIZE_KEYS.get(key, 0)  # 0: any, but not none
+    count = _SIZE_KEYS.get(key, 0)  # 0: any number, at least one
     if count == 1:
         return [[size] for size in _listed(entry, key, int)]
     rows = _listed(entry, key, list)

@@ -77,7 +77,7 @@ def pruning(
     names, keys, of = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
 
     def remembered(tensors: Tensors, values: Values, unknown: tuple[str, ...]) -> tuple[int, ...] | None:
-        """Return places among the tuner's configs, none where nothing is remembered; None: leave them all."""
+        """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
         tuner = of()
         return None if tuner is None else tuner.traced(tensors, dict(values), unknown)
 
@@ -96,11 +96,11 @@ def pruning(
         )
         values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
         unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
-        places = remembered(tensors, values, unknown)
-        if places:
-            return [configs[place] for place in places]
+        indices = remembered(tensors, values, unknown)
+        if indices:
+            return [configs[index] for index in indices]
         left = configs if early is None else list(early(configs, named_args, **kwargs))
-        if places is None:
+        if indices is None:
             return left
         if perf_model is not None:  # the tracer knows no min by key
             left = sorted(left, key=lambda config: perf_model(**given, **config.all_kwargs()))
@@ -173,7 +173,7 @@ class TracedAutotuner(RememberingAutotuner):
     def traced(
         self, tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
     ) -> tuple[int, ...] | None:
-        """Return the places among `configs` of those remembered for a call that torch.compile traces.
+        """Return the indices among `configs` of those remembered for a call that torch.compile traces.
 
         `tensors` holds each tensor's name, dtype and device, `values` the known values of the key, and
         `unknown` the names in the key whose values may change from call to call. With such names the configs
@@ -182,9 +182,9 @@ class TracedAutotuner(RememberingAutotuner):
         Raises NotTunedError in mode "strict" where nothing is remembered.
         """
         warn_untested()
-        indices = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
+        gpus = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
         try:
-            device = devices.gpu(indices[0]) if indices else devices.INTERPRETER
+            device = devices.gpu(gpus[0]) if gpus else devices.INTERPRETER
         except DeviceError:
             return None
         mode = self.mode or current_mode()
@@ -197,7 +197,7 @@ class TracedAutotuner(RememberingAutotuner):
             mode = "cached" if mode == "tune" else mode
             near = self.likely(problem, mode, device, ", outside of torch.compile")
             found = [] if near is None else [near]
-        return tuple(place for place, config in enumerate(self._configs) if config in found)
+        return tuple(index for index, config in enumerate(self._configs) if config in found)
 
     def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
         """Return the config remembered for a problem; with unknowns in its key, for all nearest ones."""

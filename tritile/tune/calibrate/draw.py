@@ -43,10 +43,10 @@ def _even(dice: Dice, least: int) -> tuple[int, int]:
     return unit, unit
 
 
-def _odd(dice: Dice, turn: int) -> Case:
+def _odd(dice: Dice, number: int) -> Case:
     units = dice.choice(((1, 1), (1, 1), (1, 64), (64, 1), (2, 2), (4, 4)))
     while True:
-        case = _product(dice, "bfloat16", _LAYOUTS[turn % 2], units, 2.0)
+        case = _product(dice, "bfloat16", _LAYOUTS[number % 2], units, 2.0)
         if case.n % 8 or case.k % 8:
             return case
 
@@ -70,7 +70,7 @@ def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], 
             return shape, dims
 
 
-def _weight(dice: Dice, turn: int) -> Case:
+def _weight(dice: Dice, number: int) -> Case:
     while True:
         m, (n, k) = log_uniform(dice, 1, 4096), (sized(dice, 256, 32768, 128) for _ in range(2))
         if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1] and n * k <= _WEIGHT:
@@ -78,7 +78,7 @@ def _weight(dice: Dice, turn: int) -> Case:
 
 
 def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
-    def draw(dice: Dice, turn: int) -> Case:
+    def draw(dice: Dice, number: int) -> Case:
         while True:
             size = dice.choice(sizes)
             shape, dims = permutation(dice, size, dice.choices((64, 8, 1), (60, 20, 20))[0])
@@ -90,14 +90,14 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
 
 
 DRAWS: Final[dict[str, Draw]] = {
-    "halves-nn": lambda dice, turn: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
-    "halves-nt": lambda dice, turn: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
+    "halves-nn": lambda dice, number: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
+    "halves-nt": lambda dice, number: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
     "halves-odd": _odd,
-    "parts": lambda dice, turn: _product(
-        dice, "float32", _LAYOUTS[turn % 2], _even(dice, 4), 3.0, precision="fp16x3"
+    "parts": lambda dice, number: _product(
+        dice, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
     ),
-    "fp8": lambda dice, turn: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
-    "int8": lambda dice, turn: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+    "fp8": lambda dice, number: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
+    "int8": lambda dice, number: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
     "weights": _weight,
     **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_SIZE)) for size in OF_SIZE},
     "kept": _permuted("kept", tuple(OF_SIZE)),
@@ -107,4 +107,4 @@ DRAWS: Final[dict[str, Draw]] = {
 def drawn(name: str, count: int, seed: str) -> list[Tiled]:
     """Draw `count` problems of a class; another seed draws others."""
     dice = random.Random(f"{name} {seed}")
-    return [DRAWS[name](dice, turn).problem for turn in range(count)]
+    return [DRAWS[name](dice, number).problem for number in range(count)]

@@ -20,7 +20,7 @@ from tritile.planning.portfolio import Loss
 _WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round
 _STEPS: Final = 60
-_NOISE: Final = 0.05  # of a measured time, beyond which an error counts less than in square
+_NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
 _HOLD: Final = 1.0  # ridge penalty of a lead's weights
 _HELD: Final = 10.0  # ridge penalty of a correction's weights
 _LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
@@ -117,10 +117,10 @@ def fitted(
     found, common = begin, dict.fromkeys(kinds, torch.zeros(len(begin[0]), dtype=torch.float64))
     for pull in _ROUNDS:
         new = []
-        for place, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
-            own = rows[~us[rows, place].isnan()]
-            at = type(facts[place])(*(column[own] for column in facts[place]))
-            times, prior = us[own, place], begin[place] + common[kind]
+        for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
+            own = rows[~us[rows, index].isnan()]
+            at = type(facts[index])(*(column[own] for column in facts[index]))
+            times, prior = us[own, index], begin[index] + common[kind]
             weights = _pressed(times / fastest[own])
             predict = functools.partial(_predicted, formula, shape=shape, facts=at)
             new.append(_fit_one(predict, times, weights, prior, pull) if len(own) else prior)
@@ -148,10 +148,10 @@ def corrections(
     pressed = _pressed(torch.minimum(*ratios))
     held = _HELD * torch.eye(cosines.shape[1], dtype=us.dtype)
     found = []
-    for place in range(us.shape[1]):
-        own = rows[~us[rows, place].isnan()]
-        weights = pressed[own, place, None]
-        x, y = weights * cosines[own], weights * (us[own, place] / predicted[own, place]).log()[:, None]
+    for index in range(us.shape[1]):
+        own = rows[~us[rows, index].isnan()]
+        weights = pressed[own, index, None]
+        x, y = weights * cosines[own], weights * (us[own, index] / predicted[own, index]).log()[:, None]
         found.append(torch.linalg.solve(x.T @ x + held, x.T @ y)[:, 0].tolist())
     return found
 
@@ -162,7 +162,7 @@ def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
     The least lead to act on is found by predicting each half of the sizes from the other half.
     """
     known = (~ratios.isnan()).nonzero()[:, 0]
-    x = torch.tensor([terms(problems[place]) for place in known], dtype=torch.float64)
+    x = torch.tensor([terms(problems[index]) for index in known], dtype=torch.float64)
     y = ratios[known]
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     halves = order[: len(y) // 2], order[len(y) // 2 :]

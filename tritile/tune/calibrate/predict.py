@@ -10,7 +10,7 @@ from tritile.tune.calibrate import sweep
 from tritile.tune.calibrate.run import Measured
 from tritile.tune.calibrate.sweep import Chooser, Row, Tell
 
-CONFIGS: Final = 24  # of a portfolio
+CONFIGS: Final = 24  # configs of a portfolio
 CANDIDATES: Final = 40  # for each config of a portfolio
 
 

@@ -62,16 +62,16 @@ def candidates(
         futures = [pool.submit(likely, problem, device) for problem in problems]
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
-    cover = [common[place] for place in fit.chosen(_matrix(rows, common), count)]
+    cover = [common[index] for index in fit.chosen(_matrix(rows, common), count)]
     return list(dict.fromkeys([*cover[: count // 2], *own, *cover]))[:count]
 
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
-    places = {config: place for place, config in enumerate(configs)}
+    indices = {config: index for index, config in enumerate(configs)}
     us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
     for row, measured in enumerate(rows):
         for config, each in measured.times.items():
-            us[row, places[config]] = each
+            us[row, indices[config]] = each
     return us
 
 
@@ -114,7 +114,7 @@ class Measured:
 
     def chosen(self, count: int) -> list[Config]:
         """Return the configs of a portfolio of all sizes."""
-        return [self.configs[place] for place in fit.chosen(self.us, count)]
+        return [self.configs[index] for index in fit.chosen(self.us, count)]
 
     def _facts_of(self, config: Config) -> Any:
         key = self._formula.key(config)
@@ -125,25 +125,25 @@ class Measured:
     def _fitted(
         self, rows: torch.Tensor, count: int
     ) -> tuple[list[int], Portfolio, torch.Tensor, torch.Tensor]:
-        """Choose and fit a portfolio by the sizes of `rows`; return its places, itself, and predicted times.
+        """Choose and fit a portfolio by the sizes of `rows`; return indices, portfolio and predictions.
 
         Both tensors of times are (sizes, configs) at all sizes: by the formula alone, and with corrections.
         """
-        places = fit.chosen(self.us[rows], count)
-        own = [self.configs[place] for place in places]
+        indices = fit.chosen(self.us[rows], count)
+        own = [self.configs[index] for index in indices]
         formula, facts = self._formula, [self._facts_of(config) for config in own]
         shapes = [formula.shape(config, self.problems[0], self.device) for config in own]
         kinds = [kind_of(config)[:2] for config in own]
-        constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, places], rows)
+        constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, indices], rows)
         predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
         us, weights = torch.stack(predicted, 1), list[list[float]]()
         corrected = us
         if self._cosines is not None:
-            weights = fit.corrections(self._cosines, us, self.us[:, places], rows)
+            weights = fit.corrections(self._cosines, us, self.us[:, indices], rows)
             corrected = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
         loss = Loss(1, 0.0, 0.0, 0.0)
         made = Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights)))
-        return places, made, us, corrected
+        return indices, made, us, corrected
 
     def left_out(self, count: int = MOST) -> LeftOut:
         """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
@@ -152,8 +152,8 @@ class Measured:
         quarters = order.tensor_split(4)
         for left_out in quarters:
             rows = torch.cat([each for each in quarters if each is not left_out])
-            places, _, *predictions = self._fitted(rows, count)
-            own = self.us[left_out][:, places].nan_to_num(torch.inf)
+            indices, _, *predictions = self._fitted(rows, count)
+            own = self.us[left_out][:, indices].nan_to_num(torch.inf)
             known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
             picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
             times[left_out] = torch.stack([*picks, own.amin(1)], 1)

@@ -41,14 +41,14 @@ Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
-    """Return a product's config with tiles in bands of 8 rows, an order that a single row has as well."""
+    """Return a product's config with tiles in bands of 8 rows; a single row has that order anyway."""
     if "BLOCK_K" not in dict(config.kwargs):
         return config
     return replace(config, kwargs=tuple((name, 8 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 
 def kind_of(config: Config) -> tuple[str, bool, bool]:
-    """Return the kind of a config: configs of one kind have predictions that are off alike."""
+    """Return the kind of a config. Predictions for configs of one kind err alike."""
     kwargs: dict[str, Any] = dict(config.kwargs)
     return config.family, kwargs.get("SPLIT_K", 1) > 1, kwargs.get("PERSISTENT", False)
 
@@ -124,10 +124,10 @@ class Operands:
         taken: dict[tuple[int, str], int] = {}
         made = []
         for _ in range(count):
-            places = iter(range(100))
+            numbers = iter(range(100))
 
-            def make(dtype: str, elements: int, places: Iterator[int] = places) -> torch.Tensor:
-                key = next(places), dtype
+            def make(dtype: str, elements: int, numbers: Iterator[int] = numbers) -> torch.Tensor:
+                key = next(numbers), dtype
                 step = -(-elements // 256) * 256
                 if key not in self._pools or len(self._pools[key]) < step:
                     itemsize = torch.empty((), dtype=getattr(torch, dtype)).element_size()

@@ -49,20 +49,20 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
     count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
     pools: list[tuple[torch.Tensor, int]] = []
 
-    def take(turn: int) -> Callable[[str, int], torch.Tensor]:
+    def take(number: int) -> Callable[[str, int], torch.Tensor]:
         place = itertools.count()
 
         def make(dtype: str, elements: int) -> torch.Tensor:
             operand = next(place)
             padded = -(-elements // 256) * 256
-            if turn == 0:
+            if number == 0:
                 pools.append((random_elements(dtype, padded * count), padded))
             pool, step = pools[operand]
-            return pool[turn * step : turn * step + elements]
+            return pool[number * step : number * step + elements]
 
         return make
 
-    return [shared(_tamed(posed(problem, take(turn)))) for turn in range(count)]
+    return [shared(_tamed(posed(problem, take(number)))) for number in range(count)]
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
