@@ -335,7 +335,7 @@ def test_shapes_take_the_configs_of_calls(tmp_path, quick):
         (["--target", "gfx942", "8x8x8", "--output", "a"], "NVIDIA GPUs only"),
         (["--target", "sm_1", "--output", "a"], "sm_1"),
         (["--target", "nvidia-h200", "--output", "a", "--at", "b"], "not an absolute path"),
-        (["--target", "nvidia-h200", "--check", "no/such/folder"], "no/such/folder is no folder"),
+        (["--target", "nvidia-h200", "--check", "no/such/folder"], "no/such/folder is not a folder"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_is_made(arguments, wanted, capsys, monkeypatch, tmp_path):

@@ -36,13 +36,15 @@ from tritile.errors import (
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.runtime.interpreter import HostAware
-from tritile.tune.decorated import KernelCall, KernelSubject, tuned_elsewhere
+from tritile.tune import measuring
+from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.tune.measure import workshop
 from tritile.tune.measure.answers import allowed_error, error_of, poison
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.measure.workshop import _compile
+from tritile.tune.measuring import Measurement, tuned_elsewhere
 from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
@@ -261,7 +263,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
     rules = Rules("exhaustive", least_gain=0.0)
-    with pytest.raises(UnsupportedError, match="no other process: its operands cannot be made"):
+    with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
         tuned_elsewhere(
             call, PROBLEM, H200, "0" * 16, Listed([GOOD]), {}, rules, lambda *trial: kept.append(trial)
         )
@@ -379,9 +381,23 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
     x, out = torch.randn(77), torch.ones(77)
     found = triton.Config({"BLOCK": 32, "STRAY": 0})
     kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
-    monkeypatch.setattr(kernel, "_measure_elsewhere", lambda *given: found)
+    monkeypatch.setattr(Measurement, "_elsewhere", lambda self: found)
     assert kernel.measure(PROBLEM, (x, out, 77), {}, H200) is found
     assert bool((out == 1).all())
+
+
+def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
+    told = []
+
+    def tuned(call, problem, device, source, space, known, rules, keep):
+        told.append(rules)
+        return GOOD
+
+    monkeypatch.setattr(measuring, "tuned_elsewhere", tuned)
+    kernel = tritile.autotune(tritile.Space({"BLOCK": (32,), "STRAY": (0,)}), ["N"])(scale)
+    found = kernel.measure(PROBLEM, (torch.randn(77), torch.ones(77), 77), {}, H200)
+    assert Config.from_triton(found) == GOOD
+    assert told == [replace(Rules(), most=96)]
 
 
 def test_tolerances_are_of_the_results_type():
@@ -401,6 +417,7 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import _compile
+from tritile.tune.measuring import Measurement, tuned_elsewhere
 from tritile.core.problem import KernelProblem
 import tempfile
 
@@ -468,7 +485,7 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"tolerance": "1e-3", "reference": right}, r"tolerance is '1e-3'"),
         ({"tolerance": 1e-3}, r"tolerance without a reference"),
         ({"reference": {"out": 3}}, r"reference is .*scale"),
-        ({"reference": lambda x, rows: {}}, r"reference asks for 'rows', which is no argument of scale"),
+        ({"reference": lambda x, rows: {}}, r"reference asks for 'rows', which is not an argument of scale"),
         ({"reference": lambda x, BLOCK: {}}, r"reference asks for 'BLOCK'.*scale.*tuned"),
         ({"reference": lambda x, EVEN: {}}, r"reference asks for 'EVEN'.*scale.*heuristic"),
         ({"reference": lambda x, /: {}}, r"reference takes 'x' by position.*scale"),

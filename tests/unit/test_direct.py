@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 
-from tritile.tune import direct
+from tritile.tune import recall
 
 
 @triton.jit
@@ -32,16 +32,16 @@ def on_gpu(dtype=torch.float16, address=4096):
 
 @pytest.fixture(autouse=True)
 def _a_gpu(monkeypatch):
-    monkeypatch.setattr(direct, "_TENSORS", (torch.Tensor, OnGpu))
-    monkeypatch.setattr(direct, "current_gpu", lambda: 0)
-    monkeypatch.setattr(direct, "current_raw_stream", lambda index: 7)
+    monkeypatch.setattr(recall, "_TENSORS", (torch.Tensor, OnGpu))
+    monkeypatch.setattr(recall, "current_gpu", lambda: 0)
+    monkeypatch.setattr(recall, "current_raw_stream", lambda index: 7)
 
 
 CALL = {"grid": (3,), "warmup": False}
 
 
 def key(*args, mode="cached", **kwargs):
-    return direct.key_of(mode, args, CALL | kwargs)
+    return recall.key_of(mode, args, CALL | kwargs)
 
 
 def test_calls_that_are_alike_have_one_key():
@@ -69,7 +69,7 @@ def test_what_triton_may_specialize_on_tells_calls_apart(other):
 
 def test_the_current_gpu_tells_calls_apart(monkeypatch):
     first = key(on_gpu(), 5)
-    monkeypatch.setattr(direct, "current_gpu", lambda: 1)
+    monkeypatch.setattr(recall, "current_gpu", lambda: 1)
     assert key(on_gpu(), 5) != first
 
 
@@ -81,7 +81,7 @@ def test_the_current_gpu_tells_calls_apart(monkeypatch):
         lambda: key(on_gpu(), torch.empty(2)),
         lambda: key(on_gpu(), 5, scale=1.0),
         lambda: key(on_gpu(), 5, warmup=True),
-        lambda: direct.key_of("cached", (on_gpu(),), {"grid": (1,)}),
+        lambda: recall.key_of("cached", (on_gpu(),), {"grid": (1,)}),
     ],
 )
 def test_calls_that_are_not_told_by_a_key(made):
@@ -104,7 +104,7 @@ class Compiled(CompiledKernel):
 
 
 def made(args, options=None, compiled=None):
-    return direct.launch_of(
+    return recall.launch_of(
         kernel, compiled or Compiled(), args, {"BLOCK": 64, "num_warps": 8} if options is None else options
     )
 
@@ -137,10 +137,10 @@ def test_calls_that_are_not_kept(args, more):
 def test_heuristics_and_what_is_not_compiled_are_not_kept():
     values = {"EVEN": lambda args: True}
     assert (
-        direct.launch_of(triton.heuristics(values)(kernel), Compiled(), (on_gpu(), 5, 1.0), {"BLOCK": 4})
+        recall.launch_of(triton.heuristics(values)(kernel), Compiled(), (on_gpu(), 5, 1.0), {"BLOCK": 4})
         is None
     )
-    assert direct.launch_of(kernel, None, (on_gpu(), 5, 1.0), {"BLOCK": 4}) is None
+    assert recall.launch_of(kernel, None, (on_gpu(), 5, 1.0), {"BLOCK": 4}) is None
 
 
 def test_triton_itself_looks_where_it_is_watched_or_a_global_changed(monkeypatch):

@@ -84,7 +84,7 @@ def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
 
 def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
     call = answered(PROBLEMS[1], monkeypatch)
-    sampled = elements.sampled(M, torch.device("cpu")).tolist()
+    sampled = operands.sampled(M, torch.device("cpu")).tolist()
     ((out, _),) = outputs(call, monkeypatch)
     row = next(row for row in range(M) if row not in sampled)
     out[0, row, -1] += 10

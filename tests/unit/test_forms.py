@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritile
 from tritile.core import device
 from tritile.errors import InvalidValueError, NotCompiledError
-from tritile.tune.forms import Forms
+from tritile.tune.recall import Forms
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -176,7 +176,7 @@ def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
     given = on_gpu(), on_gpu(), 50, 0.5
     for _ in range(2):
         tuned(*given)
-        with pytest.raises(InvalidValueError, match="BLOCK given, and tuned too"):
+        with pytest.raises(InvalidValueError, match="BLOCK given, but the tuner sets it"):
             tuned(*given, BLOCK=64)
 
 

@@ -38,7 +38,8 @@ def tiles(m, n):
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), 1, 1)
 
 
-def test_a_product_is_searched_remembered_and_made():
+def test_a_product_is_searched_remembered_and_made(monkeypatch):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "inf")  # the interpreter takes a second for a config
     a, b = values((70, 50), torch.float32), values((50, 90), torch.float32, 1)
     bench, out = Bench(), torch.full((70, 90), float("nan"))
     kernel = kernels.tuned(do_bench=bench)

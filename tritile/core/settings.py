@@ -201,9 +201,12 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
         _invariant.reset(token)
 
 
-def tune_budget_s() -> float:
-    """Seconds that mode "tune" may spend measuring one problem: `TRITILE_TUNE_BUDGET`, else 30."""
-    value = os.environ.get("TRITILE_TUNE_BUDGET", "30")
+def tune_budget_s(default: float) -> float:
+    """Return the seconds that mode "tune" may search for one problem: `TRITILE_TUNE_BUDGET`, else `default`.
+
+    Raises InvalidValueError where the variable holds anything but a positive number.
+    """
+    value = os.environ.get("TRITILE_TUNE_BUDGET", str(default))
     try:
         seconds = float(value)
     except ValueError:

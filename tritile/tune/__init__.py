@@ -1,1 +1,22 @@
-"""Tuning: which problems are measured, in what order configs are tried, and how they are timed."""
+"""Tuning: which problems are measured, in what order configs are tried, and how they are timed.
+
+How `@tritile.autotune` becomes a measured winner:
+
+    autotuner     `autotune` decorates; `Autotuner.run` finds a config for a call and launches it
+    declared      checks the decorator's arguments
+    recall        launches at once what was met before
+    remembering   describes a call as a problem, and reads the store
+    measuring     searches the configs of one call, in another process or in this one
+    decorated     the call as another process gets it: compiled, timed, checked by its reference
+    traced        shows torch.compile the remembered config
+
+How a problem of tritile's own gets one:
+
+    tuner         tunes the problems of `suites`, for `tritile tune`
+    now           tunes one problem at its first call in mode "tune"
+    subject       makes a problem's operands and checks answers
+    calibrate     makes the portfolio of a class of problems
+
+Both share `search`, which proposes configs, and `measure`, which compiles them in parallel and times them in
+processes that may be killed.
+"""

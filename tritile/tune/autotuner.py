@@ -1,4 +1,8 @@
-"""`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise."""
+"""`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise.
+
+`kernel[grid](...)` calls `Autotuner.run`. A call that was met before is launched at once (`recall`). Else
+`choose` gives its config: measured now (`measuring`), remembered, or a like problem's (`remembering`).
+"""
 
 import os
 import threading
@@ -20,13 +24,12 @@ from tritile.errors import InvalidValueError
 from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused
 from tritile.runtime.interpreter import library_lock
-from tritile.tune import direct
+from tritile.tune import measuring, recall
 from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
-from tritile.tune.forms import Forms
 from tritile.tune.search import STRATEGIES, Space
 from tritile.tune.traced import TracedAutotuner
 
-_MOST_MET: Final = 4096  # calls that are kept, each with values of its own
+_MOST_MET: Final = 4096  # the most entries of a tuner's cache
 
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
@@ -34,7 +37,7 @@ _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for tuner in list(_TUNERS):
-        tuner._lock = threading.RLock()  # else held for good where another thread of the parent was measuring
+        tuner._lock = threading.RLock()  # another thread of the parent may have held the old one
 
 
 if hasattr(os, "register_at_fork"):
@@ -42,7 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _forget() -> None:
-    """Drop the choices that decorated kernels made in this process: they choose anew."""
+    """Drop the choices that decorated kernels made in this process, so that they choose anew."""
     for tuner in list(_TUNERS):
         tuner.cache.clear()
 
@@ -51,43 +54,82 @@ also_forgets(_forget)
 
 
 class Autotuner(TracedAutotuner):
-    """A `triton.runtime.Autotuner` whose measurements outlive the process.
+    """Extend `triton.runtime.Autotuner` by measurements that outlive the process.
 
-    What differs: each config's time is remembered on its own, by GPU, versions and kernel source, so
-    that a changed list of configs measures only what is new; a miss is measured only in mode "tune"
-    (`tritile.mode`, or the `mode` argument); nothing is measured while a CUDA graph is captured; a
-    config that fails in any way costs that config alone; host tensors run in the interpreter.
+    Each config's time is remembered on its own, by GPU, versions and kernel source, so that a changed list of
+    configs measures only what is new. A miss is measured only in mode "tune" (`tritile.mode`, or the `mode`
+    argument), and never while a CUDA graph is captured. A config that fails in any way costs that config
+    alone. Host tensors run in the interpreter.
     """
 
-    def __init__(
-        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None,
-        bucket: Mapping[str, Callable[[Any], Any]], **rest: Any,
-    ):  # fmt: skip
-        super().__init__(fn, configs, key, mode, **rest)
-        self.bucket = bucket
-        # By problem, mode and GPU: the config. By the form of a call on a GPU: the config, and all it sets.
-        # By all that Triton specializes on: the config, and what launches it at once.
+    def __init__(self, fn: Any, configs: list[triton.Config] | Space, key: list[str], **rest: Any) -> None:
+        super().__init__(fn, configs, key, **rest)
+        # Under (problem, mode, GPU): the config. Under a call's form: the config, and all that it sets. Under
+        # a call's key: the config, and its `recall.Launch`; under ("compiled", key): True.
         self.cache: dict[Any, Any] = {}
-        self._forms = Forms(self.arg_names, self.keys)
+        self._forms = recall.Forms(self.arg_names, self.keys)
         _TUNERS.add(self)
 
-    def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """Return the GPU of a call's tensors; INTERPRETER of one that is interpreted, as on host tensors."""
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        for value in tensors:
-            if value.is_cuda:
-                return devices.gpu(value.get_device())
-        if tensors and all(value.device.type == "cpu" for value in tensors):
-            return devices.INTERPRETER
-        return devices.current_gpu() or devices.INTERPRETER
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
+        mode = self.mode or current_mode()
+        try:
+            key = recall.key_of(mode, args, kwargs)
+            known = self.cache.get(key)
+            met = self.cache.get(self._forms.of(mode, args, kwargs)) if known is None else None
+        except TypeError:  # a value has no hash
+            key = known = met = None
+        if known is not None:
+            self.best_config, launch = known
+            kernel = launch(args, kwargs["grid"])
+            if kernel is not None:
+                return kernel
+        if met is None:
+            return self._run_new(mode, key, args, kwargs)
+        self.best_config, options = met
+        if mode == "strict":
+            self._check_compiled(key, args, kwargs, options)
+        with library_lock:
+            kernel = self.fn.run(*args, **kwargs, **options)  # a form is of a call on a GPU
+        self._keep_launch(key, kernel, args, options)
+        return kernel
 
-    def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """Return what the kernel's own pruning and performance model say, else its first config."""
-        configs = self.offered(args, kwargs) if self.space is None else self.configs
-        if self.perf_model is None:
-            return configs[0]
-        values = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
+    def _run_new(self, mode: str, key: recall.Key | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Choose a config for a call whose form is new, and launch."""
+        config = self._chosen(mode, args, kwargs)
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            raise InvalidValueError(
+                f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
+            )
+        self.best_config, options = config, config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**self.named(args, kwargs), **options})
+        elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
+            self.cache[form] = config, options
+        if mode == "strict":
+            self._check_compiled(key, args, kwargs, options)
+        return self.host_aware.run(*args, **kwargs, **options)
+
+    def _chosen(self, mode: str, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+        """Return the config for a call: the only one, or the one that `choose` gave or gives its problem."""
+        if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
+            return self.configs[0]
+        problem = self.problem(args, kwargs)
+        memo = problem, mode, self._device(args, kwargs).name
+
+        def choose() -> triton.Config:
+            config = self.choose(problem, args, kwargs)
+            if not capturing():
+                self.cache[memo] = config
+            return config
+
+        config = self.cache.get(memo)
+        if config is not None:
+            return config
+        if mode == "tune" and not capturing():
+            return once((self, memo), lambda: self.cache.get(memo) or choose())
+        return choose()
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
         """Return the config for a call, by the mode in force.
@@ -97,97 +139,70 @@ class Autotuner(TracedAutotuner):
         warn_untested()
         mode, device = self.mode or current_mode(), self._device(args, kwargs)
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
-            best = self.measure(problem, args, kwargs, device)  # times only what was never timed
-            self.cache.clear()  # what was guessed before is to be chosen anew
+            best = self.measure(problem, args, kwargs, device)
+            self.cache.clear()  # other problems may have guessed their config: they choose anew
             return best
         config = self.remembered(problem, device) if mode != "off" else None
         if config is None:
-            config = self._likely(problem, mode, device) or self._predicted(args, kwargs)
+            config = self.likely(problem, mode, device) or self._predicted(args, kwargs)
         if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
-            config = self.first_right(config, problem, args, kwargs)
+            config = measuring.first_right(self, config, problem, args, kwargs)
         return config
 
-    def _kept(
-        self, memo: tuple[KernelProblem, str, str], args: Sequence[Any], kwargs: dict[str, Any]
+    def measure(
+        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], device: Device
     ) -> triton.Config:
-        """Keep what `choose` gives for calls of the same problem, and return it."""
-        config = self.choose(memo[0], args, kwargs)
-        if not capturing():
-            self.cache[memo] = config
-        return config
+        """Return the fastest config of a call, measuring only configs that were never measured for `problem`.
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
-        mode = self.mode or current_mode()
-        try:
-            call = direct.key_of(mode, args, kwargs)
-            known = self.cache.get(call)
-            met = self.cache.get(self._forms.of(mode, args, kwargs)) if known is None else None
-        except TypeError:  # a value has no hash
-            call = known = met = None
-        if known is not None:
-            self.best_config, launch = known
-            kernel = launch(args, kwargs["grid"])
-            if kernel is not None:
-                return kernel
-        if met is not None:
-            self.best_config, options = met
-            if mode == "strict":
-                self._check_compiled(call, args, kwargs, options)
-            with library_lock:
-                kernel = self.fn.run(*args, **kwargs, **options)  # on a GPU, where no twin is wanted
-            self._keep_direct(call, kernel, args, options)
-            return kernel
-        if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
-            config = self.configs[0]
-        else:
-            problem = self.problem(args, kwargs)
-            memo = (problem, mode, self._device(args, kwargs).name)
-            config = self.cache.get(memo)
-            if config is None and mode == "tune" and not capturing():
-                config = once((self, memo), lambda: self.cache.get(memo) or self._kept(memo, args, kwargs))
-            elif config is None:
-                config = self._kept(memo, args, kwargs)
-        conflicts = kwargs.keys() & config.kwargs.keys()
-        if conflicts:
-            raise InvalidValueError(
-                f"{', '.join(sorted(conflicts))} given, and tuned too: leave it to the tuner"
-            )
-        self.best_config, options = config, config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
-        elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
-            self.cache[form] = config, options
-        if mode == "strict":
-            self._check_compiled(call, args, kwargs, options)
-        return self.host_aware.run(*args, **kwargs, **options)
+        Raises TuningError, naming the reasons, where no config works.
+        """
+        with self.holding(args):
+            return measuring.Measurement(self, problem, args, kwargs, device).best()
+
+    def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
+        """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        for value in tensors:
+            if value.is_cuda:
+                return devices.gpu(value.get_device())
+        if tensors and all(value.device.type == "cpu" for value in tensors):
+            return devices.INTERPRETER
+        return devices.current_gpu() or devices.INTERPRETER
+
+    def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+        """Return the first by the kernel's own performance model, else the first that its pruning leaves."""
+        configs = self.offered(args, kwargs) if self.space is None else self.configs
+        if self.perf_model is None:
+            return configs[0]
+        values = self.named(args, kwargs)
+        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
 
     def _check_compiled(
-        self, call: direct.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
+        self, key: recall.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> None:
         """Raise NotCompiledError where the first launch of a call would have to compile."""
-        if ("compiled", call) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
+        if ("compiled", key) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
             return
         what = f"{self.problem(args, kwargs).label} with {self.best_config}"
         advice = "call it once in another mode, and keep the folder TRITON_CACHE_DIR"
         with compiles_refused(what, advice):
             self.fn.run(*args, **(kwargs | options | {"warmup": True}))
-        self._keep(("compiled", call), True)
+        self._keep(("compiled", key), True)
+
+    def _keep_launch(
+        self, key: recall.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
+        """Keep a launched kernel for calls of the same key."""
+        if key is None or capturing():
+            return
+        launch = recall.launch_of(self.fn, kernel, args, options)
+        if launch is not None:
+            self._keep(key, (self.best_config, launch))
 
     def _keep(self, key: Any, value: Any) -> None:
         if len(self.cache) >= _MOST_MET:
             self.cache.clear()
         self.cache[key] = value
-
-    def _keep_direct(
-        self, call: direct.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
-    ) -> None:
-        """Keep what was launched, for calls that are the same in all that counts."""
-        if call is None or capturing():
-            return
-        launch = direct.launch_of(self.fn, kernel, args, options)
-        if launch is not None:
-            self._keep(call, (self.best_config, launch))
 
 
 def autotune(
@@ -218,43 +233,42 @@ def autotune(
 
     Args:
         configs: `triton.Config` objects to choose among, or a `tritile.Space`.
-        key: names of arguments; a call whose values of these, or whose tensors' dtypes, are new is a
-            new problem.
+        key: names of arguments. Each new combination of their values and of the tensors' dtypes is a problem
+            of its own.
         prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
-        reset_to_zero: names of tensors to zero before each run that is measured.
-        restore_value: names of tensors to restore after each run that is measured.
-        pre_hook: replaces what `reset_to_zero` and `restore_value` do before a run.
-        post_hook: replaces what `restore_value` does after a run.
-        warmup: accepted with a DeprecationWarning, and without effect: how often to launch is decided here,
-            or by `do_bench`.
+        reset_to_zero: names of tensors to zero before each measured run.
+        restore_value: names of tensors to restore after each measured run.
+        pre_hook: called before each measured run, in place of `reset_to_zero` and `restore_value`.
+        post_hook: called after each measured run, in place of `restore_value`.
+        warmup: without effect, with a DeprecationWarning: tritile, or `do_bench`, counts the launches.
         rep: as `warmup`.
         use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.tune.timing.do_bench`.
         cache_results: accepted for compatibility: results are always kept.
-        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures on a first call,
-            as `triton.autotune` does. None: the mode in force.
-        search: the strategy, a name of `tritile.tune.search.STRATEGIES`. Default: every config of a list,
-            "evolution" of a space, up to 96 of them.
-        reference: called with those of the kernel's arguments that it names, on untouched copies; returns
-            the tensors that are right, by name of argument. The winner is checked against it, on
-            outputs filled with NaN. What is both read and written must be in `restore_value`. On host
-            tensors, which are not timed, mode "tune" runs the first config whose answer is right.
-        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid
-            tiles ("grid" may be among them), on which the winner is checked too.
-        tolerance: the relative error |out - reference| / |reference| that is allowed. Default: four times
-            epsilon of the output's dtype, 16 times of fp32.
-        isolate: measure in a process of its own, which a config may hang or crash. In the calling process,
-            as where a `do_bench` is given, memory around the arguments is not watched.
-        bucket: by names of `key`, functions of a value that give what it counts as: with
-            `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which its first call
-            measures. In a bucket of which nothing is remembered the nearest one's config runs.
+        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures at a first call, as
+            `triton.autotune` does. None: the mode in force.
+        search: the strategy, a name in `tritile.tune.search.STRATEGIES`. Default: every config of a list; for
+            a space "screening", as `tritile tune` searches, and 96 configs at the most.
+        reference: called with the kernel's arguments that it names, on untouched copies; returns the right
+            tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
+            tensor that is both read and written must be in `restore_value`. On host tensors, which are not
+            timed, mode "tune" runs the first config whose answer is right.
+        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid tiles, and
+            optionally "grid". The winner is checked on them, too.
+        tolerance: the allowed relative error |out - reference| / |reference|. Default: four times the epsilon
+            of the output's dtype, 16 times for fp32.
+        isolate: measure in a process of its own, which a config may hang or crash. In the calling process, as
+            with a `do_bench`, the memory around the arguments is not watched.
+        bucket: functions by names in `key`; a call's problem has the function's value in place of the
+            argument's. With `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which
+            the first call measures. In a bucket without a measurement the nearest bucket's config runs.
 
-    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there
-    too. Nothing is measured or checked while it traces, and NotTunedError comes within an error of torch's.
+    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there,
+    too. Nothing is measured or checked while it traces, and torch wraps NotTunedError in an error of its own.
 
-    Raises InvalidValueError for an unknown mode or strategy, and where a space is given a list's pruning.
-    As it decorates, the same where `key`, `reset_to_zero`, `restore_value`, a space or the reference name
-    what is no argument of the kernel, or `bucket` what is not in `key`.
+    Raises InvalidValueError for an unknown mode or strategy, and for a space with `prune_configs_by`. The
+    decorator raises it where `key`, `reset_to_zero`, `restore_value`, a space or the reference names anything
+    but an argument of the kernel, or `bucket` a name that is not in `key`.
     """
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
@@ -272,8 +286,8 @@ def autotune(
             fn,
             configs,
             key,
-            mode,
-            dict(bucket or {}),
+            mode=mode,
+            bucket=dict(bucket or {}),
             prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero,
             restore_value=restore_value,

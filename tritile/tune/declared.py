@@ -1,4 +1,4 @@
-"""Checks of what `tritile.autotune` is told of a kernel, made as it decorates."""
+"""Checks of the arguments of `tritile.autotune`, made as it decorates a kernel."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,7 @@ _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 
 def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
-    """Warn where one of Triton's deprecated arguments is given: none has an effect here."""
+    """Warn where a deprecated argument of Triton's is given: none has an effect here."""
     values = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph or None}
     given = [name for name, value in values.items() if value is not None]
     if given:
@@ -43,14 +43,14 @@ def check_configs(configs: Any) -> None:
 
 
 def _options() -> set[str]:
-    """What a config may set besides arguments of its kernel: the options of Triton's backends."""
+    """Return what a config may set besides arguments of its kernel: the options of Triton's backends."""
     modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
     kinds = [kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
     return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
 
 
 def _layers(fn: Any) -> list[Any]:
-    """A kernel within its heuristics, from the outside in, and the function it is made of."""
+    """Return a kernel's layers from the outside in: heuristics, the jitted kernel, its Python function."""
     found = [fn]
     while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
         found.append(found[-1].fn)
@@ -70,17 +70,17 @@ def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: s
 
 
 def _tuned(configs: Any) -> set[str]:
-    """Every name that configs set."""
+    """Return every name that configs set."""
     if isinstance(configs, Space):
         return set(configs.parameters)
     return {name for config in configs or () for name in config.kwargs}
 
 
 def _check_reference(reference: Any, given: Mapping[str, bool], kernel: str) -> None:
-    """Raise InvalidValueError where a reference asks for what a call of the kernel does not give.
+    """Raise InvalidValueError where a reference asks for an argument that no call of the kernel gives.
 
-    `given` tells of each argument of the kernel whether a caller gives it; the others are tuned, or
-    set by heuristics.
+    `given` tells for each argument of the kernel whether a caller gives it. The others are tuned, or set by
+    heuristics.
     """
     if not callable(reference):
         raise InvalidValueError(f"reference is {reference!r}: wanted a function of arguments of {kernel}")
@@ -92,7 +92,7 @@ def _check_reference(reference: Any, given: Mapping[str, bool], kernel: str) -> 
         if parameter.kind in _NAMED and parameter.default is parameter.empty:
             if parameter.name not in given:
                 raise InvalidValueError(
-                    f"reference asks for {parameter.name!r}, which is no argument of {kernel}: it has "
+                    f"reference asks for {parameter.name!r}, which is not an argument of {kernel}: it has "
                     f"{', '.join(given)}"
                 )
             if not given[parameter.name]:
@@ -121,7 +121,7 @@ def check_kernel(
     fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, ragged: Any,
     bucket: Any = None,
 ) -> None:  # fmt: skip
-    """Raise InvalidValueError, naming parameter and kernel, where what was told does not fit the kernel."""
+    """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
     if not hasattr(fn, "arg_names"):
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
     layers, arguments = _layers(fn), list(fn.arg_names)

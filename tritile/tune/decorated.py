@@ -1,12 +1,10 @@
-"""A call of a decorated kernel as the tuner takes it: packed, compiled, timed and checked elsewhere."""
+"""A call of a decorated kernel as a subject of tuning: packed, then compiled, timed and checked elsewhere."""
 
 import copy
 import functools
 import inspect
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,33 +14,28 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
-from tritile.errors import TuningError, UnsupportedError, brief
-from tritile.planning.trial import Trial
+from tritile.errors import TuningError, brief
 from tritile.runtime.offline import check_fits, compiling_for
-from tritile.tune.forms import DESCRIPTORS
 from tritile.tune.measure.answers import error_of, overlap, poison
-from tritile.tune.measure.engine import tune
 from tritile.tune.measure.protocols import Stage, Taken
-from tritile.tune.measure.shipping import Memory, Shipment, StandIn, pack, unpack
-from tritile.tune.measure.tasks import Keep, Rules, Task, fastest, has_more
+from tritile.tune.measure.shipping import Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
-from tritile.tune.measure.workshop import borrowed
-from tritile.tune.search import SearchSpace
+from tritile.tune.recall import DESCRIPTORS
 
 Named = dict[str, Any]
 
 
 def _settings(config: Config | triton.Config) -> Named:
-    """All that a config sets, by name."""
+    """Return all that a config sets, by name."""
     return dict((config.to_triton() if isinstance(config, Config) else config).all_kwargs())
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch, and what belongs to it; `fn` is the kernel within its heuristics.
+    """Hold a launch and what the tuner was told of it; `fn` is the kernel within its heuristics.
 
-    `hooks` are those of single configs, by their text. `reference` gives the tensors that are right, by
-    the names of arguments; `ragged` arguments of a call whose sizes end amid tiles.
+    `hooks` are those of single configs, by the configs' text. `reference` returns the right tensors, by names
+    of arguments. `ragged` returns arguments of a call whose sizes end amid tiles.
     """
 
     fn: Any
@@ -59,12 +52,12 @@ class KernelCall:
 
     @property
     def named(self) -> Named:
-        """The arguments by name."""
+        """Return the arguments by name."""
         given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if name != "grid"}
 
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
-        """Launch with a config; the compiled kernel."""
+        """Launch with a config; return the compiled kernel."""
         settings = _settings(config)
         hook = self.hooks.get(config.key) if isinstance(config, Config) else config.pre_hook
         if hook is not None:
@@ -72,9 +65,9 @@ class KernelCall:
         return self.fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
-        """Make its tensors ready for a launch with a config, as far as hooks do that.
+        """Make the call's tensors ready for a launch with a config: by `pre_hook`, else by `reset_to_zero`.
 
-        As in Triton a hook is given what the config sets too, and takes the place of `reset_to_zero`.
+        As in Triton the hook is given what the config sets, too.
         """
         if self.pre_hook is not None:
             self.pre_hook(self.named | _settings(config), reset_only=True)
@@ -88,34 +81,34 @@ Posed = Callable[[KernelCall], KernelCall]  # a call, at its own sizes or at rag
 
 @dataclass(frozen=True)
 class KernelSubject:
-    """A call of a decorated kernel, packed so that any process can run it."""
+    """Hold a call of a decorated kernel, packed so that any process can run it."""
 
     problem: KernelProblem
     device: Device
-    source: str  # the kernel's digest
+    source: str  # digest of the kernel's source
     shipment: Shipment
 
     def digest(self, config: Config) -> str:
-        """The digest of the kernel's source."""
+        """Return the digest of the kernel's source."""
         return self.source
 
     def compile(self, config: Config) -> None:
-        """Compile for the device with no GPU. Raises what the compiler raises, or TuningError."""
+        """Compile for the device, without a GPU. Raises what the compiler raises, or TuningError."""
         call: KernelCall = unpack(self.shipment, StandIn)
         with compiling_for(self.device):
             kernel = call.launch(config, grid=(1,), warmup=True)
         check_fits(kernel, self.device)
 
     def compile_check(self, config: Config) -> None:
-        """Nothing: ragged arguments are made where there is a GPU."""
+        """Compile nothing: ragged arguments are made where there is a GPU."""
 
     @property
     def copies(self) -> int:
-        """How many copies of its memory leave the L2 cache cold."""
+        """Return how many copies of its memory leave the L2 cache cold."""
         return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
 
     def stage(self, copies: int) -> Stage:
-        """Copies of the call on the current GPU."""
+        """Put copies of the call on the current GPU."""
         return _Stage(self, copies)
 
 
@@ -127,7 +120,7 @@ class _Stage:
         self._pristine = Memory(self._shipment.blocks, contents, self._where)
         self._memories = [self._copied() for _ in range(copies)]
         self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
-        for posed in (_same, _ragged):  # once ahead of all configs: what fails here is not theirs
+        for posed in (_same, _ragged):  # once ahead of all configs: a failure here is not theirs
             referred(posed(self._call(self._copied())))
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
@@ -139,7 +132,7 @@ class _Stage:
 
     @functools.cached_property
     def _right(self) -> KernelCall:
-        """The call on memory that no kernel touches."""
+        """Return the call on memory that no kernel touches."""
         return self._call(self._pristine)
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
@@ -152,7 +145,7 @@ class _Stage:
         return graph_of(run, self.calls, functools.partial(self._before, config))
 
     def _before(self, config: Config) -> None:
-        """Every copy as it was before a launch."""
+        """Make every copy as it was before a launch."""
         right = self._right.named
         for call in self.calls:
             call.reset(config)
@@ -175,12 +168,12 @@ def _same(call: KernelCall) -> KernelCall:
 
 
 def _ragged(call: KernelCall) -> KernelCall:
-    """The call at its ragged sizes, where it has some."""
+    """Return the call at its ragged sizes, if it has some."""
     return call if call.ragged is None else _with(call, call.ragged(call.named))
 
 
 def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> float | None:
-    """Check a call at its own sizes, and at ragged ones where it has some; the larger error."""
+    """Check a call at its own sizes, and at ragged ones if it has some; return the larger error."""
     error = check(_same)
     if call.ragged is None:
         return error
@@ -192,7 +185,7 @@ def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> 
 
 
 def _with(call: KernelCall, named: Named) -> KernelCall:
-    """The call with other arguments by name; "grid" among them takes the place of its own."""
+    """Return the call with other arguments by name, which may hold another "grid"."""
     args = tuple(named.get(name, value) for name, value in zip(call.arg_names, call.args, strict=False))
     placed = call.arg_names[: len(call.args)]
     kwargs = call.kwargs | {name: value for name, value in named.items() if name not in placed}
@@ -200,7 +193,7 @@ def _with(call: KernelCall, named: Named) -> KernelCall:
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
-    """The arguments that a function takes, of those there are."""
+    """Return those of the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -208,7 +201,7 @@ def _accepted(function: Callable[..., Any], named: Named) -> Named:
 
 
 def referred(call: KernelCall) -> dict[str, torch.Tensor]:
-    """The tensors that are right, by the reference; none where there is none.
+    """Return the right tensors by name, as the call's reference makes them; none without a reference.
 
     Raises TuningError where they are not tensors of the call, and what the reference raises.
     """
@@ -218,7 +211,7 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     wanted = {name: t.clone() for name, t in call.reference(**_accepted(call.reference, named)).items()}
     for name, tensor in wanted.items():
         if not isinstance(named.get(name), torch.Tensor):
-            raise TuningError(f"the reference names {name!r}, which is no tensor of the call")
+            raise TuningError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
             raise TuningError(f"the reference of {name} has shape {shapes}")
@@ -226,11 +219,10 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
 
 
 def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
-    """Run a config on outputs that are poisoned, unless another argument lies there too.
+    """Run a config and return the largest relative error; None without a reference.
 
-    Returned is the largest relative error, None where nothing says what is right.
-
-    Raises TuningError for an answer that is wrong, or is not written whole.
+    Outputs are poisoned before, unless the kernel reads them, or another argument shares their memory.
+    Raises TuningError for an answer that is wrong or not written whole.
     """
     call.reset(config)
     named, wanted = call.named, referred(call)
@@ -245,20 +237,20 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
 
 
 def _copied(call: KernelCall) -> KernelCall:
-    """The call on copies of its tensors, which share memory as these do."""
+    """Return the call on copies of its tensors, which share memory as the tensors do."""
     ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
     plain = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
     return _with(call, copy.deepcopy(plain))
 
 
 def checked_here(call: KernelCall, config: triton.Config) -> float | None:
-    """Check a config in this process, on copies of the call's tensors; the largest relative error.
+    """Check a config in this process, on copies of the call's tensors; return the largest relative error.
 
     Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
     """
 
     def check(posed: Posed) -> float | None:
-        referred(posed(_copied(call)))  # what fails here is not the config's
+        referred(posed(_copied(call)))  # a failure here is not the config's
         try:
             return checked(posed(_copied(call)), config)
         except TuningError:
@@ -267,34 +259,3 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
             raise TuningError(brief(error)) from error
 
     return _at_both_sizes(call, check)
-
-
-def tuned_elsewhere(
-    call: KernelCall,
-    problem: KernelProblem,
-    device: Device,
-    source: str,
-    space: SearchSpace,
-    known: Mapping[Config, Trial],
-    rules: Rules,
-    keep: Keep,
-) -> Config:
-    """The fastest config of a call, found in processes of its own, on copies of its memory.
-
-    Only what is not among the `known` trials is measured. Raises UnsupportedError where the call cannot
-    be sent, or does not come up there, and TuningError, with the reasons, where no config works.
-    """
-    if not has_more(space, known, rules):
-        return fastest(known.values())
-    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
-    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    room = torch.cuda.mem_get_info(gpu)[0] // 3  # of what is free now, for two copies at the least
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
-        subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))
-        with borrowed(gpu) as shop:
-            (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
-    if tuned.best is None:
-        if not tuned.trials:  # no config had its turn: the fault is none of theirs
-            raise UnsupportedError(f"it runs in no other process: {tuned.failure}")
-        raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
-    return tuned.best.config

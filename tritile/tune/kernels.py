@@ -2,9 +2,9 @@
 
     tritile.kernels.matmul_tile[lambda meta: (...)](a_ptr=a, ..., PRECISION="ieee")
 
-In mode "tune" a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space, remembers what it
-measures, and runs. Of thousands of configs those are measured that are legal and predicted to be fastest.
-`tritile.matmul` does not launch through it: its calls are planned.
+In mode "tune" a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space, remembers the
+times and runs. Of thousands of configs it measures those that are legal and predicted to be fastest.
+`tritile.matmul` does not launch through this kernel: its calls are planned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ from tritile.tune.autotuner import Autotuner, autotune
 _KEY: Final = (
     "M", "N", "K", "batch", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_om", "PRECISION"
 )  # fmt: skip
-_MEASURED: Final = 48  # configs of a call, the likeliest
-_STAND_IN: Final = "nvidia-h200"  # by which configs for tensors in host memory are told
+_MEASURED: Final = 48  # the likeliest configs of a call, which are measured
+_STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked when tensors lie in host memory
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -33,7 +33,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
-    """Return the product that arguments of `matmul_tile` ask for, what is fused left out."""
+    """Return the product that arguments of `matmul_tile` ask for, without its epilogue."""
     batch = tuple(given["batch_shape"]) if prod(given["batch_shape"]) > 1 else ()
 
     def view(name: str, rows: str, columns: str) -> View:
@@ -49,7 +49,7 @@ def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
 def likeliest(
     configs: Sequence[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
 ) -> list[triton.Config]:
-    """Return those of some configs that are legal for a call and predicted to be fastest."""
+    """Return the configs that are legal for a call and predicted to be fastest, the fastest first."""
     given = {**named_args, **kwargs}
     a = given["a_ptr"]
     device = devices.gpu(a.get_device()) if a.is_cuda else devices.target_device(_STAND_IN)
@@ -63,7 +63,7 @@ def _overhang(side: str) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def tuned(**options: Any) -> Autotuner:
-    """Return `matmul_tile` under `tritile.autotune` with these options of it, MASK_M, N and K left to it."""
+    """Return `matmul_tile` under `tritile.autotune` with these options; heuristics set MASK_M, N and K."""
     kernel = triton.heuristics({f"MASK_{side}": _overhang(side) for side in "MNK"})(FAMILY.kernel)
     configs = [config.to_triton() for config in FAMILY.configs]
     return autotune(configs, list(_KEY), {"early_config_prune": likeliest}, **options)(kernel)

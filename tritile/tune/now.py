@@ -1,4 +1,4 @@
-"""Measuring a problem at its first call in mode "tune"."""
+"""Tuning a problem at its first call in mode "tune"."""
 
 import contextlib
 import statistics
@@ -24,21 +24,22 @@ from tritile.planning.trial import AS_TORCH, TORCH, Trial, best_of
 from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.measure import engine
 from tritile.tune.measure.log import keeper
 from tritile.tune.measure.settling import settled
-from tritile.tune.measure.tasks import now
+from tritile.tune.measure.tasks import Rules, now
 from tritile.tune.measure.timing import Queued, timing_of
 from tritile.tune.measure.workshop import borrowed
-from tritile.tune.subject import answers, searched_now, torch_calls
+from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
-_TURNS: Final = 5
+_PAIRS: Final = 5
 _racing: Final = threading.RLock()
 at_fork(_racing)
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest config of a problem: of the likeliest of its class's portfolio, else by a search.
+    """Return the fastest config of a problem: a race of its portfolio's likeliest, else a search.
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
@@ -47,15 +48,28 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
         with _alone(gpu):
             try:
                 fastest = _fastest(problem, likely, device, gpu)
-            except (TuningError, RuntimeError):  # no memory: the search makes do with less, elsewhere
+            except (TuningError, RuntimeError):  # as for lack of memory: a search needs less
                 fastest = None
     return fastest or searched_now(problem, device, gpu)
 
 
-def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
-    """Time torch and the fastest config known of a problem by turns, and remember torch's time.
+def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
+    """Return the fastest config of a problem by a search, within the seconds of `TRITILE_TUNE_BUDGET`.
 
-    Nothing is remembered where torch has no one call for it, or nothing is known of the problem.
+    Trials are remembered. Raises TuningError, with the reasons, where no config works.
+    """
+    rules = Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
+    with borrowed(gpu) as shop:
+        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
+    if tuned.best is None:
+        raise TuningError(f"{problem.label}: {tuned.failure}")
+    return tuned.best.config
+
+
+def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
+    """Time torch and a problem's fastest known config by turns, and remember torch's time.
+
+    Nothing is remembered where torch has no single call for the problem, or no config of it is known.
     """
     run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
     if run is None or best is None or not best.us:
@@ -64,7 +78,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
         calls = copies_of(problem, device, launches(problem))
         ours = run_of(launch.prepare(calls[0], best.config))
         clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
-        pairs = [[clock.time_us() for clock in clocks] for _ in range(_TURNS)]
+        pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
         ratios = [torchs / own for own, torchs in pairs]
         trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
         keeper(store_of(device))(TORCH, trial)
@@ -72,7 +86,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
 
 @contextlib.contextmanager
 def _alone(gpu: int) -> Iterator[None]:
-    """Measure one thing at a time, with torch's calls left to torch and random numbers not the program's."""
+    """Measure alone: one thread at a time, torch's calls made by torch, the program's random state kept."""
     with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]), settings.torch_alone():
         try:
             yield
@@ -105,13 +119,14 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
 
 
 def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> None:
-    """Have all kernels in Triton's cache: once one was missing, the rest are compiled in parallel."""
-    for place, config in enumerate(configs):
-        with compiles_heard() as seconds, contextlib.suppress(TuningError):  # it is met again, and told
+    """Put all kernels into Triton's cache: once one is missing, the rest are compiled in parallel."""
+    for index, config in enumerate(configs):
+        # A config that does not compile is reported by the race.
+        with compiles_heard() as seconds, contextlib.suppress(TuningError):
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:
-                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[place + 1 :]]
+                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[index + 1 :]]
                 for future in rest:
                     future.exception()
             return

@@ -1,20 +1,41 @@
-"""What a decorated kernel remembers: its calls as problems, and the configs that were measured for them."""
+"""A decorated kernel and the store: a call becomes a problem, under which measured configs are kept."""
 
+import contextlib
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+import torch
 import triton
 
+from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.of_triton import Autotuner as TritonAutotuner
 from tritile.core.problem import KernelProblem, Problem, doublings
-from tritile.errors import NotTunedError, UntunedWarning, callers_level
+from tritile.core.source import source_hash
+from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.store import store_of
 from tritile.planning.trial import best_of
-from tritile.tune.forms import DESCRIPTORS
-from tritile.tune.searching import SearchingAutotuner, plain_config
+from tritile.runtime.interpreter import HostAware
+from tritile.tune.measure.tasks import Rules
+from tritile.tune.recall import DESCRIPTORS
+from tritile.tune.search import Space
+from tritile.tune.timing import do_bench as default_bench
+
+_OPENING: Final = 8  # configs of a space that are offered where nothing is timed
+
+
+def plain_config(config: triton.Config) -> Config | None:
+    """Return the config as a store holds it; None where it holds more than plain data, and cannot be kept."""
+    if getattr(config, "ir_override", None) is not None:
+        return None
+    try:
+        return Config.from_triton(config)
+    except InvalidValueError:
+        return None
 
 
 def _dtypes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -24,66 +45,103 @@ def _dtypes(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value.dtype).removeprefix("torch.")
 
 
-def _plain(value: Any) -> Any:
-    """Return a key value as what a store can hold."""
+def _storable(value: Any) -> Any:
+    """Return a value of a key, as text where JSON does not hold it."""
     finite = not isinstance(value, float) or math.isfinite(value)
     return value if isinstance(value, int | float | bool | str | None) and finite else str(value)
 
 
-class RememberingAutotuner(SearchingAutotuner):
-    """A tuner that finds in the store what it, or another process, measured."""
+class RememberingAutotuner(TritonAutotuner):
+    """Hold what `tritile.autotune` was told of a kernel, and find what the store remembers of it.
 
-    bucket: Mapping[str, Callable[[Any], Any]] = {}  # of key values, by name: what they count as
+    `isolate` tells whether configs are measured in a process of their own: not where a benchmark, or a hook,
+    of the user's own may want this very process.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        configs: list[triton.Config] | Space,
+        key: list[str],
+        *,
+        mode: str | None,
+        bucket: Mapping[str, Callable[[Any], Any]],
+        isolate: bool,
+        search: str | None,
+        reference: Callable[..., Mapping[str, torch.Tensor]] | None,
+        ragged: Callable[[dict[str, Any]], dict[str, Any]] | None,
+        tolerance: float | None,
+        do_bench: Callable[..., Any] | None,
+        reset_to_zero: list[str] | None,
+        restore_value: list[str] | None,
+        **rest: Any,
+    ) -> None:
+        self.space = configs if isinstance(configs, Space) else None
+        listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
+        bench = do_bench or default_bench
+        resets = {"reset_to_zero": reset_to_zero, "restore_value": restore_value}
+        super().__init__(fn, fn.arg_names, listed, key, **resets, do_bench=bench, **rest)
+        self.host_aware = HostAware(fn)
+        self.mode, self.bucket = mode, bucket
+        self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
+        self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
+        self._own_bench = do_bench is not None
+        self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
+        self._digest: str | None = None
+        self._lock = threading.RLock()  # Triton keeps the arguments of the call in hand on the tuner
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the kernel's source; trials of another source do not count."""
+        if self._digest is None:
+            self._digest = source_hash(self.fn)
+        return self._digest
+
+    def measurable(self, device: Device) -> bool:
+        """Tell whether there is something to time a call with: a GPU, or a benchmark of the user's own."""
+        return self._own_bench or device != devices.INTERPRETER
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all arguments of a call by name."""
+        return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+
+    @contextlib.contextmanager
+    def holding(self, args: Sequence[Any]) -> Iterator[None]:
+        """Hold a call's arguments where Triton's pruning looks for them, for one thread at a time."""
+        with self._lock:
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            try:
+                yield
+            finally:
+                self.nargs = {}
+
+    def offered(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[triton.Config]:
+        """Return the configs of a list that its pruning leaves for a call; of a space the first few."""
+        if self.space is not None:
+            return [config.to_triton() for config in self.space.opening(_OPENING)]
+        with self.holding(args):
+            return list(self.prune_configs(kwargs))
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
-        """Return a call in the store's words: the values of `key`, in their buckets, and tensors' dtypes."""
-        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
+        given = self.named(args, kwargs)
         values = {name: given[name] for name in self.arg_names if name in given}
-        given_keys = ((name, values[name]) for name in self.keys if name in values)
-        key = tuple(
-            (name, _plain(self.bucket[name](value) if name in self.bucket else value))
-            for name, value in given_keys
-        )
-        return KernelProblem(self.base_fn.__qualname__, key, tuple(_dtypes(values)))
-
-    def _finder(self) -> Callable[[Config], triton.Config | None]:
-        """Return what gives a remembered config back as Triton's, None for one that is no longer offered."""
-        space = self.space
-        if space is not None:
-            return lambda config: config.to_triton() if config in space else None
-        plain = ((plain_config(config), config) for config in self.configs)
-        known = {key: config for key, config in plain if key is not None}
-        return known.get
+        keys = ((name, values[name]) for name in self.keys if name in values)
+        key = ((name, self.bucket[name](value) if name in self.bucket else value) for name, value in keys)
+        plain = tuple((name, _storable(value)) for name, value in key)
+        return KernelProblem(self.base_fn.__qualname__, plain, tuple(_dtypes(values)))
 
     def remembered(self, problem: Problem, device: Device) -> triton.Config | None:
-        """Return the fastest config of the present list that was measured for just this problem."""
+        """Return the fastest measured config of just this problem, of those that are offered now."""
         find = self._finder()
         trials = store_of(device).trials(self.digest, problem)
         best = best_of(trial for trial in trials if find(trial.config) is not None)
         return find(best.config) if best is not None else None
 
-    def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
-        """Return the best config of the nearest measured problem that differs in sizes alone."""
-        found = [
-            (doublings(other, problem), str(config), config)
-            for other, config in self._measured(device)
-            if other.dtypes == problem.dtypes and len(other.sizes) == len(problem.sizes)
-        ]
-        return min(found, key=lambda item: item[:2])[2] if found else None
-
-    def _measured(self, device: Device) -> list[tuple[KernelProblem, triton.Config]]:
-        """Return every measured problem of this kernel with its best config, where that is still offered."""
-        find, found = self._finder(), []
-        for trial in store_of(device).bests(self.digest, KernelProblem.op):
-            config = find(trial.config)
-            if isinstance(trial.problem, KernelProblem) and trial.problem.kernel == self.base_fn.__qualname__:
-                found += [(trial.problem, config)] * (config is not None)
-        return found
-
-    def _likely(
+    def likely(
         self, problem: KernelProblem, mode: str, device: Device, where: str = ""
     ) -> triton.Config | None:
-        """Return the nearest measured problem's config, for a call of which nothing is remembered.
+        """Return the nearest measured problem's config, for a problem of which nothing is remembered.
 
         Raises NotTunedError in mode "strict". Warns where nothing at all tells which config is fast; `where`
         ends that warning's advice.
@@ -99,3 +157,30 @@ class RememberingAutotuner(SearchingAutotuner):
                 stacklevel=callers_level(),
             )
         return near
+
+    def measured(self, device: Device) -> list[tuple[KernelProblem, triton.Config]]:
+        """Return every measured problem of this kernel with its best config, where that is still offered."""
+        find, found = self._finder(), []
+        for trial in store_of(device).bests(self.digest, KernelProblem.op):
+            config = find(trial.config)
+            if isinstance(trial.problem, KernelProblem) and trial.problem.kernel == self.base_fn.__qualname__:
+                found += [(trial.problem, config)] * (config is not None)
+        return found
+
+    def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
+        """Return the best config of the nearest measured problem that differs in sizes alone."""
+        found = [
+            (doublings(other, problem), str(config), config)
+            for other, config in self.measured(device)
+            if other.dtypes == problem.dtypes and len(other.sizes) == len(problem.sizes)
+        ]
+        return min(found, key=lambda item: item[:2])[2] if found else None
+
+    def _finder(self) -> Callable[[Config], triton.Config | None]:
+        """Return a function that turns a remembered config into Triton's; None for one not offered now."""
+        space = self.space
+        if space is not None:
+            return lambda config: config.to_triton() if config in space else None
+        plain = ((plain_config(config), config) for config in self.configs)
+        known = {key: config for key, config in plain if key is not None}
+        return known.get

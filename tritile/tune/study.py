@@ -1,7 +1,7 @@
 """How good the tuner is: regret against measuring everything, repeats, transfer, and seconds.
 
-Every time that is compared was taken side by side: the configs that repeats chose, the model's first
-pick, and the fastest of an exhaustive search are raced with each other.
+All times that are compared were taken side by side: the winners of the repeats, the model's first pick and
+the fastest of an exhaustive search are raced with each other.
 """
 
 import math
@@ -33,19 +33,19 @@ from tritile.tune.subject.operands import neighbour
 
 Say = Callable[[str], None]
 REPEATS = 5
-FLIP = 0.02  # regret from which on a repeat's winner counts as another one
-_BEST = 8  # of the exhaustive search that are raced with the rest
+FLIP = 0.02  # regret above which a repeat's winner counts as a different one
+_BEST = 8  # configs of the exhaustive search that join the race
 _EVERYTHING = whole(Rules("exhaustive", finalists=24, problem_s=math.inf))
 
 
 @dataclass(frozen=True)
 class Studied:
-    """One problem: regrets are times over the fastest known, less 1 (0.01: 1% slower).
+    """Hold the figures of one problem. A regret is a time over the fastest known, less 1 (0.01: 1% slower).
 
-    `regrets` are those of the repeats, in their order, the first with a cold cache of compiled kernels,
-    in `tune_seconds`. `configs` were tried by it, of `space` that an exhaustive search measured.
-    `transfer_regret` is that of the first one's winner on `neighbour`, a problem a quarter larger, beside
-    the winner of a search of that problem's own; None where it may not run there.
+    `regrets` has one for each repeat. The first repeat, with a cold cache of compiled kernels, took
+    `tune_seconds` and tried `configs` of the `space` configs that an exhaustive search measured.
+    `transfer_regret` is that of the first repeat's winner on `neighbour`, a problem a quarter larger, raced
+    with the winner of a search for `neighbour` itself; None where the config may not run there.
     """
 
     problem: str
@@ -63,19 +63,19 @@ class Studied:
 
 @contextmanager
 def _cold_cache() -> Iterator[Path]:
-    """A Triton cache with nothing in it, for processes that are started meanwhile."""
+    """Give processes that start meanwhile an empty Triton cache."""
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         yield Path(folder)
 
 
 def _task(problem: Tiled, device: Device) -> Task:
-    """The problem with nothing known of it, or of its neighbours."""
+    """Return a task with nothing known of its problem."""
     return Task(ProblemSubject(problem, device), ProblemSpace(problem, device))
 
 
 def _searched(task: Task, shop: Workshop, rules: Rules) -> tuple[Tuned, dict[Config, Trial]]:
-    """What came of a task, its seconds from the very beginning, and every trial."""
+    """Tune a task; return the result, its seconds counted from the very start, and every trial."""
     trials: dict[Config, Trial] = {}
     start = time.monotonic()
     (tuned,) = engine.tune([task], shop, rules, lambda _, trial: trials.__setitem__(trial.config, trial))
@@ -85,7 +85,7 @@ def _searched(task: Task, shop: Workshop, rules: Rules) -> tuple[Tuned, dict[Con
 
 
 def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tuned:
-    """A search with nothing compiled and nothing known, the processes started."""
+    """Search with nothing compiled and nothing known, in processes that have started."""
     shop.renew()
     for kept in list(cache.iterdir()):
         shutil.rmtree(kept)
@@ -118,7 +118,7 @@ def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repea
 
 
 def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) -> float | None:
-    """Regret of a config that was found for another problem."""
+    """Return the regret of a config that was found for another problem; None where it may not run."""
     if illegal(config, problem, device) is not None:
         return None
     own = _searched(_task(problem, device), shop, Rules())[0].best
@@ -128,7 +128,7 @@ def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) ->
 
 
 def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Workshop) -> dict[Config, float]:
-    """Microseconds of each, taken in turns."""
+    """Return microseconds of each config, timed in turns."""
     subject = ProblemSubject(problem, device)
     number = engine.new_number()
     samples = shop.race(number, subject, configs)
@@ -144,7 +144,7 @@ def _tail(values: Sequence[float], share: float = 0.95) -> float:
 def suite_seconds(
     problems: Sequence[Tiled], device: Device, gpu: int | None, jobs: int | None
 ) -> tuple[float, int]:
-    """Seconds to tune these with nothing known and a cold cache, processes started; how many failed."""
+    """Return the seconds to tune problems with a cold cache and nothing known, and how many failed."""
     with _cold_cache(), Workshop(gpu, jobs) as shop:
         shop.start()
         start = time.monotonic()
@@ -162,7 +162,7 @@ def study(
     repeats: int = REPEATS,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
-    """Look into the tuner on some problems, and time it on a suite: a dictionary that JSON holds.
+    """Measure the tuner's regret on some problems and its seconds on a suite; return figures for JSON.
 
     Nothing is remembered, and nothing remembered is used. Raises TuningError where no config works.
     """
@@ -194,7 +194,7 @@ def study(
 
 
 def summary(studied: Sequence[Studied]) -> dict[str, Any]:
-    """The figures over all problems; regrets of every repeat count."""
+    """Return the figures over all problems; regrets of every repeat count."""
     regrets = [regret for one in studied for regret in one.regrets]
     picks = [one.first_pick_regret for one in studied]
     transfers = [one.transfer_regret for one in studied if one.transfer_regret is not None]

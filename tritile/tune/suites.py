@@ -1,65 +1,41 @@
-"""Suites: the lists of problems, in TOML files, that are tuned for and measured.
+"""Suites: lists of problems to tune and to measure, in TOML files.
 
-A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of its
-`dtypes` (torch's names), `layouts`, `precisions` (left out: IEEE), `epilogues` (as `core.problem.Epilogue`
-writes them; left out: none), `block_scales` (of fp8, as "1x128"; left out: none) and sizes. Sizes of op
-"matmul" are one of `squares = [n]`, `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed
-with `nk = [[n, k]]`; those of op "permute" are `shapes = [[d0, d1, ...]]` of x, and `dims = [[...]]` says
-which of the dimensions comes at each place, for each shape or once for all (left out: the last two are
-exchanged).
-Those of op "linear_quantized" are as of "matmul", with no batch, and `weights` takes the place of layouts:
-bits and group size, as "int4/128", and with zero points "int4/128 zeros".
-Those of op "grouped" are `gmnk = [[groups, m, n, k]]`, its `ragged` says which of m and k groups share, and
-its `loads` how (`tritile.core.problem.ends_of`).
+A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of what it lists:
+
+- `op`: one of `OPS`; `dtypes`: names of torch's.
+- "matmul": `layouts`; `precisions` (default: IEEE); `epilogues`, as `core.problem.Epilogue` writes them
+  (default: none); `block_scales` of fp8, as "1x128" (default: none). Sizes are one of `squares = [n]`,
+  `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with `nk = [[n, k]]`.
+- "permute": `shapes = [[d0, d1, ...]]` of x. `dims = [[...]]` tells which dimension comes at each place, for
+  each shape or once for all (default: the last two are exchanged).
+- "linear_quantized": sizes as for "matmul", without a batch. `weights` takes the place of layouts: bits and
+  group size, as "int4/128", and with zero points "int4/128 zeros".
+- "grouped": `layouts`, `precisions`, and sizes `gmnk = [[groups, m, n, k]]`. `ragged` tells which of m and k
+  the groups share, `loads` how (`tritile.core.problem.ends_of`).
 """
 
 import itertools
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tritile.core.problem import (
-    ACTIVATION_DTYPES,
-    ITEMSIZE,
-    PRECISIONS_OF,
-    GroupedProblem,
-    MatmulProblem,
-    PermuteProblem,
-    QuantizedProblem,
-    Tiled,
-    alignment,
-)
 from tritile.errors import InvalidValueError
-from tritile.tune import loads
+from tritile.tune.cases import MATMUL_LAYOUTS, OPS, PERMUTE_ITEMSIZE, Case, grouped_case
 
-OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")
-MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
-PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
-    "bool": 1, "uint8": 1, "int16": 2, "int64": 8,
-}  # fmt: skip
+__all__ = ["MATMUL_LAYOUTS", "OPS", "PERMUTE_ITEMSIZE", "Case", "find", "load", "parse_shape"]
 
-_WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
-_LAYOUT_OF: Final = {"N": "row", "T": "column"}
 _SIZE_KEYS: Final = {
-    "squares": 1,
-    "mnk": 3,
-    "bmnk": 4,
-    "gmnk": 4,
-    "m": 1,
-    "nk": 2,
-    "shapes": 0,
-}  # numbers in an item
+    "squares": 1, "mnk": 3, "bmnk": 4, "gmnk": 4, "m": 1, "nk": 2, "shapes": 0,
+}  # numbers in an item  # fmt: skip
 _SIZES_WANTED: Final = {
     "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
     "grouped": ({"gmnk"},),
     "permute": ({"shapes"},),
     "linear_quantized": ({"squares"}, {"mnk"}, {"m", "nk"}),
 }
-_WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 _FORMS: Final = {
     "matmul": ("MxNxK or BxMxNxK", (3, 4)), "grouped": ("GxMxNxK", (4,)), "permute": ("MxN or BxMxN", (2, 3)),
     "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
@@ -72,134 +48,8 @@ _OTHER_KEYS: Final = {
 }
 
 
-def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
-    leading = columns if layout == "row" else rows
-    return alignment(leading * itemsize, *[rows * columns * itemsize] * (batch > 1))
-
-
-@dataclass(frozen=True)
-class Case:
-    """One line of a suite: what is measured, in the words of the result format.
-
-    A "matmul" is `batch` products of m x k by k x n; the letters of its layout are those of a and b: N
-    is stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves
-    dimension `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind
-    that its layout names: "int4/128". A "grouped" is of `batch` groups, which share m or k, the
-    one that `ragged` names, by `load`. Operands are contiguous.
-    Raises InvalidValueError where a field does not fit its op.
-    """
-
-    suite: str
-    op: str
-    dtype: str
-    layout: str = "NN"
-    batch: int = 1
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    precision: str = "ieee"
-    shape: tuple[int, ...] = ()
-    dims: tuple[int, ...] = ()
-    epilogue: str = ""
-    ragged: str = ""
-    load: str = ""
-    block_scales: str = ""
-
-    def __post_init__(self) -> None:
-        words = (self.suite, self.op, self.dtype, self.layout, self.precision)
-        texts = (*words, self.epilogue, self.block_scales, self.ragged, self.load)
-        self._check(all(isinstance(text, str) for text in texts), "words as text")
-        self._check(
-            isinstance(self.shape, tuple) and isinstance(self.dims, tuple), "shape and dims as tuples"
-        )
-        numbers = (self.batch, self.m, self.n, self.k, *self.shape, *self.dims)
-        self._check(all(type(number) is int for number in numbers), "sizes as whole numbers")
-        self._check(self.op in OPS, f"an op of {', '.join(OPS)}")
-        if self.op in ("matmul", "grouped"):
-            self._check(self.layout in MATMUL_LAYOUTS, f"a layout of {', '.join(MATMUL_LAYOUTS)}")
-        if self.op != "grouped":
-            self._check(not self.ragged and not self.load, "a ragged size and a load of groups only")
-        if self.op == "grouped":
-            wanted = loads.fault(self)
-            self._check(wanted is None, wanted or "")
-        elif self.op == "matmul":
-            self._check(self.dtype in ITEMSIZE, "a dtype that matmul takes")
-            self._check(not self.shape and not self.dims, "batch, m, n and k, no shape")
-            allowed = PRECISIONS_OF.get(self.dtype, ("ieee",))
-            self._check(self.precision in allowed, f"a precision of {', '.join(allowed)}")
-        elif self.op == "linear_quantized":
-            self._check(
-                _WEIGHT.fullmatch(self.layout) is not None, 'a layout as "int4/128", or with " zeros"'
-            )
-            self._check(self.dtype in ACTIVATION_DTYPES, f"a dtype of {', '.join(ACTIVATION_DTYPES)}")
-            others = (self.batch, self.precision, self.shape, self.dims)
-            self._check(others == (1, "ieee", (), ()), "m, n and k only")
-            self._check(self.epilogue in ("", "bias=row"), "an epilogue of bias=row, or none")
-        else:
-            self._check(self.dtype in PERMUTE_ITEMSIZE, f"a dtype of {', '.join(PERMUTE_ITEMSIZE)}")
-            matmul = (self.layout, self.batch, self.m, self.n, self.k, self.precision)
-            self._check(matmul == ("NN", 1, 0, 0, 0, "ieee"), "shape and dims only")
-            self._check(self.epilogue == self.block_scales == "", "shape and dims only")
-            self._check(all(size >= 1 for size in self.shape), "sizes of 1 and more")
-            axes = list(range(len(self.shape)))
-            self._check(len(axes) >= 1 and sorted(self.dims) == axes, "dims that order those of the shape")
-        _ = self.problem  # checks the sizes
-
-    def _check(self, condition: bool, wanted: str) -> None:
-        if not condition:
-            fields = {name: value for name, value in vars(self).items() if value not in ("", ())}
-            raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
-
-    @property
-    def problem(self) -> Tiled:
-        """The problem that contiguous tensors at aligned addresses pose."""
-        posed: Tiled = getattr(self, f"_{self.op}")()
-        return posed
-
-    def _matmul(self) -> MatmulProblem:
-        a_layout, b_layout = (_LAYOUT_OF[letter] for letter in self.layout)
-        size, out_dtype = ITEMSIZE[self.dtype], _WIDER_OUT.get(self.dtype, self.dtype)
-        if self.epilogue and out_dtype == "int32":
-            out_dtype = "bfloat16"
-        return MatmulProblem(
-            batch=self.batch,
-            m=self.m,
-            n=self.n,
-            k=self.k,
-            dtype=self.dtype,
-            out_dtype=out_dtype,
-            a_layout=a_layout,
-            b_layout=b_layout,
-            a_align=_matrix_alignment(size, a_layout, self.batch, self.m, self.k),
-            b_align=_matrix_alignment(size, b_layout, self.batch, self.k, self.n),
-            out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", self.batch, self.m, self.n),
-            precision=self.precision,
-            epilogue=self.epilogue,
-            block_scales=self.block_scales,
-        )
-
-    def _grouped(self) -> GroupedProblem:
-        return loads.problem_of(self)
-
-    def _linear_quantized(self) -> QuantizedProblem:
-        found = _WEIGHT.fullmatch(self.layout)
-        assert found is not None
-        bits, group_size, align = int(found[1]), int(found[2]), alignment(2 * self.k)
-        sizes = (self.m, self.n, self.k)
-        weight, bias = (bits, group_size, found[3] is not None), bool(self.epilogue)
-        return QuantizedProblem(*sizes, self.dtype, *weight, bias, x_align=align if self.m > 1 else 16)
-
-    def _permute(self) -> PermuteProblem:
-        def strides(sizes: Sequence[int]) -> list[int]:
-            return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-
-        x_strides, shape = strides(self.shape), [self.shape[dim] for dim in self.dims]
-        moved = [x_strides[dim] for dim in self.dims]
-        return PermuteProblem.of(shape, moved, strides(shape), PERMUTE_ITEMSIZE[self.dtype])
-
-
 def _exchanged(count: int) -> tuple[int, ...]:
-    """The order of dimensions with the last two exchanged."""
+    """Return the order of dimensions with the last two exchanged."""
     axes = tuple(range(count))
     return (*axes[:-2], *reversed(axes[-2:]))
 
@@ -214,7 +64,7 @@ def _sized_case(
     epilogue: str = "",
     block_scales: str = "",
 ) -> Case:
-    """The case of m, n, k (with the batch before them, if any), or of a shape to be transposed."""
+    """Return the case of sizes m, n, k, after a batch if there are four, or of a shape to be transposed."""
     if op == "permute":
         shape = tuple(sizes)
         return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
@@ -224,7 +74,7 @@ def _sized_case(
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
-    """The list under `key`, not empty and all of one kind. Raises InvalidValueError otherwise."""
+    """Return the list under `key`. Raises InvalidValueError unless it holds items, all of this kind."""
     value = entry.get(key)
     if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
         noun = {str: "words", int: "whole numbers", list: "lists of whole numbers", dict: "entries"}[kind]
@@ -233,7 +83,7 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
-    count = _SIZE_KEYS.get(key, 0)  # 0: any, but not none
+    count = _SIZE_KEYS.get(key, 0)  # 0: any number, at least one
     if count == 1:
         return [[size] for size in _listed(entry, key, int)]
     rows = _listed(entry, key, list)
@@ -245,7 +95,7 @@ def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
 
 
 def _permutes(suite: str, entry: dict[str, Any], shapes: list[list[int]], dtypes: list[str]) -> list[Case]:
-    """A case of every dtype and shape, with its own order of dimensions or the one of all."""
+    """Return a case for each dtype and shape; `dims` holds an order for each shape, or one for all."""
     orders = _rows(entry, "dims") if "dims" in entry else [list(_exchanged(len(s))) for s in shapes]
     if len(orders) not in (1, len(shapes)):
         raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
@@ -281,7 +131,7 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     if op == "grouped":
         layouts, ragged, how = (_listed(entry, key, str) for key in ("layouts", "ragged", "loads"))
         return [
-            loads.case_of(Case, suite, *words)
+            grouped_case(suite, *words)
             for words in itertools.product(sizes, dtypes, layouts, precisions, ragged, how)
         ]
     epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
@@ -310,10 +160,10 @@ def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a suite's file; the suite is named after the file.
+    """Return the cases of a suite's file; the suite is named after the file.
 
-    Raises InvalidValueError, with the file's name and what was wanted, if it cannot be read or holds
-    anything but a suite.
+    Raises InvalidValueError, with the file's name and what was wanted, where the file cannot be read or is no
+    suite.
     """
     try:
         return _suite_cases(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
@@ -322,7 +172,7 @@ def load(path: Path) -> list[Case]:
 
 
 def find(names: Iterable[str], directory: Path) -> list[Case]:
-    """The cases of the suites of these names in a folder, in the order given, each suite once.
+    """Return the cases of the named suites in a folder, in the order given, each suite once.
 
     Raises InvalidValueError for a name that is not there, and as `load` does.
     """
@@ -339,11 +189,11 @@ def parse_shape(
     text: str, op: str = "matmul", dtype: str = "bfloat16", layout: str = "NN", precision: str = "ieee",
     suite: str = "given",
 ) -> Case:  # fmt: skip
-    """The case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
+    """Return the case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
 
-    Of op "grouped" GxMxNxK: groups share M by the skewed load. Layout and precision mean nothing to a
-    permute; a layout of letters is "int4/128" to a "linear_quantized". Raises InvalidValueError if it is not
-    a case.
+    For op "grouped" GxMxNxK: groups share M by the skewed load. Op "permute" ignores layout and precision; op
+    "linear_quantized" takes a layout of letters as "int4/128". Raises InvalidValueError where the text is no
+    case.
     """
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
@@ -354,5 +204,5 @@ def parse_shape(
     sizes = [int(part) for part in parts]
     layout = "int4/128" if op == "linear_quantized" and layout in MATMUL_LAYOUTS else layout
     if op == "grouped":
-        return loads.case_of(Case, suite, sizes, dtype, layout, precision)
+        return grouped_case(suite, sizes, dtype, layout, precision)
     return _sized_case(sizes, suite, op, dtype, layout, precision)

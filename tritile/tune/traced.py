@@ -1,9 +1,9 @@
-"""What torch.compile sees of a kernel under `tritile.autotune`: the config that is remembered, and no other.
+"""A kernel under `tritile.autotune` inside torch.compile: the tracer sees the remembered config alone.
 
-torch's tracer takes a `triton.runtime.Autotuner` apart. It asks its `early_config_prune` for configs, makes
-a kernel of each, and times them by itself where there are several. So the pruning that it follows leaves
-what tritile remembers. Nothing can be measured or checked while it traces. Whoever else asks the pruning
-gets what the kernel's own gives.
+torch's tracer takes a `triton.runtime.Autotuner` apart. It asks `early_config_prune` for configs, makes a
+kernel of each, and times them itself where there are several. So the tuner shows it a pruning that leaves the
+config which tritile remembers. Any other caller of that pruning gets the kernel's own. Nothing can be
+measured or checked while the tracer runs.
 """
 
 import ast
@@ -40,11 +40,11 @@ Values = tuple[tuple[str, Any], ...]
 def unfollowed(fn: Any) -> str:
     """Return why torch's tracer cannot follow a pruning of this kernel, "" where it can.
 
-    Before torch 2.13 it does not follow one through heuristics. Of what is given as a tensor descriptor it
-    tells nothing.
+    Before torch 2.13 it does not follow one through heuristics. It tells a pruning nothing of tensor
+    descriptors.
     """
     if isinstance(fn, Heuristics) and parsed(torch.__version__) < (2, 13):
-        return "has heuristics, through which this torch finds"
+        return "has heuristics, which this torch does not look through"
     while isinstance(fn, Heuristics):
         fn = fn.fn
     methods = (
@@ -53,12 +53,12 @@ def unfollowed(fn: Any) -> str:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     )
     if any(name in fn.arg_names and _OF_DESCRIPTORS.match(method) for name, method in methods):
-        return "takes tensor descriptors, by which torch finds"
+        return "takes tensor descriptors, of which torch tells nothing"
     return ""
 
 
 def is_known(value: Any) -> bool:
-    """Tell whether the tracer knows a value as it compiles: no tensor, and no number that may change."""
+    """Tell whether the tracer knows a value as it compiles: neither a tensor nor a number that may change."""
     if isinstance(value, torch.Tensor):
         return False
     if isinstance(value, int | float):
@@ -69,15 +69,15 @@ def is_known(value: Any) -> bool:
 def pruning(
     tuner: "TracedAutotuner", early: Pruning | None, perf_model: Callable[..., float] | None
 ) -> Pruning:
-    """Return an `early_config_prune` that, for torch's tracer, leaves what is remembered for a call.
+    """Return an `early_config_prune` that leaves the tracer the configs remembered for a call.
 
-    The tracer follows all of it but `remembered`, which it runs. `early` and `perf_model` are the kernel's
-    own: they choose where nothing is remembered, and `early` for whoever else asks.
+    The tracer follows all of its code but `remembered`, which it runs. `early` and `perf_model` are the
+    kernel's own. They choose where nothing is remembered; `early` also answers every other caller.
     """
     names, keys, of = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
 
     def remembered(tensors: Tensors, values: Values, unknown: tuple[str, ...]) -> tuple[int, ...] | None:
-        """Return the places of configs among the tuner's, none where nothing tells; None: ask nobody."""
+        """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
         tuner = of()
         return None if tuner is None else tuner.traced(tensors, dict(values), unknown)
 
@@ -96,11 +96,11 @@ def pruning(
         )
         values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
         unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
-        places = remembered(tensors, values, unknown)
-        if places:
-            return [configs[place] for place in places]
+        indices = remembered(tensors, values, unknown)
+        if indices:
+            return [configs[index] for index in indices]
         left = configs if early is None else list(early(configs, named_args, **kwargs))
-        if places is None:
+        if indices is None:
             return left
         if perf_model is not None:  # the tracer knows no min by key
             left = sorted(left, key=lambda config: perf_model(**given, **config.all_kwargs()))
@@ -110,19 +110,16 @@ def pruning(
 
 
 class TracedAutotuner(RememberingAutotuner):
-    """A tuner of which torch's tracer is shown what is remembered."""
+    """Show torch's tracer the remembered config."""
 
     configs_top_k: Any
     early_config_prune: Any
 
-    def __init__(
-        self, fn: Any, configs: "list[triton.Config] | Space", key: list[str], mode: str | None, **rest: Any
-    ) -> None:
+    def __init__(self, fn: Any, configs: list[triton.Config] | Space, key: list[str], **rest: Any) -> None:
         self._unfollowed, self._told = unfollowed(fn), False
         super().__init__(fn, configs, key, **rest)
-        self.mode = mode
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
-            # As many as Triton makes of it: the tracer would take that share of what pruning leaves.
+            # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
         self._early = self.early_config_prune
         self._show_to_the_tracer()
@@ -132,7 +129,7 @@ class TracedAutotuner(RememberingAutotuner):
             self.early_config_prune = pruning(self, self._early, self.perf_model)
 
     def __copy__(self) -> Self:
-        """Copy, with configs and a mode that may then be others."""
+        """Copy the tuner; the copy may then be given other configs and another mode."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         copied._show_to_the_tracer()
@@ -140,9 +137,9 @@ class TracedAutotuner(RememberingAutotuner):
 
     @property
     def configs(self) -> list[triton.Config]:
-        """Return the configs to choose among; of a space one, and what is remembered.
+        """Return the configs to choose among; of a space one, and while torch.compile traces the remembered.
 
-        What is remembered is added while torch.compile traces. Warns, once, where the tracer takes them all.
+        Warns, once, where the tracer takes them all.
         """
         if (self.space is not None or self._unfollowed) and TracingContext.try_get() is not None:
             if self._unfollowed:
@@ -159,8 +156,8 @@ class TracedAutotuner(RememberingAutotuner):
         if not self._told and len(self._configs) > 1:
             self._told = True
             text = (
-                f"{self.base_fn.__qualname__} {self._unfollowed} nothing remembered: "
-                "inside torch.compile, torch times its configs itself"
+                f"{self.base_fn.__qualname__} {self._unfollowed}: inside torch.compile, torch times all its "
+                "configs, whatever is remembered"
             )
             warnings.warn(text, UntunedWarning, stacklevel=callers_level())
 
@@ -168,7 +165,7 @@ class TracedAutotuner(RememberingAutotuner):
         """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
         gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
         for device in gpus or {devices.INTERPRETER}:
-            for problem, _ in self._measured(device):
+            for problem, _ in self.measured(device):
                 config = self.remembered(problem, device)
                 if config is not None and config not in self._configs:
                     self._configs.append(config)
@@ -176,18 +173,18 @@ class TracedAutotuner(RememberingAutotuner):
     def traced(
         self, tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
     ) -> tuple[int, ...] | None:
-        """Return the places among `configs` of what is remembered for a call that torch.compile traces.
+        """Return the indices among `configs` of those remembered for a call that torch.compile traces.
 
-        `tensors` tells each one's name, dtype and device, `values` what is known of the key, and `unknown`
-        what of it may change from call to call. Where something may, these are the configs of the nearest
-        problems, whatever that is there. None of a tuple where neither memory nor a neighbour tells; None
-        where the GPU is not here. Nothing is measured. Raises NotTunedError in mode "strict" where nothing
-        is remembered.
+        `tensors` holds each tensor's name, dtype and device, `values` the known values of the key, and
+        `unknown` the names in the key whose values may change from call to call. With such names the configs
+        are those of all nearest problems, whatever their values of these. The tuple is empty where neither
+        the store nor a neighbour tells; None stands for a GPU that is not here. Nothing is measured.
+        Raises NotTunedError in mode "strict" where nothing is remembered.
         """
         warn_untested()
-        indices = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
+        gpus = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
         try:
-            device = devices.gpu(indices[0]) if indices else devices.INTERPRETER
+            device = devices.gpu(gpus[0]) if gpus else devices.INTERPRETER
         except DeviceError:
             return None
         mode = self.mode or current_mode()
@@ -198,17 +195,17 @@ class TracedAutotuner(RememberingAutotuner):
         found = self._alike(problem, device, unknown)
         if not found:
             mode = "cached" if mode == "tune" else mode
-            near = self._likely(problem, mode, device, ", outside of torch.compile")
+            near = self.likely(problem, mode, device, ", outside of torch.compile")
             found = [] if near is None else [near]
-        return tuple(place for place, config in enumerate(self._configs) if config in found)
+        return tuple(index for index, config in enumerate(self._configs) if config in found)
 
     def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
-        """Return what is remembered for a problem; if some of its key may change, for all that are near."""
+        """Return the config remembered for a problem; with unknowns in its key, for all nearest ones."""
         if not unknown:
             best = self.remembered(problem, device)
             return [] if best is None else [best]
         found: dict[float, list[triton.Config]] = {}
-        for other, config in self._measured(device):
+        for other, config in self.measured(device):
             known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
             if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
                 found.setdefault(doublings(known, problem), []).append(config)

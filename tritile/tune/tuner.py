@@ -1,4 +1,4 @@
-"""Tuning suites: problems searched, or predicted for a GPU that is not here."""
+"""Tuning many problems: by search on the GPU that is here, or by prediction for one that is not."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
@@ -27,12 +27,12 @@ def tune(
     force: bool = False,
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
-    """Tune problems, yielding each as it is done; what is known of them is used, unless `force`.
+    """Search for the best config of each problem; yield each problem as it is done.
 
-    `keep` takes every trial as it is measured. Problems are taken a few ahead; None
-    stands for none at the moment. Stops before a problem
-    once `budget_s` seconds are spent or `keep_on()` is false. A problem that runs out of GPU memory, or
-    whose every config fails, is yielded with its failure.
+    Trials in the store are used, unless `force`; `keep` takes every new one. Problems are drawn a few ahead;
+    None stands for "none at the moment". Stops before the next problem once `budget_s` seconds are spent or
+    `keep_on()` is false. A problem that runs out of GPU memory, or whose every config fails, is yielded with
+    its failure.
     """
     tasks = (None if problem is None else task_of(problem, device, force) for problem in problems)
     for tuned in engine.tune(tasks, shop, rules, keep, budget_s, keep_on):
@@ -43,10 +43,10 @@ def tune(
 def predict(
     problem: Tiled, device: Device, pool: CompilePool, tries: int = 12
 ) -> tuple[Config | None, list[str]]:
-    """The model's first choice for a GPU that is not here that compiles within its means, and refusals.
+    """Return the first of the model's choices that compiles for a device, and why those before it do not.
 
-    Means: shared memory and no spilled registers. Where each of `tries` spills, the one that spills
-    least is taken; None where none compiles within shared memory.
+    A config is refused where it needs more shared memory than there is, or spills registers. Where all of
+    `tries` configs are refused, the one that spills least is returned; None where none fits shared memory.
     """
     refused: list[str] = []
     spilling: list[tuple[int, Config]] = []

@@ -1,1 +1,1 @@
-"""Measuring many configs at many sizes, choosing a portfolio of them, fitting what predicts its times."""
+"""Calibration: measure configs of a class at many sizes, choose a portfolio, fit what predicts its times."""

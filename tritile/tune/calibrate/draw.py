@@ -1,4 +1,4 @@
-"""Drawing problems of a class, at sizes that fill the range in which they are met."""
+"""Draw problems of a class, at sizes over the whole range in which calls of the class are expected."""
 
 import math
 import random
@@ -15,21 +15,21 @@ _NAME: Final = "calibration"
 _WEIGHT: Final = 1 << 29  # elements of a packed weight
 
 Dice = random.Random
-Draw = Callable[[Dice, int], Case]  # a case of the class; the number counts them
+Draw = Callable[[Dice, int], Case]  # draws a case of the class; the number counts the cases
 
 
 def log_uniform(dice: Dice, low: float, high: float) -> int:
-    """Return a whole number whose logarithm is as likely to be anywhere in the range."""
+    """Draw a whole number whose logarithm is uniform in the range."""
     return round(math.exp(dice.uniform(math.log(low), math.log(high))))
 
 
 def sized(dice: Dice, low: int, high: int, unit: int) -> int:
-    """Return such a multiple of `unit`."""
+    """Draw a multiple of `unit` whose logarithm is about uniform in the range."""
     return max(unit, round(log_uniform(dice, low, high) / unit) * unit)
 
 
 def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any) -> Case:
-    """A product of some operations; `slow`: how much longer one takes than of 16-bit types."""
+    """Draw a product within the range of operations; `slow`: times as long as one of 16-bit types."""
     while True:
         m = log_uniform(dice, 1, ROWS)
         n, k = (sized(dice, *SIDES, unit) for unit in units)
@@ -38,21 +38,21 @@ def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: 
 
 
 def _even(dice: Dice, least: int) -> tuple[int, int]:
-    """What N and K are multiples of: mostly 64."""
+    """Draw the units of N and K: mostly 64, else `least`."""
     unit = 64 if dice.random() < 0.7 else least
     return unit, unit
 
 
-def _odd(dice: Dice, turn: int) -> Case:
+def _odd(dice: Dice, number: int) -> Case:
     units = dice.choice(((1, 1), (1, 1), (1, 64), (64, 1), (2, 2), (4, 4)))
     while True:
-        case = _product(dice, "bfloat16", _LAYOUTS[turn % 2], units, 2.0)
+        case = _product(dice, "bfloat16", _LAYOUTS[number % 2], units, 2.0)
         if case.n % 8 or case.k % 8:
             return case
 
 
 def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and dims, which leave not all dimensions in place; sizes above `unit` are multiples."""
+    """Draw shape and dims that move some dimension; sizes above `unit` are multiples of it."""
     while True:
         rank = dice.randint(2, 5)
         elements = log_uniform(dice, MOVED[0] / itemsize, MOVED[1] / itemsize)
@@ -70,7 +70,7 @@ def permutation(dice: Dice, itemsize: int, unit: int) -> tuple[tuple[int, ...], 
             return shape, dims
 
 
-def _weight(dice: Dice, turn: int) -> Case:
+def _weight(dice: Dice, number: int) -> Case:
     while True:
         m, (n, k) = log_uniform(dice, 1, 4096), (sized(dice, 256, 32768, 128) for _ in range(2))
         if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1] and n * k <= _WEIGHT:
@@ -78,7 +78,7 @@ def _weight(dice: Dice, turn: int) -> Case:
 
 
 def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
-    def draw(dice: Dice, turn: int) -> Case:
+    def draw(dice: Dice, number: int) -> Case:
         while True:
             size = dice.choice(sizes)
             shape, dims = permutation(dice, size, dice.choices((64, 8, 1), (60, 20, 20))[0])
@@ -90,14 +90,14 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
 
 
 DRAWS: Final[dict[str, Draw]] = {
-    "halves-nn": lambda dice, turn: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
-    "halves-nt": lambda dice, turn: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
+    "halves-nn": lambda dice, number: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
+    "halves-nt": lambda dice, number: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
     "halves-odd": _odd,
-    "parts": lambda dice, turn: _product(
-        dice, "float32", _LAYOUTS[turn % 2], _even(dice, 4), 3.0, precision="fp16x3"
+    "parts": lambda dice, number: _product(
+        dice, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
     ),
-    "fp8": lambda dice, turn: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
-    "int8": lambda dice, turn: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+    "fp8": lambda dice, number: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
+    "int8": lambda dice, number: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
     "weights": _weight,
     **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_SIZE)) for size in OF_SIZE},
     "kept": _permuted("kept", tuple(OF_SIZE)),
@@ -105,6 +105,6 @@ DRAWS: Final[dict[str, Draw]] = {
 
 
 def drawn(name: str, count: int, seed: str) -> list[Tiled]:
-    """Return `count` problems of a class, other ones for another seed."""
+    """Draw `count` problems of a class; another seed draws others."""
     dice = random.Random(f"{name} {seed}")
-    return [DRAWS[name](dice, turn).problem for turn in range(count)]
+    return [DRAWS[name](dice, number).problem for number in range(count)]

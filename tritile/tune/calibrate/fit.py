@@ -1,4 +1,4 @@
-"""Choosing a portfolio by measured times, and fitting each config's constants to them.
+"""Choose a portfolio by measured times, and fit each config's constants to them.
 
 Times are in a tensor (sizes, configs) of microseconds, NaN where a config was not timed at a size.
 """
@@ -17,19 +17,19 @@ from tritile.planning.formula import Formula
 from tritile.planning.lead import Lead, terms
 from tritile.planning.portfolio import Loss
 
-_WORST: Final = 3.0  # times the fastest: what is slower, or was not timed, counts as this slow
-_ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards what configs of a kind have in common, round by round
+_WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
+_ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round
 _STEPS: Final = 60
-_NOISE: Final = 0.05  # of a measured time, beyond which an error counts less than in square
-_HOLD: Final = 1.0  # of a lead's weights
-_HELD: Final = 10.0  # of a correction's weights
-_LOST: Final = 0.05  # share of what is taken by a lead that may be slower than torch
-_NEVER: Final = 1e9  # times as long as torch is never predicted to take
+_NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
+_HOLD: Final = 1.0  # ridge penalty of a lead's weights
+_HELD: Final = 10.0  # ridge penalty of a correction's weights
+_LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
+_NEVER: Final = 1e9  # a ratio of times that is never predicted
 _PRESSURE: Final = 1.5  # power by which slower configs count less
 
 
 def chosen(us: torch.Tensor, count: int) -> list[int]:
-    """Return `count` configs, added one by one: each makes the best of all the fastest, on the mean."""
+    """Choose `count` configs one by one, each lowering the mean time of the best of all the most."""
     fastest = us.nan_to_num(math.inf).amin(1, keepdim=True)
     losses = (us / fastest).nan_to_num(_WORST).clamp(max=_WORST).log()
     best = torch.full((len(us),), math.log(_WORST), dtype=us.dtype)
@@ -45,14 +45,14 @@ def chosen(us: torch.Tensor, count: int) -> list[int]:
 def facts_at(
     formula: Formula, problems: Sequence[Tiled], device: Device, key: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Return the facts of many problems as tensors, for a formula of all of them."""
+    """Return the facts of many problems as tensors, so that a formula predicts all of them at once."""
     rows = [formula.facts(problem, device, key) for problem in problems]
     columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)]
     return type(rows[0])(*columns)
 
 
 def _predicted(formula: Formula, theta: torch.Tensor, shape: Any, facts: Any) -> torch.Tensor:
-    """Return microseconds (constants, sizes) by the exponentials of rows of `theta`."""
+    """Return microseconds (rows of `theta`, sizes) for constants that are exponentials of `theta`."""
     values = theta.exp()
     constants = formula.constants(*(values[:, i, None] for i in range(theta.shape[1])))
     return torch.as_tensor(formula.us(shape, facts, constants))
@@ -65,9 +65,9 @@ def _fit_one(
     prior: torch.Tensor,
     pull: float,
 ) -> torch.Tensor:
-    """Return logarithms of constants: least squares of log times, by Levenberg and Marquardt.
+    """Fit logarithms of constants to log times: robust least squares, by Levenberg and Marquardt.
 
-    `predict` gives the times (constants, sizes) of rows of such logarithms.
+    `predict` returns the times (rows, sizes) of rows of such logarithms.
     """
     target, count, step = us.log(), len(prior), 1e-4
     theta, damping = prior.clone(), 1e-2
@@ -110,17 +110,17 @@ def fitted(
 ) -> list[Any]:
     """Return the constants of each config, fitted to its times at the sizes of `rows`.
 
-    Configs of one kind are alike: what one was measured at too few sizes to tell, it takes from the others.
+    Configs of one kind are alike: a config that was timed at few sizes takes its constants from the others.
     """
     fastest = us.nan_to_num(math.inf).amin(1)
     begin = [torch.tensor(astuple(formula.begin(shape)), dtype=torch.float64).log() for shape in shapes]
     found, common = begin, dict.fromkeys(kinds, torch.zeros(len(begin[0]), dtype=torch.float64))
     for pull in _ROUNDS:
         new = []
-        for place, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
-            own = rows[~us[rows, place].isnan()]
-            at = type(facts[place])(*(column[own] for column in facts[place]))
-            times, prior = us[own, place], begin[place] + common[kind]
+        for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
+            own = rows[~us[rows, index].isnan()]
+            at = type(facts[index])(*(column[own] for column in facts[index]))
+            times, prior = us[own, index], begin[index] + common[kind]
             weights = _pressed(times / fastest[own])
             predict = functools.partial(_predicted, formula, shape=shape, facts=at)
             new.append(_fit_one(predict, times, weights, prior, pull) if len(own) else prior)
@@ -132,7 +132,7 @@ def fitted(
 
 
 def _pressed(ratios: torch.Tensor) -> torch.Tensor:
-    """Return how much errors count of configs that take so many times as long as the fastest."""
+    """Return the weights of errors of configs that take so many times as long as the fastest."""
     return ratios.clamp(max=4) ** -_PRESSURE
 
 
@@ -141,28 +141,28 @@ def corrections(
 ) -> list[list[float]]:
     """Return the weights of each config's correction, fitted to its times at the sizes of `rows`.
 
-    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds. What is predicted to be near
-    the fastest counts as much as what is.
+    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds. A config that is predicted
+    to be near the fastest counts as much as one that is.
     """
     ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
     pressed = _pressed(torch.minimum(*ratios))
     held = _HELD * torch.eye(cosines.shape[1], dtype=us.dtype)
     found = []
-    for place in range(us.shape[1]):
-        own = rows[~us[rows, place].isnan()]
-        weights = pressed[own, place, None]
-        x, y = weights * cosines[own], weights * (us[own, place] / predicted[own, place]).log()[:, None]
+    for index in range(us.shape[1]):
+        own = rows[~us[rows, index].isnan()]
+        weights = pressed[own, index, None]
+        x, y = weights * cosines[own], weights * (us[own, index] / predicted[own, index]).log()[:, None]
         found.append(torch.linalg.solve(x.T @ x + held, x.T @ y)[:, 0].tolist())
     return found
 
 
 def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
-    """Return what predicts the logarithms `ratios` of torch's times by tritile's, NaN where not measured.
+    """Fit the lead to logarithms of torch's times over tritile's, NaN where not measured.
 
-    What is won is told of each half of the sizes by the other half.
+    The least lead to act on is found by predicting each half of the sizes from the other half.
     """
     known = (~ratios.isnan()).nonzero()[:, 0]
-    x = torch.tensor([terms(problems[place]) for place in known], dtype=torch.float64)
+    x = torch.tensor([terms(problems[index]) for index in known], dtype=torch.float64)
     y = ratios[known]
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     halves = order[: len(y) // 2], order[len(y) // 2 :]
@@ -175,7 +175,7 @@ def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
 
 
 def _ridge(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return weights of least squares, all but the first held back."""
+    """Return weights of ridge regression; the first is hardly held back."""
     hold = torch.full((x.shape[1],), _HOLD, dtype=x.dtype)
     hold[0] = 1e-6
     weights: torch.Tensor = torch.linalg.solve(x.T @ x + hold.diag(), x.T @ y)
@@ -183,6 +183,6 @@ def _ridge(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(shares: torch.Tensor) -> Loss:
-    """Return what these shares come to."""
+    """Return count, median, 95th percentile and maximum of lost shares of time."""
     median, p95 = (round(float(shares.quantile(q)), 4) for q in (0.5, 0.95))
     return Loss(len(shares), median, p95, round(float(shares.max()), 4))

@@ -1,4 +1,4 @@
-"""Make rows for a GPU that is not here: of configs that compile, by the times that the model predicts."""
+"""Make rows for a GPU that is not here: configs that compile, with the times that the model predicts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,22 +10,22 @@ from tritile.tune.calibrate import sweep
 from tritile.tune.calibrate.run import Measured
 from tritile.tune.calibrate.sweep import Chooser, Row, Tell
 
-CONFIGS: Final = 24  # of a portfolio
-CANDIDATES: Final = 40  # for each of them
+CONFIGS: Final = 24  # configs of a portfolio
+CANDIDATES: Final = 40  # for each config of a portfolio
 
 
 def predicted(problems: Sequence[Tiled], configs: Sequence[Config], device: Device) -> Iterator[Row]:
-    """Yield each size with the predicted microseconds of the configs that come near the fastest there."""
+    """Yield each size with the predicted microseconds of the configs near the fastest there."""
     chooser = Chooser(configs, device)
     for problem in problems:
         yield Row(problem, chooser.near(problem))
 
 
 def compiled(name: str, rows: Sequence[Row], device: Device, count: int, tell: Tell) -> list[Row]:
-    """Return the rows without what the compiler refuses or what does not fit, of the `count` that are chosen.
+    """Return the rows without the chosen configs that the compiler refuses, or that spill or do not fit.
 
-    Each is compiled at the size where it does best, and others are chosen for those left out. Raises
-    TuningError where too few are left.
+    Each of `count` chosen configs is compiled at the size where it does best; others are chosen in place of
+    those that fail. Raises TuningError where too few are left.
     """
     rows, fine = list(rows), set[Config]()
     while True:

@@ -1,4 +1,4 @@
-"""Calibrating a class on the GPU that is here: candidates, sweep, portfolio."""
+"""Calibrate a class on the GPU that is here: candidates, sweep, portfolio."""
 
 import math
 from collections import Counter
@@ -26,9 +26,9 @@ from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tune.measure.pool import CompilePool
 
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
-_TIMED: Final = 30  # sizes at which torch was timed too, below which nothing is fitted to that
-_FEWEST: Final = 5  # configs that were timed at a size, below which it tells nothing
-_EARNED: Final = 0.0025  # share of the time of picks that corrections must save
+_TIMED: Final = 30  # the fewest sizes with a time of torch's to which a lead is fitted
+_FEWEST: Final = 5  # the fewest configs timed at a size that counts
+_EARNED: Final = 0.0025  # the least share of the picks' time that corrections must save
 
 
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
@@ -47,8 +47,8 @@ def candidates(
 ) -> list[Config]:
     """Return `count` configs to sweep: a class's portfolios and winners, and those predicted to be fastest.
 
-    Half are chosen so that each size, few as there may be of its kind, has one that is near its fastest; of
-    those that add nothing, the ones that are near at most sizes come first.
+    Half are chosen so that every size, also a rare kind of size, has a config near its fastest. Of configs
+    that add nothing to that, the ones that are near the fastest at most sizes come first.
     """
     own: dict[Config, None] = {}
     for each in known:
@@ -62,21 +62,21 @@ def candidates(
         futures = [pool.submit(likely, problem, device) for problem in problems]
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
-    cover = [common[place] for place in fit.chosen(_matrix(rows, common), count)]
+    cover = [common[index] for index in fit.chosen(_matrix(rows, common), count)]
     return list(dict.fromkeys([*cover[: count // 2], *own, *cover]))[:count]
 
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
-    places = {config: place for place, config in enumerate(configs)}
+    indices = {config: index for index, config in enumerate(configs)}
     us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
     for row, measured in enumerate(rows):
         for config, each in measured.times.items():
-            us[row, places[config]] = each
+            us[row, indices[config]] = each
     return us
 
 
 class LeftOut(NamedTuple):
-    """Hold microseconds at each size, by what other sizes chose and fitted; NaN where it was not timed."""
+    """Hold microseconds at sizes left out, of picks by a portfolio of the other sizes; NaN if not timed."""
 
     alone: torch.Tensor  # of the pick by the formula alone
     corrected: torch.Tensor  # of the pick with corrections
@@ -84,25 +84,25 @@ class LeftOut(NamedTuple):
 
     @property
     def earned(self) -> bool:
-        """Tell whether picks with corrections are enough faster."""
+        """Tell whether corrections make picks enough faster."""
         return float((self.corrected / self.alone).log().nanmean()) < -_EARNED
 
     @property
     def picks(self) -> torch.Tensor:
-        """Return the times of the picks that count."""
+        """Return the times of the picks, with corrections where these are earned."""
         return self.corrected if self.earned else self.alone
 
 
 class Measured:
-    """Hold times of many configs at many sizes of a class. Raises TuningError where they tell too little.
+    """Hold times of many configs at many sizes of a class. Raises TuningError for too few sizes.
 
-    `corrected`: portfolios correct their formula, where picks at sizes left out are faster by it.
+    With `corrected` portfolios have corrections, where these make picks at sizes left out faster.
     """
 
     def __init__(self, name: str, rows: Sequence[Row], device: Device, corrected: bool = True) -> None:
         rows = [row for row in rows if len(row.times) >= _FEWEST]
         if len(rows) < 4:
-            raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit anything to")
+            raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit a portfolio to")
         self.name, self.device = name, device
         self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
         self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
@@ -114,7 +114,7 @@ class Measured:
 
     def chosen(self, count: int) -> list[Config]:
         """Return the configs of a portfolio of all sizes."""
-        return [self.configs[place] for place in fit.chosen(self.us, count)]
+        return [self.configs[index] for index in fit.chosen(self.us, count)]
 
     def _facts_of(self, config: Config) -> Any:
         key = self._formula.key(config)
@@ -125,52 +125,52 @@ class Measured:
     def _fitted(
         self, rows: torch.Tensor, count: int
     ) -> tuple[list[int], Portfolio, torch.Tensor, torch.Tensor]:
-        """Return places of the configs chosen by these sizes, the portfolio, and two tensors of times.
+        """Choose and fit a portfolio by the sizes of `rows`; return indices, portfolio and predictions.
 
-        They are those of all sizes by the formula alone, and with corrections.
+        Both tensors of times are (sizes, configs) at all sizes: by the formula alone, and with corrections.
         """
-        places = fit.chosen(self.us[rows], count)
-        own = [self.configs[place] for place in places]
+        indices = fit.chosen(self.us[rows], count)
+        own = [self.configs[index] for index in indices]
         formula, facts = self._formula, [self._facts_of(config) for config in own]
         shapes = [formula.shape(config, self.problems[0], self.device) for config in own]
         kinds = [kind_of(config)[:2] for config in own]
-        constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, places], rows)
+        constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, indices], rows)
         predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
         us, weights = torch.stack(predicted, 1), list[list[float]]()
         corrected = us
         if self._cosines is not None:
-            weights = fit.corrections(self._cosines, us, self.us[:, places], rows)
+            weights = fit.corrections(self._cosines, us, self.us[:, indices], rows)
             corrected = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
         loss = Loss(1, 0.0, 0.0, 0.0)
         made = Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights)))
-        return places, made, us, corrected
+        return indices, made, us, corrected
 
     def left_out(self, count: int = MOST) -> LeftOut:
-        """Try each quarter of the sizes with the portfolio that the others choose and fit."""
+        """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
         times = torch.full((len(self.us), 3), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
         quarters = order.tensor_split(4)
         for left_out in quarters:
             rows = torch.cat([each for each in quarters if each is not left_out])
-            places, _, *predictions = self._fitted(rows, count)
-            own = self.us[left_out][:, places].nan_to_num(torch.inf)
+            indices, _, *predictions = self._fitted(rows, count)
+            own = self.us[left_out][:, indices].nan_to_num(torch.inf)
             known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
             picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
             times[left_out] = torch.stack([*picks, own.amin(1)], 1)
         return LeftOut(*times.where(times < torch.inf, torch.nan).unbind(1))
 
     def lost(self, us: torch.Tensor) -> torch.Tensor:
-        """Return by what shares these times are longer than those of the fastest config, where timed."""
+        """Return the shares by which these times exceed the fastest config's, where timed."""
         shares = us / self.fastest - 1
         return shares[~shares.isnan()]
 
     def portfolio(self, left_out: LeftOut, count: int = MOST) -> Portfolio:
-        """Return the portfolio chosen and fitted by all sizes, and what its picks lost at those left out."""
+        """Return the portfolio chosen and fitted by all sizes, with the loss of picks at sizes left out."""
         _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
         weights = made.weights if left_out.earned else ()
         return replace(made, weights=weights, loss=fit.loss_of(self.lost(left_out.picks)))
 
     def lead(self, left_out: LeftOut) -> Lead | None:
-        """Return what tells how many times as long torch takes as a pick; None where few sizes were timed."""
+        """Fit the lead, which predicts torch's time over a pick's; None if torch was timed at few sizes."""
         ratios = (self.torch_us / left_out.picks).log()
         return fit.lead(self.problems, ratios) if (~ratios.isnan()).sum() >= _TIMED else None

@@ -1,7 +1,7 @@
-"""Timing many configs at many sizes, in one process, with kernels that were compiled ahead.
+"""Time many configs at many sizes, in one process, with kernels that were compiled ahead.
 
-Of each size those configs are timed that are predicted to come near the fastest; how far predictions of a
-kind of configs are off is learnt on the way.
+At each size the configs that are predicted to come near the fastest are timed. How far predictions are off,
+for each kind of configs, is learnt on the way.
 """
 
 import math
@@ -29,32 +29,32 @@ from tritile.tune.subject.operands import random_elements, run_of, shared
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
 _BEHIND: Final = 1.3  # times the fastest in a first round, up to which it is timed again
-_ROUNDS: Final = 4  # of what is timed again
-_GRAPH_US: Final = 250.0  # of launches in a graph, at the least
-_LAUNCHES: Final = 40  # in a graph, at the most
-_POOL: Final = 3 << 29  # bytes of memory that copies of one operand are cut from
-_FLUSHED: Final = 3  # times the L2 cache, that are read between replays
-_LEARNT: Final = 0.1  # weight of a new size in what is known of a kind's predictions
+_ROUNDS: Final = 4  # how often a config is timed again
+_GRAPH_US: Final = 250.0  # the least time of all launches in a graph
+_LAUNCHES: Final = 40  # the most launches in a graph
+_POOL: Final = 3 << 29  # bytes of the memory from which copies of one operand are cut
+_FLUSHED: Final = 3  # times the size of the L2 cache, read between replays
+_LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
 
 Times = dict[Config, float]
 Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
-    """Return a product's config with tiles in bands of 8 rows, which is the order of a single row as well."""
+    """Return a product's config with tiles in bands of 8 rows; a single row has that order anyway."""
     if "BLOCK_K" not in dict(config.kwargs):
         return config
     return replace(config, kwargs=tuple((name, 8 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 
 def kind_of(config: Config) -> tuple[str, bool, bool]:
-    """Tell configs apart whose predicted times are off in ways of their own."""
+    """Return the kind of a config. Predictions for configs of one kind err alike."""
     kwargs: dict[str, Any] = dict(config.kwargs)
     return config.family, kwargs.get("SPLIT_K", 1) > 1, kwargs.get("PERSISTENT", False)
 
 
 def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
-    """Return those that may run the problem and do no needless work, whatever their order of tiles."""
+    """Return the configs that are legal for a problem and not dominated, whatever their order of tiles."""
     found = []
     for config in configs:
         alone = tuple((name, 1 if name == "GROUP_M" else value) for name, value in config.kwargs)
@@ -64,11 +64,11 @@ def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Co
 
 
 class Chooser:
-    """Tells which configs are worth timing at a size, and learns from what was timed."""
+    """Choose the configs worth timing at a size, and learn from the times."""
 
     def __init__(self, configs: Sequence[Config], device: Device) -> None:
         self._configs, self._device = configs, device
-        self._off: dict[Any, float] = {}  # logarithm, of measured by predicted
+        self._off: dict[Any, float] = {}  # logarithm of measured over predicted time, by kind
         self._times: dict[Tiled, Times] = {}
 
     def _predicted(self, problem: Tiled) -> Times:
@@ -78,13 +78,13 @@ class Chooser:
         return self._times[problem]
 
     def leave_out(self, configs: Iterable[Config]) -> None:
-        """Choose these no more."""
+        """Choose these configs no more."""
         out = set(configs)
         self._configs = [config for config in self._configs if config not in out]
         self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
 
     def near(self, problem: Tiled) -> Times:
-        """Return the configs that are predicted to come near the fastest, with their microseconds."""
+        """Return the configs that are predicted to come near the fastest, with predicted microseconds."""
         times = {
             c: us * math.exp(self._off.get(kind_of(c), 0.0)) for c, us in self._predicted(problem).items()
         }
@@ -96,7 +96,7 @@ class Chooser:
         return list(self.near(problem))
 
     def learn(self, problem: Tiled, times: Times) -> None:
-        """Take in what a size showed."""
+        """Learn from the times at a size."""
         predicted = self._predicted(problem)
         kinds: dict[Any, list[float]] = {}
         for config, us in times.items():
@@ -107,27 +107,27 @@ class Chooser:
 
 
 def flusher(device: Device) -> Callable[[], object]:
-    """Return what leaves nothing of operands in the L2 cache, and nothing there that must be written back."""
+    """Return a function that fills the L2 cache with memory that needs no writing back."""
     memory = torch.ones(_FLUSHED * device.l2_bytes // 4, dtype=torch.float32, device="cuda")
     return memory.sum
 
 
 class Operands:
-    """Pose calls from one piece of memory, each on a part of its own."""
+    """Pose calls from one pool of memory, each on a part of its own."""
 
     def __init__(self, device: Device) -> None:
         self._pools: dict[tuple[int, str], torch.Tensor] = {}
         self.flush = flusher(device)
 
     def calls(self, problem: Tiled, count: int) -> list[Call]:
-        """Return calls on `count` different operands, or as many as there is memory for, again and again."""
+        """Return `count` calls on different operands; these repeat where the pool is too small."""
         taken: dict[tuple[int, str], int] = {}
         made = []
         for _ in range(count):
-            places = iter(range(100))
+            numbers = iter(range(100))
 
-            def make(dtype: str, elements: int, places: Iterator[int] = places) -> torch.Tensor:
-                key = next(places), dtype
+            def make(dtype: str, elements: int, numbers: Iterator[int] = numbers) -> torch.Tensor:
+                key = next(numbers), dtype
                 step = -(-elements // 256) * 256
                 if key not in self._pools or len(self._pools[key]) < step:
                     itemsize = torch.empty((), dtype=getattr(torch, dtype)).element_size()
@@ -142,13 +142,13 @@ class Operands:
 
 
 def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
-    """Compile what a config launches at these sizes. Raises TuningError for one that is refused."""
+    """Compile what a config launches at these sizes. Raises TuningError for a config that is refused."""
     for problem in problems:
         compiled_for(problem, config, device)
 
 
 def fit_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
-    """Compile as `compile_at`. Raises TuningError, too, for what spills or needs more than there is."""
+    """Compile as `compile_at` does. Raises TuningError, too, where a config spills or exceeds resources."""
     for problem in problems:
         excess = compile_resources(problem, config, device).excess(device)
         if excess is not None:
@@ -161,7 +161,7 @@ def compile_all(
     tell: Tell,
     one: Callable[[Config, Sequence[Tiled], Device], None] = compile_at,
 ) -> set[Config]:
-    """Compile configs at sizes, each as `one` does, in parallel, and return those that were refused."""
+    """Compile configs at sizes in parallel, each by `one`; return the configs that were refused."""
     refused = set()
     with CompilePool() as pool:
         futures = {}
@@ -176,7 +176,7 @@ def compile_all(
 
 
 class Row(NamedTuple):
-    """Hold what was measured at a size: microseconds of each config that came near, and of torch."""
+    """Hold microseconds at a size: of each config that came near the fastest, and of torch."""
 
     problem: Tiled
     times: Times
@@ -198,13 +198,13 @@ def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: T
 
 
 def launches(problem: Tiled) -> int:
-    """Tell how many launches of a problem to put in a graph: so many that starting it hardly counts."""
+    """Return how many launches of a problem to put in a graph, so that starting it hardly counts."""
     guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4  # microseconds
     return max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
 
 
 def timed_again(clock: Graph | Queued) -> list[float]:
-    """Return microseconds, several times, after a first time: a graph's first replay uploads it."""
+    """Time several times, in microseconds, after a run that is dropped: a graph's first replay uploads it."""
     clock.time_us()
     return [clock.time_us() for _ in range(_ROUNDS)]
 
@@ -216,9 +216,9 @@ def raced(
     clock: type[Graph | Queued],
     tell: Tell = lambda text: None,
 ) -> dict[Config, list[float]]:
-    """Time configs on the same calls: those near the fastest several times, in turns.
+    """Time configs on the same calls; those near the fastest several times, in turns.
 
-    What does not run is told, and left out. `flush` empties the L2 cache.
+    A config that does not run is reported to `tell`, and left out. `flush` empties the L2 cache.
     """
     clocks: dict[Config, Graph | Queued] = {}
     samples: dict[Config, list[float]] = {}
@@ -238,7 +238,7 @@ def raced(
 
 
 def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, tell: Tell) -> Chooser:
-    """Compile all that a sweep of these sizes launches; return what chooses of the configs that are left."""
+    """Compile all that a sweep of these sizes launches; return a chooser of the configs that compile."""
     chooser = Chooser(configs, device)
     wanted: dict[Config, list[Tiled]] = {}
     for problem in problems:
@@ -250,7 +250,7 @@ def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, 
 
 
 def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:
-    """Yield each size with the microseconds of the configs that come near the fastest there, and of torch."""
+    """Yield each size with the microseconds of the configs near the fastest there, and of torch."""
     operands = Operands(device)
     for problem in problems:
         row = timed(operands, problem, chooser.choose(problem), tell)

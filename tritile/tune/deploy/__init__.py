@@ -1,1 +1,1 @@
-"""Deploying: a folder in which Triton finds every kernel compiled, made and proven without a GPU."""
+"""Deploying: make, and prove complete, a folder of compiled kernels for Triton, without a GPU."""

@@ -1,7 +1,7 @@
-"""Filling a folder with all that calls will ask of Triton's compiler, and proving that nothing is missing.
+"""Fill a folder with all that calls will ask of Triton's compiler, and prove that nothing is missing.
 
-To find a kernel Triton forms a key of everything that decides what is compiled, and so the same code that
-would compile, with a folder that only reads, tells what is there and what is not.
+To find a kernel, Triton makes a key of everything that decides what is compiled. So the code that would
+compile, run on a folder that can only be read, tells which kernels are there and which are missing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,11 +31,11 @@ def _named(entry: Entry) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What a folder holds of what some calls want.
+    """Tell which of the kernels that some calls need a folder holds.
 
-    `kernels` are there, by Triton's keys; `missing` are not, each with an entry that wants it; `modules` are
-    those of Triton itself that are missing. `refused` says by name what cannot be had, and why. `elsewhere`
-    are places at which Triton would find kernels that, where the folder is, it does not.
+    `kernels` are there, by Triton's keys; `missing` are not, each with an entry that needs it; `modules` are
+    missing modules of Triton itself. `refused` names what cannot be compiled, and why. `elsewhere` are other
+    places of the folder, at which Triton would find kernels that it does not find here.
     """
 
     kernels: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Found:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each thing that is missing or refused; none where all that is wanted is there."""
+        """Return a line for each kernel or module that is missing or refused."""
         missing = [(_named(entry), f"a kernel of {_named(entry)}") for entry in self.missing.values()]
         missing += [(module.name, str(module.path)) for module in self.modules]
         return [
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Filled:
-    """What filling came to: what the folder holds now, how many kernels it gained, its bytes."""
+    """Hold the outcome of filling: what the folder holds now, how many kernels it gained, its bytes."""
 
     found: Found
     compiled: int
@@ -68,19 +68,19 @@ class Filled:
 def _checked(device: Device) -> None:
     if device.backend != "cuda":
         raise UnsupportedError(
-            f"{device.name}: kernels can be compiled into a folder for NVIDIA GPUs only: for AMD's, Triton "
-            "compiles otherwise for tensors of less than 2 GiB, of which problems do not tell"
+            f"{device.name}: kernels can be compiled into a folder for NVIDIA GPUs only. For AMD GPUs Triton "
+            "compiles other code for tensors below 2 GiB, and a problem does not hold that size"
         )
 
 
 def _look(entries: Iterable[Entry], device: Device, found: Found) -> Iterator[Any]:
-    """Yield the kernels that are there, and note what is not."""
+    """Yield the kernels that are there, and note the others in `found`."""
     for entry in entries:
         problem, config = entry
         try:
             reason = illegal(config, problem, device)
             compiles = list(compiles_for(problem, config, device)) if reason is None else []
-        except Exception as error:  # what a config cannot do it says in any way
+        except Exception as error:  # a config that does not fit may raise anything
             reason, compiles = brief(error), []
         if reason is not None:
             found.refused[_named(entry)] = reason
@@ -95,17 +95,17 @@ def _look(entries: Iterable[Entry], device: Device, found: Found) -> Iterator[An
 
 
 def check(entries: Sequence[Entry], device: Device, folder: Path, place: Path | None = None) -> Found:
-    """What a folder, at `place` when it is used (default: where it is), holds of what these entries want.
+    """Tell which kernels of these entries a folder holds; it is used at `place` (default: where it is).
 
-    Nothing is compiled, and nothing written. Raises UnsupportedError for a GPU that is not NVIDIA's,
-    InvalidValueError where there is no folder, TuningError where TRITON_INTERPRET is set.
+    Nothing is compiled or written. Raises UnsupportedError for a GPU that is not NVIDIA's, InvalidValueError
+    where there is no folder, TuningError where TRITON_INTERPRET is set.
     """
     _checked(device)
     if not folder.is_dir():
-        raise InvalidValueError(f"{folder} is no folder")
+        raise InvalidValueError(f"{folder} is not a folder")
     folder = folder.absolute()
     found, functions, wanted = Found(), set(), set(modules_of(None))
-    index = object()  # what this process compiled before is not taken for what the folder holds
+    index = object()  # kernels that this process compiled before do not count
     with reading(folder, place or folder), compiling_for(device, index):
         for kernel in _look(dict.fromkeys(entries), device, found):
             found.kernels.add(key_of(kernel))
@@ -118,7 +118,7 @@ def check(entries: Sequence[Entry], device: Device, folder: Path, place: Path | 
 
 
 def _compile(entry: Entry, device: Device, folder: Path) -> str | None:
-    """Compile all that an entry wants into a folder; the reason where that is refused."""
+    """Compile all that an entry needs into a folder; return the reason where that is refused."""
     problem, config = entry
     try:
         with writing(folder), compiling_for(device):
@@ -132,7 +132,7 @@ def _compile(entry: Entry, device: Device, folder: Path) -> str | None:
 def _compile_all(
     entries: Sequence[Entry], device: Device, folder: Path, jobs: int | None, done: Callable[[str], None]
 ) -> dict[str, str]:
-    """Compile in parallel processes; what was refused, by name, and why."""
+    """Compile in parallel processes; return the reasons of what was refused, by name."""
     refused: dict[str, str] = {}
     with CompilePool(jobs) as pool:
         futures = {pool.submit(_compile, entry, device, folder): entry for entry in entries}
@@ -158,17 +158,17 @@ def fill(
     begun: Callable[[int], None] = lambda total: None,
     done: Callable[[str], None] = lambda label: None,
 ) -> Filled:
-    """Compile what a folder lacks of what calls of these entries want, for a GPU that need not be here.
+    """Compile the kernels that calls of these entries need and a folder lacks; the GPU need not be here.
 
     Args:
-        entries: a problem and the config with which it will be called, each.
+        entries: problems, each with the config by which it will be called.
         device: the GPU.
-        folder: created where there is none; what it holds already stays, and is not compiled again.
+        folder: created where there is none; kernels that it holds stay, and are not compiled again.
         place: where the folder will be when it is used: an absolute path. Default: where it is.
-        jobs: processes that compile; by default one a core, 16 at most.
+        jobs: processes that compile. Default: one a core, 16 at most.
         whole: keep every stage of a compile, five times the bytes, and not only what a launch reads.
-        begun: told how many entries are to be compiled.
-        done: told the label of each as it is done.
+        begun: called with the number of entries to compile.
+        done: called with the label of each entry as it is done.
 
     Raises as `check` does, and OSError where the folder cannot be written.
     """

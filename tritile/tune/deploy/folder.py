@@ -1,7 +1,7 @@
-"""A folder of compiled kernels as Triton lays it out: read without writing, and moved to another place.
+"""A folder of compiled kernels as Triton lays it out: read it without writing, and move it elsewhere.
 
-Triton keeps a folder for each key. In it lie a kernel's files, and a group file that tells their absolute
-paths: a folder that is copied elsewhere holds nothing, for Triton, until its group files tell the new ones.
+Triton keeps a folder for each key. In it lie a kernel's files, and a group file with their absolute paths.
+For Triton a folder that was copied elsewhere holds nothing until its group files have the new paths.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ _READ: Final = (".json", ".cubin", ".ptx")  # what loading a kernel, and launchi
 
 
 class Missing(Exception):
-    """A kernel that the folder does not hold, by Triton's name of its key.
+    """Name a kernel that the folder does not hold, by Triton's name of its key.
 
-    `told` is the place of another folder of which the group file tells, None where there is none.
+    `told` is the place of the folder that the group file names instead, None where there is none.
     """
 
     def __init__(self, key: str, told: Path | None = None) -> None:
@@ -31,14 +31,14 @@ class Missing(Exception):
 
 
 def _is_name(text: str) -> bool:
-    """Whether it names a file of the folder that it is told of, and none elsewhere."""
+    """Tell whether a text is a plain file name, and no path to another folder."""
     return text not in ("", "..") and Path(text).name == text
 
 
 def _group_of(file: Path) -> dict[str, str]:
-    """The names and paths that a group file tells; none where it is damaged or there is none.
+    """Return the names and paths in a group file; none where it is absent or damaged.
 
-    One that names a file of another folder counts as damaged: files of these names are written and removed.
+    A file that names files of another folder counts as damaged: files of these names are written and removed.
     """
     try:
         paths = json.loads(file.read_text())["child_paths"]
@@ -53,10 +53,10 @@ def _write(group: Path, paths: dict[str, str]) -> None:
 
 
 class _Reader(CacheManager):  # type: ignore[misc]
-    """What Triton would find in `folder`, were it at `place`. Raises Missing for a kernel that is not there.
+    """Find what Triton would find in `folder`, were it at `place`. Raises Missing for a missing kernel.
 
-    It takes the part of Triton's own manager, which creates folders as it looks, and compiles what it
-    does not find.
+    This takes the part of Triton's own manager, which creates folders as it looks and compiles kernels that
+    it does not find.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class _Reader(CacheManager):  # type: ignore[misc]
         self.key = key
 
     def get_group(self, filename: str) -> dict[str, str]:
-        """The files of a kernel by name. All of a group must be there: none is left out on purpose."""
+        """Return a kernel's files by name. Raises Missing unless all of the group are there."""
         told = _group_of(self.folder / self.key / f"{_GROUP}{filename}")
         found = {name: self.folder / self.key / name for name in told}
         if filename not in told or not all(file.is_file() for file in found.values()):
@@ -77,16 +77,16 @@ class _Reader(CacheManager):  # type: ignore[misc]
         return {name: str(file) for name, file in found.items()}
 
     def get_file(self, filename: str) -> str | None:
-        """The path of a file, None where there is none."""
+        """Return the path of a file, None where there is none."""
         file = self.folder / self.key / filename
         return str(file) if file.is_file() else None
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
-        """Nothing is put."""
+        """Refuse to write."""
         raise Missing(self.key)
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        """Nothing is put."""
+        """Refuse to write."""
         raise Missing(self.key)
 
 
@@ -108,7 +108,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def settle(folder: Path, place: Path) -> None:
-    """Have every group file of `folder` tell the paths that its files have where the folder is at `place`."""
+    """Write into every group file of `folder` the paths that its files have with the folder at `place`."""
     for file in folder.glob(f"*/{_GROUP}*.json"):
         told = _group_of(file)
         wanted = {name: str(place / file.parent.name / name) for name in told}
@@ -117,12 +117,12 @@ def settle(folder: Path, place: Path) -> None:
 
 
 def key_of(kernel: Any) -> str:
-    """The name of the folder in which a compiled kernel lies."""
+    """Return the name of the folder in which a compiled kernel lies."""
     return str(folder_of(kernel.hash))
 
 
 def slim(folder: Path, keys: Iterable[str]) -> None:
-    """Drop, of the kernels with these keys, what no launch reads: the stages between source and PTX."""
+    """Remove files that no launch reads, the stages between source and PTX, of kernels with these keys."""
     for key in keys:
         for group in (folder / key).glob(f"{_GROUP}*.json"):
             paths = _group_of(group)
@@ -133,7 +133,7 @@ def slim(folder: Path, keys: Iterable[str]) -> None:
 
 
 def drop(folder: Path, keys: Iterable[str]) -> None:
-    """Have Triton compile kernels of which a part is missing, and not take what is left for the whole.
+    """Remove the group files of kernels with these keys, so that Triton compiles the kernels anew.
 
     Their other files stay: another process may be writing them.
     """
@@ -143,5 +143,5 @@ def drop(folder: Path, keys: Iterable[str]) -> None:
 
 
 def bytes_of(folder: Path) -> int:
-    """The size of all files in a folder."""
+    """Return the size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,9 +1,9 @@
-"""What of Triton itself is built by a C compiler on the machine that runs, at the first use.
+"""Modules in C that Triton builds at its first use, on the machine that runs: built here ahead of that.
 
 Triton builds one module, `cuda_utils`. Triton 3.6 builds another for each signature of a kernel,
-`__triton_launcher`. Both are linked to the CUDA driver's library, which is where the GPU is: here a library
-with functions of the same names stands for it. From Triton 3.8 on the key of `cuda_utils` tells where that
-library lies, and where Triton is installed.
+`__triton_launcher`. Both are linked to the CUDA driver's library. Where there is no driver, a library with
+functions of the same names stands in for it. From Triton 3.8 on the key of `cuda_utils` holds the path of
+that library, and the path where Triton is installed.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _UTILS: Final = "cuda_utils"
 
 
 class Module(NamedTuple):
-    """A module by name, with its source in C, and where Triton keeps it, inside its folder."""
+    """Hold a module's name, its source in C, and its path inside Triton's folder."""
 
     name: str
     source: str
@@ -48,10 +48,10 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _library_dirs() -> list[str]:
-    """Return where Triton finds libraries on the machine that runs, as far as this one can tell.
+    """Return the folders in which Triton finds libraries on the machine that runs, as far as is known here.
 
-    The CUDA driver's is where TRITON_LIBCUDA_PATH says, else where it is here, else where Debian and Ubuntu
-    have it.
+    The CUDA driver's library is where TRITON_LIBCUDA_PATH says, else where it is on this machine, else where
+    Debian and Ubuntu have it.
     """
     try:
         return list(driver.library_dirs())
@@ -61,7 +61,7 @@ def _library_dirs() -> list[str]:
 
 
 def _request(name: str, source: str) -> None:
-    """Have Triton look for a module, and build and keep it where it is not there; nothing is loaded."""
+    """Have Triton look for a module, and build and keep it where it is missing, without loading it."""
 
     def unloaded(name: str, path: str) -> Any:
         raise ImportError(f"{path} is not to be loaded")
@@ -79,11 +79,11 @@ def _request(name: str, source: str) -> None:
 
 
 class _Sought(Exception):
-    """The key by which Triton looks for a module."""
+    """Carry the key by which Triton looks for a module."""
 
 
 def _module(name: str, source: str) -> Module:
-    """Return a module with its place, by Triton's own look-up: versions form the key in ways of their own."""
+    """Return a module with its path, by Triton's own look-up: each version makes the key in its own way."""
 
     def sought(key: str) -> Any:
         raise _Sought(key)
@@ -98,7 +98,7 @@ def _module(name: str, source: str) -> Module:
 
 
 def modules_of(kernel: Any | None) -> list[Module]:
-    """The modules with which Triton's driver starts, and those with which it launches a compiled kernel."""
+    """Return the modules that launch a compiled kernel; for None those with which Triton's driver starts."""
     if kernel is None:
         return [_module(_UTILS, Path(driver.dirname, "driver.c").read_text())]
     if not hasattr(driver, "make_launcher"):
@@ -120,7 +120,7 @@ def _compiler() -> str:
 
 
 def _stand_in(sources: Iterable[str], folder: Path) -> None:
-    """A library in the driver's name. Its functions do nothing: they are there for the linker to find."""
+    """Build a library in the driver's name, with functions for the linker to find that do nothing."""
     names = sorted({name for text in sources for name in re.findall(r"\bcu[A-Z]\w+", text)})
     source = folder / "driver.c"
     source.write_text("".join(f"void {name}(void) {{}}\n" for name in names))
@@ -130,7 +130,7 @@ def _stand_in(sources: Iterable[str], folder: Path) -> None:
 
 @contextlib.contextmanager
 def _linked_in(folder: str) -> Iterator[None]:
-    """Let compilers find libraries in a folder too, of which Triton's keys do not tell."""
+    """Let compilers find libraries in a folder, too, without a change of Triton's keys."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, (folder, before)))
     try:
@@ -143,7 +143,7 @@ def _linked_in(folder: str) -> Iterator[None]:
 
 
 def build_into(folder: Path, modules: Sequence[Module]) -> dict[str, str]:
-    """Build modules into a folder; what could not be built, by name, and why."""
+    """Build modules into a folder; return the reasons of what could not be built, by name."""
     refused: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch, writing(folder), _linked_in(scratch):
         try:

@@ -1,4 +1,4 @@
-"""What calls compile with one weight, whatever the number of rows, or of one class, whatever the sizes."""
+"""The kernels that calls need: with one weight at any number of rows, or of one class at any sizes."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,9 @@ from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.tune.deploy.fill import Entry
 
-_Others = PermuteProblem | GroupedProblem  # than products of two matrices
-# Sizes which differ in all that tells kernels of one config apart: whether blocks divide them, whether 16
-# does, whether few tiles are made, whether K is long enough to be shared by many programs, which operands
+_Others = PermuteProblem | GroupedProblem  # problems that are no product of two matrices
+# Sizes that differ in all that tells kernels of one config apart: whether blocks divide them, whether 16
+# does, whether few tiles are made, whether K is long enough to be shared by many programs, and which operands
 # are copied.
 _ROWS: Final = (1, 7, 64, 301, 640, 1000, 4096, 5003, 20008)
 _COLUMNS: Final = (40, 48, 256, 264, 1392, 5000, 6160, 8192, 16392)
@@ -34,8 +34,8 @@ _DEPTHS: Final = (72, 208, 1024, 4104, 30000, 30008, 32768)
 
 
 def _kind(value: Any) -> Any:
-    """Tell what of an argument may decide what is compiled: of whole numbers 1, multiples of 16, others."""
-    if isinstance(value, Descriptor):  # of its sizes and strides Triton compiles nothing in
+    """Reduce an argument to what may decide the compiled code: of integers 1, multiples of 16, others."""
+    if isinstance(value, Descriptor):  # Triton compiles none of its sizes and strides in
         return value.buffer, value.block, value.layout, value.rounded
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
@@ -45,14 +45,14 @@ def _kind(value: Any) -> Any:
 
 
 def _kind_for(param: Any, value: Any) -> Any:
-    """Tell what of an argument counts for this parameter."""
+    """Reduce an argument to what may decide the compiled code at this parameter."""
     if param.is_constexpr:
         return value
     return value >= 2**31 if param.do_not_specialize and isinstance(value, int) else _kind(value)
 
 
 def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]:
-    """Return what two calls share that launch the same kernels."""
+    """Return a value that is equal for two calls which launch the same kernels."""
     call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
     steps = []
     for step in work_of(call, config, device.processors, early(device)).steps:
@@ -63,7 +63,7 @@ def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]
 
 
 def _distinct(asked: Iterable[Entry], device: Device) -> Iterator[Entry]:
-    """Yield, of entries that launch the same kernels, the first."""
+    """Yield the first of all entries that launch the same kernels."""
     seen = set()
     for problem, config in asked:
         key = config, _compiled(problem, config, device)
@@ -80,14 +80,14 @@ def _planned(problems: Iterable[Tiled], device: Device, mode: str) -> Iterator[E
 
 
 def _with_one_row(epilogue: str) -> str:
-    """Return what is fused into a result of one row: its operands do not differ by row."""
+    """Return the epilogue for a result of one row: its operands do not differ by row."""
     fused, alone = epilogue_of(epilogue), {"full": "row", "column": "one"}
     sides = {name: alone.get(how, how) for name in SIDES if (how := getattr(fused, name))}
     return str(replace(fused, **sides))
 
 
 def _fused_at(problem: MatmulProblem, m: int) -> str:
-    """Return what is fused into the same call with another number of rows.
+    """Return the epilogue of the same call with another number of rows.
 
     Raises InvalidValueError where a call of one row does not tell whether its residual differs by row.
     """
@@ -101,7 +101,7 @@ def _fused_at(problem: MatmulProblem, m: int) -> str:
 def _with_rows(problem: Any, m: int) -> Any:
     """Return the problem of the same call with another number of rows.
 
-    No stride tells how a row alone is aligned: it starts where its tensor does. Columns have no gaps.
+    A single row is aligned as its tensor is, whatever its stride. Columns have no gaps.
     """
     if not isinstance(problem, MatmulProblem):
         return replace(problem, m=m)
@@ -123,13 +123,13 @@ def _with_rows(problem: Any, m: int) -> Any:
 
 
 def _sized(problem: Any, m: int, n: int, k: int) -> Any:
-    """Return the problem of the same call with other sizes, aligned as it is."""
+    """Return the problem of the same call with other sizes and the same alignments."""
     fused = {"epilogue": _fused_at(problem, m)} if isinstance(problem, MatmulProblem) else {}
     return replace(problem, m=m, n=n, k=k, **fused)
 
 
 def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "cached") -> Iterator[Entry]:
-    """Yield a problem and its config for all that calls compile which differ in the number of rows only.
+    """Yield problems with their configs that cover all kernels of a call at these numbers of rows.
 
     Each number is planned as a call plans it in this mode, which is not "tune". Raises InvalidValueError
     where the problem is no product of two matrices, or `rows` are no numbers of rows.
@@ -143,7 +143,7 @@ def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "ca
 
 
 def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
-    """Return the problems with a config of their own that differ from one in sizes only."""
+    """Return the stored and tabled problems that differ from this one in sizes only."""
     digests = [family.digest for family in FAMILIES[problem.op].values()]
     known = [trial.problem for each in digests for trial in store_of(device).bests(each, problem.op)]
     for found in (table.pinned(device), *table.shipped(device)):
@@ -152,10 +152,10 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
 
 
 def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[Entry]:
-    """Yield a problem and its config for all that calls compile which differ from one in sizes only.
+    """Yield problems with their configs that cover all kernels of a call at any sizes.
 
-    They run with a config of their class's portfolio, or with what is remembered of just their size. Of a
-    permutation the sizes stay. Where the class has no portfolio the problem's own config is all.
+    Calls run with a config of their class's portfolio, or with the config remembered for just their size. A
+    permutation keeps its sizes. Where the class has no portfolio, the problem's own config is all.
     """
     name = class_of(problem)
     found = table.portfolio(name, device) if name is not None and mode != "off" else None

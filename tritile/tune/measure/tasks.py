@@ -17,10 +17,11 @@ Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a search goes: by a strategy of `STRATEGIES`.
+    """Say how a search goes; its defaults are those of every search, whoever starts it.
 
-    `batch` configs are asked of the strategy at a time; `problem_s` seconds are given to one problem, after
-    which it is screened no further; `verify_all` checks every config's answer and not only the winner's.
+    `strategy` is a name in `STRATEGIES`, asked for `batch` configs a time; `problem_s` seconds are given to
+    one problem, after which it is screened no further; `verify_all` checks every config's answer and not only
+    the winner's.
     Configs that spill registers are timed like others if `spilled`, else only where nothing else works. A
     search ends where its next batch promises less than `least_gain`, or `most` configs were tried.
     """

@@ -1,4 +1,4 @@
-"""Search: which configs of a space to measure next. Pure functions, with no GPU and no store."""
+"""Search: pure functions that choose which configs of a space to measure next. No GPU and no store."""
 
 from tritile.tune.search.replay import Replayed, replay
 from tritile.tune.search.spaces import Listed, SearchSpace, Space, Tried

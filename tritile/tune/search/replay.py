@@ -1,4 +1,4 @@
-"""Replay: a strategy run against recorded times, with no GPU, to see how well it searches."""
+"""Replay: run a strategy against recorded times, without a GPU, to see how well it searches."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from tritile.tune.search.strategies import BATCH, Strategy, expected_gain
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a strategy came to.
+    """Hold the outcome of a replay.
 
-    `tried` counts configs and `rounds` the batches they came in, each of which waits for compiles. `us`
-    is the time of the `best` config that was found, in microseconds, `regret` by how much that is above
-    the fastest on record (0.01: 1% slower), and `trace` the best so far after each round.
+    `us` is the time of the `best` config found, in microseconds. `regret` is that time over the fastest on
+    record, less 1 (0.01: 1% slower). `tried` counts configs, and `rounds` the batches they came in, each of
+    which waits for compiles. `trace` is the best time after each round.
     """
 
     best: Config
@@ -28,17 +28,17 @@ class Replayed:
 
 
 class Recorded:
-    """A space, less the configs of which no time is on record."""
+    """Restrict a space to the configs whose time is on record."""
 
     def __init__(self, space: SearchSpace, recorded: Mapping[Config, float]) -> None:
         self.space, self.recorded = space, recorded
 
     def configs(self) -> Sequence[Config]:
-        """Every recorded config, in the order of the space."""
+        """Return every recorded config, in the order of the space."""
         return [config for config in self.space.configs() if config in self.recorded]
 
     def opening(self, count: int) -> list[Config]:
-        """The first `count` of the space's opening that are recorded."""
+        """Return the first `count` recorded configs of the space's opening."""
         wanted = count
         while True:
             opening = self.space.opening(wanted)
@@ -48,7 +48,7 @@ class Recorded:
             wanted *= 2
 
     def neighbours(self, config: Config) -> list[Config]:
-        """The recorded neighbours."""
+        """Return the recorded neighbours of a config."""
         return [step for step in self.space.neighbours(config) if step in self.recorded]
 
     def __contains__(self, config: object) -> bool:
@@ -68,13 +68,13 @@ def replay(
     Args:
         space: the space searched; configs that are not on record are not offered.
         recorded: the time of each config.
-        strategy: what is asked for configs, until it proposes none.
-        batch: configs of a round at the most.
-        most: configs of the search at the most; None: no limit.
-        enough: expected gain (`expected_gain`) below which the search ends; 0: not for that.
+        strategy: proposes configs, until it proposes none.
+        batch: the most configs of a round.
+        most: the most configs of the search; None: no limit.
+        enough: the expected gain (`expected_gain`) below which the search ends; 0: no such end.
 
-    Raises InvalidValueError where no config of the space works, and where the strategy proposes one that
-    is not on record, or a second time.
+    Raises InvalidValueError where no config of the space works, and where the strategy proposes a config that
+    is not on record, or proposes one twice.
     """
     offered, tried = Recorded(space, recorded), dict[Config, float]()
     trace: list[float] = []

@@ -1,4 +1,4 @@
-"""Spaces: the configs that a search chooses among, which to try first, and which lie next to each other."""
+"""Spaces: the configs of a search, which of them to try first, and which are next to each other."""
 
 import functools
 import itertools
@@ -9,63 +9,63 @@ from typing import Any, Final, Protocol, overload
 from tritile.core.config import Config
 from tritile.errors import InvalidValueError
 
-Tried = Mapping[Config, float]  # microseconds of each config measured so far; infinity where it failed
+Tried = Mapping[Config, float]  # microseconds of each config measured so far; infinity if it failed
 
 MAX_COMBINATIONS: Final = 1_000_000
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
-_SPREAD: Final = 2000  # configs of a list among which varied ones are looked for
-_DRAWS: Final = 50  # points of a space looked at for each one wanted
+_SPREAD: Final = 2000  # the most configs of a list that an opening looks at
+_DRAWS: Final = 50  # points of a space that an opening looks at for each config it wants
 
 
 class SearchSpace(Protocol):
-    """What a search needs to know of the configs it chooses among."""
+    """Tell a search about the configs it chooses among."""
 
     def configs(self) -> Sequence[Config]:
-        """Every config, the likeliest to be fast first."""
+        """Return every config, the likeliest to be fast first."""
         ...
 
     def opening(self, count: int) -> list[Config]:
-        """The `count` configs to try first: likely, and varied."""
+        """Return the `count` configs to try first: likely, and varied."""
         ...
 
     def neighbours(self, config: Config) -> list[Config]:
-        """The configs that may run and are one step away, the likeliest first."""
+        """Return the legal configs one step away, the likeliest to be fast first."""
         ...
 
     def __contains__(self, config: object) -> bool:
-        """Whether a config may run."""
+        """Tell whether a config is legal."""
         ...
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """All that a config sets, by name: its kernel's parameters, Triton's options and its family."""
+    """Return all that a config sets, by name: its kernel's parameters, Triton's options, its family."""
     return dict(config.kwargs) | {name: getattr(config, name) for name in (*_OPTIONS, "family")}
 
 
 def from_parameters(values: Mapping[str, Any]) -> Config:
-    """The config that sets these; what is left out is as `Config` has it.
+    """Return the config that sets these values; others have the defaults of `Config`.
 
-    Raises InvalidValueError where a value is not one that a config takes.
+    Raises InvalidValueError where a config does not take a value.
     """
     options = {name: value for name, value in values.items() if name in (*_OPTIONS, "family")}
     return Config(tuple(sorted((n, v) for n, v in values.items() if n not in options)), **options)
 
 
 def _ordered(values: Iterable[Any]) -> bool:
-    """Whether values have an order: numbers do; words, flags and None do not."""
+    """Tell whether values have an order: numbers do; words, flags and None do not."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
-    """Of numbers the next smaller and larger, of values without an order all others."""
+    """Return the next smaller and larger number; all other values where they have no order."""
     if not _ordered((*values, value)):
         return [other for other in values if other != value]
     return sorted(v for v in values if v < value)[-1:] + sorted(v for v in values if v > value)[:1]
 
 
 class Listed:
-    """A list of configs, in the order of how likely they are to be fast. Equal ones count once.
+    """Search a list of configs, given the likeliest to be fast first. Equal configs count once.
 
     Raises InvalidValueError for an empty list.
     """
@@ -76,11 +76,11 @@ class Listed:
             raise InvalidValueError("no configs are listed: wanted one or more")
 
     def configs(self) -> Sequence[Config]:
-        """Every config, in the order given."""
+        """Return every config, in the order given."""
         return self._configs
 
     def opening(self, count: int) -> list[Config]:
-        """By turns the first of the list that is left, and the one least like those taken."""
+        """Take in turns the first config left in the list, and the one least like those taken."""
         if count >= len(self._configs):
             return list(self._configs)
         left = dict.fromkeys(self._configs[:: -(-len(self._configs) // _SPREAD)], math.inf)
@@ -93,7 +93,7 @@ class Listed:
         return found
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Those that differ in one parameter alone, by how many of the list's values lie between."""
+        """Return the configs that differ in one parameter alone, the nearest values first."""
         mine, found = parameters(config), []
         for other, theirs in self._parameters.items():
             if theirs.keys() == mine.keys() and sum(mine[name] != theirs[name] for name in mine) == 1:
@@ -109,7 +109,7 @@ class Listed:
 
     @functools.cached_property
     def _places(self) -> dict[str, dict[Any, int]]:
-        """Of each parameter whose values have an order, the place of each."""
+        """Return, for each parameter whose values have an order, the place of each value."""
         values: dict[str, set[Any]] = {}
         for own in self._parameters.values():
             for name, value in own.items():
@@ -121,7 +121,7 @@ class Listed:
         }
 
     def _distance(self, a: Config, b: Config) -> float:
-        """Steps from one config to another, over all parameters."""
+        """Count the steps from one config to another, over all parameters."""
         mine, theirs = (self._parameters.get(config) or parameters(config) for config in (a, b))
         steps = 0
         for name in mine.keys() | theirs.keys():
@@ -133,17 +133,17 @@ class Listed:
 
 
 class Space:
-    """Every combination of the values of a kernel's parameters, for a search to choose among.
+    """Search every combination of the values of a kernel's parameters.
 
         Space({"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8)},
               where=lambda c: c["BLOCK_M"] * c["BLOCK_N"] <= 8192)
 
     Args:
-        parameters: the values of each parameter by name: of constexprs of the kernel, and of num_warps,
-            num_stages, num_ctas and maxnreg. What is left out is as `Config` has it.
-        where: whether a combination, as a dictionary of the values by name, may run. Default: all may.
+        parameters: the values of each parameter by name: constexprs of the kernel, and num_warps, num_stages,
+            num_ctas and maxnreg. Parameters left out have the defaults of `Config`.
+        where: tells whether a combination, a dictionary of values by name, is legal. Default: all are.
 
-    Raises InvalidValueError where a parameter has no value, has one twice or one that no config takes,
+    Raises InvalidValueError where a parameter has no values, has a value twice or one that no config takes,
     where there are more than a million combinations, or where none meets the condition.
     """
 
@@ -166,11 +166,11 @@ class Space:
         return f"Space({self.parameters!r}, where={self.where!r})"
 
     def configs(self) -> Sequence[Config]:
-        """Every config, by the order of values given, the last parameter's changing first."""
+        """Return every config, in the order of the values given; the last parameter changes first."""
         return self._members
 
     def opening(self, count: int) -> list[Config]:
-        """The middle of the space, then points of a Halton sequence: any few are spread over all of it."""
+        """Return the middle of the space, then points of a Halton sequence, which spread over all of it."""
         found: dict[Config, None] = {}
         primes = list(zip(self.parameters, itertools.cycle(_PRIMES), strict=False))
         for number in range(_DRAWS * count):
@@ -184,7 +184,7 @@ class Space:
         return list(found)[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Those with one parameter at its next value: of numbers the nearest ones, else any other."""
+        """Return the configs with one parameter at another value: a next number, any other word or flag."""
         values = parameters(config)
         steps = [
             values | {name: value}
@@ -220,7 +220,7 @@ class Space:
 
 
 class _Members(Sequence[Config]):
-    """The configs of a space by their places among all combinations, each made when it is asked for."""
+    """Hold a space's configs as places among all combinations; make each config when asked for it."""
 
     def __init__(self, parameters: Mapping[str, tuple[Any, ...]], places: Sequence[int]) -> None:
         self._parameters, self._places = parameters, places
@@ -243,9 +243,9 @@ class _Members(Sequence[Config]):
 
 
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:
-    """The values of one parameter. Raises InvalidValueError, naming what is wrong with them."""
+    """Return the values of one parameter. Raises InvalidValueError, naming what is wrong with them."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidValueError(f"values of {name!r}: {values!r} is no list of values")
+        raise InvalidValueError(f"values of {name!r}: {values!r} is not a list of values")
     own = tuple(values)
     if not own:
         raise InvalidValueError(f"parameter {name!r} has no values: wanted one or more")
@@ -259,7 +259,7 @@ def _checked(name: Any, values: Any) -> tuple[Any, ...]:
 
 
 def _radical_inverse(number: int, base: int) -> float:
-    """The digits of a number mirrored at the point: number 1, 2, 3 of base 2 gives 1/2, 1/4, 3/4."""
+    """Mirror the digits of a number at the point: in base 2, the numbers 1, 2, 3 give 1/2, 1/4, 3/4."""
     inverse, weight = 0.0, 1.0 / base
     while number:
         number, digit = divmod(number, base)

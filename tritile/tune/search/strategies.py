@@ -1,6 +1,6 @@
-"""Strategies: which configs to measure next, from the space and from what was measured so far.
+"""Strategies: choose the configs to measure next, by the space and by what was measured so far.
 
-Each is a pure function, so that a search can be stopped, goes on where it was, and can be replayed.
+Each is a pure function, so that a search can be stopped, can go on where it was, and can be replayed.
 """
 
 import itertools
@@ -12,24 +12,24 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.tune.search.spaces import SearchSpace, Tried, from_parameters, parameters
 
-# At most so many configs that were not tried, the likeliest first; none where nothing more is proposed.
+# Returns at most so many untried configs, the likeliest first; none where the search ends.
 Strategy = Callable[[SearchSpace, Tried, int], list[Config]]
 
 BATCH: Final = 16  # configs that a search is asked for at a time
 OPENING: Final = 16  # configs tried before any neighbour of a leader
-LEADERS: Final = 2  # the fastest so far, whose neighbours are tried
-NEIGHBOURS: Final = 8  # of each leader, that is tried at the most
-CROSSED: Final = 8  # of the fastest, whose parameters are exchanged
-ENOUGH: Final = 5e-4  # expected gain below which a search by screening may end
-NEAR: Final = 1.3  # times as slow as the fastest, up to which another family's best is a leader too
-_STARTS: Final = 4  # of descents
+LEADERS: Final = 2  # fastest configs, whose neighbours are tried
+NEIGHBOURS: Final = 8  # the most neighbours of a leader that are tried
+CROSSED: Final = 8  # fastest configs, whose parameters are exchanged
+ENOUGH: Final = 5e-4  # expected gain below which a search ends
+NEAR: Final = 1.3  # times the fastest, up to which another family's best is a leader too
+_STARTS: Final = 4  # configs from which a descent begins
 _POPULATION: Final = 8
-_FEW: Final = 4  # fastest, whose distance says what a new best may gain
-_CHILDREN: Final = 20  # bred for each one wanted, as most are known or may not run
+_FEW: Final = 4  # fastest configs, whose mean gap tells what a new best may gain
+_CHILDREN: Final = 20  # bred for each one wanted, as most are known or illegal
 
 
 def fastest_first(tried: Tried) -> list[Config]:
-    """The configs that worked, fastest first; ties by their text."""
+    """Return the configs that worked, fastest first; ties break by their text."""
     working = [(us, config.key, config) for config, us in tried.items() if us < math.inf]
     return [config for _, _, config in sorted(working, key=lambda item: item[:2])]
 
@@ -45,21 +45,21 @@ def _untried(configs: Iterable[Config], tried: Tried, count: int) -> list[Config
 
 
 def exhaustive(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Every config, the likeliest first."""
+    """Try every config, the likeliest first."""
     return _untried(space.configs(), tried, count)
 
 
 def random(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Every config, in no order. The yardstick of the others."""
+    """Try every config, in random order: the yardstick of the other strategies."""
     configs = space.configs()
     drawn = Random(len(tried)).sample(range(len(configs)), min(len(configs), count + len(tried)))
     return _untried((configs[place] for place in drawn), tried, count)
 
 
 def descent(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """From the likeliest config to the fastest of its neighbours, on until none is faster.
+    """Go from the likeliest config to the fastest of its neighbours, until none is faster.
 
-    Then the same from the next of a few starts. The path is walked anew over what was tried.
+    Then do the same from the next of a few starts. Each call walks the path anew over what was tried.
     """
     for start in space.opening(_STARTS):
         at = start
@@ -78,10 +78,10 @@ def descent(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
 
 
 def evolution(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """After an opening, children of the fastest: each parameter from one of two, or one step away.
+    """Try an opening, then children of the fastest: each parameter from one of two, or one step away.
 
-    It leans least on the order of the space, and so suits one that no formula orders. It goes on until
-    hardly a child is new: give it a number of configs.
+    Evolution depends least on the order of the space. It ends only when hardly a child is new: limit the
+    number of configs.
     """
     fresh = _untried(space.opening(OPENING), tried, count)
     parents = fastest_first(tried)[:_POPULATION]
@@ -103,7 +103,7 @@ def evolution(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
 
 
 def leaders(tried: Tried) -> list[Config]:
-    """The fastest few, and of every other family the fastest that is not far behind them."""
+    """Return the fastest few, and the fastest of each other family that is not far behind them."""
     ranked = fastest_first(tried)
     found = ranked[:LEADERS]
     for config in ranked[LEADERS:]:
@@ -114,7 +114,7 @@ def leaders(tried: Tried) -> list[Config]:
 
 
 def crosses(ranked: Sequence[Config]) -> Iterator[Config]:
-    """Each of some configs with one parameter as another of them has it, the first configs' first."""
+    """Yield configs with one parameter taken from another of them, for the first configs first."""
     for one, other in itertools.permutations(ranked, 2):
         mine, theirs = parameters(one), parameters(other)
         if mine.keys() == theirs.keys():
@@ -123,11 +123,12 @@ def crosses(ranked: Sequence[Config]) -> Iterator[Config]:
 
 
 def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """The default: an opening by the space's own order, then the likeliest neighbours of the leaders.
+    """Try an opening by the space's own order, then the likeliest neighbours of the leaders: the default.
 
-    A leader has only so many neighbours that are tried, so that leaders which stay end the search. A
-    round that has room is filled up with crosses of the fastest: it waits for a compile anyway, and what
-    is good of one config is often good of another too. Where all of the opening fails, the rest is tried.
+    Only so many neighbours of a leader are tried, so that the search ends when the leaders stay. A round
+    with room is filled up with crosses of the fastest: the round waits for compiles anyway, and a parameter
+    that is good in one config is often good in another. Where the whole opening fails, the rest of the space
+    is tried.
     """
     fresh, heads = _untried(space.opening(OPENING), tried, count), leaders(tried)
     if fresh or not heads:
@@ -150,13 +151,13 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 
 
 def expected_gain(tried: Tried, more: int) -> float:
-    """The relative gain to be expected of `more` further configs, from the times of those that worked.
+    """Return the relative gain to expect of `more` further configs; infinite where fewer than two worked.
 
-    Of n + more times in no order the least is among the last `more` with probability more / (n + more),
-    as each place is as likely (records of independent draws; Renyi, 1962). By how much it is then less
-    is taken to be the mean relative gap between the fastest few. A search is not in no order: its last
-    configs are better chosen than others, though the best of what it learnt is used up. Replays say
-    which gain is too small to go on for (`ENOUGH`). Infinite where fewer than two worked.
+    Of n + more times in random order the least is among the last `more` with probability more / (n + more),
+    as each place is equally likely (records of independent draws; Renyi, 1962). The gain of such a record
+    is taken to be the mean relative gap between the fastest few. A search's order is not random: its last
+    configs are better chosen than the first, though the best of what it learnt is used up. Replays tell which
+    gain is too small to go on for (`ENOUGH`).
     """
     times = sorted(us for us in tried.values() if us < math.inf)
     if len(times) < 2:

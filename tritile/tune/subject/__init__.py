@@ -1,6 +1,6 @@
-"""tritile's own problems as subjects of tuning: operands, what is right, and how configs run."""
+"""tritile's own problems as subjects of tuning: operands, right answers, and how configs run."""
 
-from tritile.tune.subject.problem import ProblemSubject, is_tuned, searched_now, task_of
+from tritile.tune.subject.problem import ProblemSubject, is_tuned, task_of
 from tritile.tune.subject.space import ProblemSpace
 
-__all__ = ["ProblemSpace", "ProblemSubject", "is_tuned", "searched_now", "task_of"]
+__all__ = ["ProblemSpace", "ProblemSubject", "is_tuned", "task_of"]

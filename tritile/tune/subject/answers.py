@@ -1,4 +1,4 @@
-"""Whether an answer is right: float64 products and exact copies to compare with."""
+"""Check answers against float64 products and exact copies."""
 
 import math
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCa
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject import quantized
-from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, sampled, torch_fp32
+from tritile.tune.subject.elements import ROUNDING, check_grouped, check_matmul, torch_fp32
 from tritile.tune.subject.groups import grouped_error
-from tritile.tune.subject.operands import matrix, poison
+from tritile.tune.subject.operands import matrix, poison, sampled
 from tritile.tune.subject.scales import applied
 
 
 def _wider(out: torch.Tensor, real: torch.dtype) -> torch.dtype:
-    """Return a dtype that holds a sum of elements: this one of real numbers."""
+    """Return a dtype that holds a sum of elements: `real`, or its complex twin for complex elements."""
     return real.to_complex() if out.is_complex() else real
 
 
 def matmul_error(call: MatmulCall) -> float:
-    """|out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
+    """Return |out - a b| / |a b| over up to 256 rows, by a float64 product; infinite where out has a NaN.
 
-    What is fused is done to a b in float64, and scales within the sum are applied to a and b.
+    The epilogue is applied to a b in float64, and scales within the sum to a and b.
     """
     batch, fused = call.problem.batch, call.fused
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
@@ -54,14 +54,14 @@ def matmul_error(call: MatmulCall) -> float:
 
 
 def allowed_error(call: MatmulCall | GroupedCall) -> float:
-    """Tell how large the error of a product may be: rounding of the result, and of K terms summed in fp32.
+    """Return the largest relative error that a right product may have.
 
-    Rounding to the output type errs by half its epsilon at the most; a running sum of K fp32 products
-    by about sqrt(K) of its own, twice that for the truncating adders of tensor cores. TF32 keeps 11
-    bits of each input, rounded. An activation leaves less than half of what it is given, and of
-    its error up to 1.13 times; a gated product has the errors of both factors. A part of a complex number is
-    a sum of 2 K products, or, by three real products, made of sums that together are
-    up to four times as large as it. What is fused rounds three times more, in the type of sums.
+    Rounding to the output type errs by half its epsilon at the most. A running sum of K fp32 products errs by
+    about sqrt(K) epsilons of fp32, and by twice that in the truncating adders of tensor cores. TF32 keeps 11
+    bits of each input, rounded. An activation may shrink its input to less than half, and grow the error up
+    to 1.13 times. A gated product has the errors of both factors. A part of a complex number is a sum of 2 K
+    products; by three real products it is made of sums that together are up to four times as large. An
+    epilogue rounds three times more, in the type of sums.
     """
     real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
     dtype, out_dtype = real or call.dtype, real or call.out_dtype
@@ -76,7 +76,7 @@ def allowed_error(call: MatmulCall | GroupedCall) -> float:
 
 
 def start() -> None:
-    """Have torch start what checks call, while there is nothing else to do."""
+    """Have torch load the kernels that checks call, ahead of the first check."""
     one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
     (one @ one).sum().item()
 
@@ -112,14 +112,14 @@ _CHECKS: Final[dict[str, Callable[[Any], None]]] = {
 
 
 def error_of(call: Call) -> float:
-    """The relative error of a call's answer, however large. Raises TuningError where a copy is not exact."""
+    """Return the relative error of an answer, however large. Raises TuningError for an inexact copy."""
     return _ERRORS[call.op](call)
 
 
 def check_elements(call: Call) -> None:
     """Raise TuningError where any element of a product is off by more than rounding explains.
 
-    Takes a product by torch in float32, of 16-bit operands, or float64, block by block of rows.
+    This makes the product by torch, block by block of rows: in float32 for 16-bit operands, else in float64.
     """
     check = _CHECKS.get(call.op)
     if check is not None:
@@ -130,7 +130,7 @@ def check_elements(call: Call) -> None:
 def answer_error(call: Call, every: bool = True) -> float:
     """Return the relative error of a call's answer. Raises TuningError for a wrong one.
 
-    `every`: also where one element is wrong, which takes as long as a product by torch in a wider type.
+    `every` checks each element, too, which takes as long as a product by torch in a wider type.
     """
     error, allowed = error_of(call), _ALLOWED[call.op](call)
     if not error <= allowed:
@@ -143,7 +143,7 @@ def answer_error(call: Call, every: bool = True) -> float:
 def check(run: Run, call: Call, every: bool = True) -> float:
     """Run on a poisoned output and return the relative error. Raises TuningError for a wrong answer.
 
-    `every`: as of `answer_error`. Peers of several steps may round between them, element by element.
+    `every` is as in `answer_error`. Leave it off for a baseline of several steps, which rounds between them.
     """
     poison(call)
     run(call)
@@ -152,14 +152,14 @@ def check(run: Run, call: Call, every: bool = True) -> float:
 
 
 def check_permuted(call: PermuteCall) -> None:
-    """Raises TuningError where out is not x, bit for bit."""
+    """Raise TuningError where out is not x, bit for bit."""
     x, out = permuted(call)
     if not torch.equal(x, out):
         raise TuningError("wrong answer: elements differ")
 
 
 def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and out over the same index space, in words; the last dimension counts those of an element."""
+    """Return x and out over the same index space, in words; the last dimension is the words of an element."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = (

@@ -1,9 +1,9 @@
-"""Every element of a product beside torch's own product in a wider type.
+"""Compare every element of a product with torch's own product in a wider type.
 
-A sum of K products in arithmetic of step eps is off by at most eps / 2 of each of K partial sums, and none of
-these is above |row| |column|, the Euclidean norms. As a random walk that is 4 sqrt(K) eps |row| |column|,
-which one element in 10^13 leaves (Hoeffding); torch's sums walk too, so 6 is allowed. Tensor cores cut where
-they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
+A sum of K products in arithmetic of step eps errs by at most eps / 2 of each of K partial sums. No partial
+sum is above |row| |column|, the Euclidean norms. As a random walk the error stays within 4 sqrt(K) eps |row|
+|column| but for one element in 10^13 (Hoeffding). torch's sums walk too, so 6 is allowed. Tensor cores
+truncate as they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
 """
 
 import contextlib
@@ -23,10 +23,8 @@ from tritile.tune.subject.groups import groups_of
 from tritile.tune.subject.operands import matrix
 from tritile.tune.subject.scales import applied
 
-_CHECKED_ROWS: Final = 256
 ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
-
 
 Sides = Sequence[torch.Tensor | None]
 
@@ -42,13 +40,8 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def sampled(rows: int, device: torch.device) -> torch.Tensor:
-    """Return the rows, spread evenly, of so many that are checked."""
-    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
-
-
 def _wider(dtype: str) -> torch.dtype:
-    """Return what to multiply in: float32 for floating types of 16 bits and fewer, else float64."""
+    """Return the dtype to multiply in: float32 for floats of 16 bits and fewer, else float64."""
     if dtype in REAL_DTYPE:
         return torch.complex128
     narrow = dtype in ("float16", "bfloat16", *FP8_DTYPES)
@@ -56,16 +49,17 @@ def _wider(dtype: str) -> torch.dtype:
 
 
 def step_of(dtype: str) -> float:
-    """Return the step of the arithmetic that sums this type."""
+    """Return the epsilon of the arithmetic that sums this dtype."""
     return torch.finfo(torch.float64 if REAL_DTYPE.get(dtype, dtype) == "float64" else torch.float32).eps
 
 
 def growth(dtype: str, precision: str, k: int) -> float:
-    """Return by how much of |row| |column| a sum of K products may be off: see the head of this file.
+    """Return the allowed error of a sum of K products, as a share of |row| |column|: see the module's head.
 
-    Of complex numbers a part is a sum of 2 K products, by three real products one of sums up to four times
-    as large. fp8 sums keep 13 bits within instructions of 32, for 256 of K at the most; in precision
-    "fast" for all of K, of partial sums that random signs keep under 6 / sqrt(K) of the norms.
+    A part of a complex number is a sum of 2 K products, and by three real products one of sums up to four
+    times as large. fp8 sums keep 13 bits within instructions of 32 of K, for 256 of K at the most. In
+    precision "fast" they do so for all of K, and random signs keep partial sums under 6 / sqrt(K) of the
+    norms.
     """
     plain, larger = precision.removesuffix(THREE), 1.0
     if dtype == "int8":
@@ -80,7 +74,7 @@ def growth(dtype: str, precision: str, k: int) -> float:
 
 
 def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a @ b, and by how much each element may be off."""
+    """Return a @ b, and the allowed error of each element."""
     norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
         b, dim=-2, keepdim=True
     )
@@ -95,10 +89,11 @@ def with_epilogue(
     alpha: float = 1.0,
     beta: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what an epilogue makes of sums and their errors: of one product, or of both of a gated one.
+    """Return the epilogue of sums, and the allowed error of each element.
 
-    Errors go where the epilogue carries them, up and down. Its own are 16 steps at the most of numbers as
-    large as those that it adds, an activation's of 1 too.
+    `parts` holds the sums and their errors: of one product, or of both of a gated one. The epilogue is
+    applied to sums with errors up and down. Its own error is 16 steps at the most of the numbers that it
+    adds, and for an activation of 1, too.
     """
 
     def made(*sums: torch.Tensor) -> torch.Tensor:
@@ -117,7 +112,7 @@ def with_epilogue(
 
 
 def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
-    """Raise TuningError where an element is not within the bound and rounding; out begins at `place`."""
+    """Raise TuningError where an element errs by more than bound and rounding; out begins at `place`."""
     if out.is_floating_point() or out.is_complex():
         facts = torch.finfo(out.dtype)
         bound = (
@@ -135,7 +130,7 @@ def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place:
 
 
 def in_pieces(total: int, each: int) -> Iterator[slice]:
-    """Yield parts of `total` items of `each` elements, none larger than what is held at once."""
+    """Yield slices of `total` items of `each` elements, none larger than a block of `_AT_ONCE` elements."""
     step = max(1, _AT_ONCE // max(1, each))
     yield from (slice(start, start + step) for start in range(0, total, step))
 
@@ -167,7 +162,7 @@ def check_matmul(call: MatmulCall) -> None:
 
 
 def check_grouped(call: GroupedCall) -> None:
-    """Raise TuningError where an element of a group's product is off by more than that."""
+    """Raise TuningError where an element of a group's product is off by more than rounding explains."""
     wide = _wider(call.dtype)
     for group in groups_of(call):
         (m, k), n = group.a.shape, group.b.shape[1]

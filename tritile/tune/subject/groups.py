@@ -1,4 +1,4 @@
-"""Whether products of groups are right: each group by a float64 product of its own."""
+"""Check products of groups, each group by a float64 product of its own."""
 
 import itertools
 import math
@@ -8,14 +8,13 @@ from typing import NamedTuple
 import torch
 
 from tritile.core.views import GroupedCall, View
-from tritile.tune.subject.operands import matrix
+from tritile.tune.subject.operands import matrix, sampled
 
 _CHECKED_GROUPS = 8
-_CHECKED_ROWS = 256
 
 
 class Group(NamedTuple):
-    """A group's matrices, out being a times b, by the scales of its rows and columns where it has any."""
+    """Hold a group's matrices, where out is a times b, and the scales of its rows and columns, if any."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -24,7 +23,7 @@ class Group(NamedTuple):
 
 
 def _ends(call: GroupedCall) -> list[int]:
-    """Tell where groups end in what they share: none outside of it, none before an earlier one."""
+    """Return where groups end in the shared dimension, within it and in ascending order."""
     total = call.a.shape[0 if call.ragged == "m" else 1]
     return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tolist()), max))
 
@@ -47,7 +46,7 @@ def _scales(call: GroupedCall) -> list[tuple[torch.Tensor, torch.Tensor] | None]
 
 
 def groups_of(call: GroupedCall) -> Iterator[Group]:
-    """Every group of a call. Waits for the GPU: where they end is read."""
+    """Yield every group of a call. Waits for the GPU, to read where the groups end."""
     parts = (_matrices(view, call.groups) for view in (call.a, call.b, call.out))
     whole = zip(*parts, _scales(call), strict=True)
     if call.ragged == "none":
@@ -71,7 +70,7 @@ def _left_over(call: GroupedCall) -> bool:
 
 
 def grouped_error(call: GroupedCall) -> float:
-    """|out - a b| / |a b| over some rows of some groups, by float64 products.
+    """Return |out - a b| / |a b| over some rows of some groups, by float64 products.
 
     Infinite where out has a NaN, and where rows of no group are not zero.
     """
@@ -82,10 +81,7 @@ def grouped_error(call: GroupedCall) -> float:
     for group in made[:: max(1, len(made) // _CHECKED_GROUPS)]:
         if not bool(torch.isfinite(group.out.sum(dtype=torch.float32))):
             return math.inf
-        rows = torch.linspace(
-            0, len(group.out) - 1, min(len(group.out), _CHECKED_ROWS), device=group.out.device
-        )
-        rows = rows.round().long()
+        rows = sampled(len(group.out), group.out.device)
         wanted = group.a[rows].double() @ group.b.double()
         if group.scales is not None:
             by_row, by_column = (scale.double() for scale in group.scales)

@@ -1,4 +1,4 @@
-"""Tensors on the GPU that pose a problem: many copies of it, or one whose output is guarded."""
+"""Tensors on the GPU that pose a problem: many copies of a call, or one whose output is guarded."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,12 +20,13 @@ from tritile.core.views import Call, GroupedCall, QuantizedCall, View, posed
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted
 
-_GUARD = 4096  # elements on either side of a guarded output
-_LARGEST = 768  # rows or columns of a ragged sibling: several tiles, and little work
+_GUARD: Final = 4096  # elements on either side of a guarded output
+_CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at
+_LARGEST: Final = 768  # rows or columns of a ragged sibling: several tiles, and little work
 
 
 def random_elements(dtype: str, elements: int) -> torch.Tensor:
-    """Fresh random data: normal for floating types, the whole range for whole numbers."""
+    """Return random data: normal for floating types, the whole range for integers."""
     kind = getattr(torch, dtype)
     if kind.is_floating_point and ITEMSIZE.get(dtype) != 1:
         return torch.randn(elements, dtype=kind, device="cuda")
@@ -37,37 +38,37 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
 
 
 def _tamed(call: Call) -> Call:
-    """Return the call, its scales as small as keep what it makes well within the range of float16."""
+    """Return the call, its scales reduced in place so that results stay well within the range of float16."""
     if isinstance(call, QuantizedCall):
         call.scales.mul_(2.0**-call.bits)
     return call
 
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
-    """Calls that pose `problem` on random operands of their own, together over three times the L2 cache."""
+    """Return calls on random operands of their own; by default these fill the L2 cache three times over."""
     count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
     pools: list[tuple[torch.Tensor, int]] = []
 
-    def take(turn: int) -> Callable[[str, int], torch.Tensor]:
+    def take(number: int) -> Callable[[str, int], torch.Tensor]:
         place = itertools.count()
 
         def make(dtype: str, elements: int) -> torch.Tensor:
             operand = next(place)
             padded = -(-elements // 256) * 256
-            if turn == 0:
+            if number == 0:
                 pools.append((random_elements(dtype, padded * count), padded))
             pool, step = pools[operand]
-            return pool[turn * step : turn * step + elements]
+            return pool[number * step : number * step + elements]
 
         return make
 
-    return [shared(_tamed(posed(problem, take(turn)))) for turn in range(count)]
+    return [shared(_tamed(posed(problem, take(number)))) for number in range(count)]
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
-    """Return the call, where groups of this load end written into its offsets, if it has any.
+    """Return the call, after writing where its groups end into its offsets, if it has any.
 
-    Loads are those of `tritile.core.problem.ends_of`.
+    `load` is one of `tritile.core.problem.ends_of`.
     """
     if isinstance(call, GroupedCall) and call.offs is not None:
         total = call.a.shape[0 if call.ragged == "m" else 1]
@@ -76,7 +77,7 @@ def shared(call: Call, load: str = "skewed") -> Call:
 
 
 def run_of(launch: Any) -> Run:
-    """Tell what runs a prepared launch on any call that poses the same problem."""
+    """Return a function that runs a prepared launch on any call of the same problem."""
     return lambda call: launch(*call.tensors)
 
 
@@ -89,6 +90,11 @@ def matrix(view: View, batch: int) -> torch.Tensor:
     return tensor.as_strided((batch, *view.shape), strides)
 
 
+def sampled(rows: int, device: torch.device) -> torch.Tensor:
+    """Return the numbers of the rows to check, spread evenly over all `rows`."""
+    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
+
+
 def _worthless(tensor: torch.Tensor) -> float | int:
     return float("nan") if tensor.is_floating_point() else -1
 
@@ -99,7 +105,7 @@ def poison(call: Call) -> None:
 
 
 class Guarded:
-    """A call whose output lies between guards: memory that no kernel has to write."""
+    """Hold a call whose output lies between guards: memory that no kernel may write."""
 
     def __init__(self, problem: Tiled) -> None:
         asked: list[object] = []
@@ -123,7 +129,7 @@ class Guarded:
         self.call = shared(_tamed(posed(problem, make)))
 
     def check(self) -> None:
-        """Raises TuningError where a guard was written."""
+        """Raise TuningError where a guard was written."""
         for guard, where in zip(self._guards, ("ahead of", "behind"), strict=True):
             whole = guard.isnan().all() if guard.is_floating_point() else (guard == -1).all()
             if not bool(whole):
@@ -131,12 +137,12 @@ class Guarded:
 
 
 def _less(size: int, most: int = _LARGEST) -> int:
-    """A size that ends amid a tile: less by a multiple of 16, which leaves every alignment as it is."""
+    """Reduce a size by a multiple of 16, which keeps every alignment, so that it ends amid a tile."""
     return size - 16 - max(0, size - most) // 16 * 16 if size > 32 else size
 
 
 def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps in the order of those given; 0 stays 0."""
+    """Return strides without gaps, in the order of the given ones; 0 stays 0."""
     packed, reach = list(strides), 1
     for i in sorted(range(len(shape)), key=lambda i: (strides[i], -i)):
         if strides[i]:
@@ -196,10 +202,10 @@ _LARGER: Final[dict[str, Sibling]] = {
 
 
 def ragged(problem: Tiled) -> Tiled:
-    """Return a sibling of the problem, small, of the same alignments, whose sizes end amid every tile."""
+    """Return a small problem of the same alignments, whose sizes end amid every tile."""
     return _RAGGED[problem.op](problem)
 
 
 def neighbour(problem: Tiled) -> Tiled:
-    """Return a problem as aligned, and a quarter larger in rows and columns, or in its largest dimension."""
+    """Return a problem of the same alignments, a quarter larger in rows and columns, or largest dimension."""
     return _LARGER[problem.op](problem)

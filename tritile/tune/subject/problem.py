@@ -1,4 +1,4 @@
-"""One of tritile's own problems, as the tuner takes it."""
+"""One of tritile's own problems as a subject of tuning."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,20 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.settings import tune_budget_s
 from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families import registry as families
 from tritile.families.space import illegal
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
-from tritile.planning.store import store_of
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.loading import loaded
 from tritile.runtime.offline import check_fits
-from tritile.tune.measure import engine
-from tritile.tune.measure.log import keeper
 from tritile.tune.measure.protocols import Stage, Taken
-from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.tasks import Task
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
-from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 from tritile.tune.subject.space import ProblemSpace
@@ -33,7 +28,7 @@ from tritile.tune.subject.space import ProblemSpace
 
 @dataclass(frozen=True)
 class ProblemSubject:
-    """A matmul or a permutation, posed on random operands."""
+    """Pose a problem on random operands."""
 
     problem: Tiled
     device: Device
@@ -43,11 +38,11 @@ class ProblemSubject:
         return families.FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
-        """Compile for the device, which need not be here. Raises TuningError where that is refused."""
+        """Compile for the device, which need not be here. Raises TuningError where the config is refused."""
         self._compile(self.problem, config)
 
     def compile_check(self, config: Config) -> None:
-        """Compile for the ragged sibling that a check runs too."""
+        """Compile for the ragged sibling, which a check runs too."""
         sibling = ragged(self.problem)
         if illegal(config, sibling, self.device) is None:
             self._compile(sibling, config)
@@ -57,11 +52,11 @@ class ProblemSubject:
 
     @property
     def copies(self) -> int:
-        """Tell how many copies of its operands leave the L2 cache cold."""
+        """Return how many copies of the operands leave the L2 cache cold."""
         return copies_wanted(self.problem.bytes, self.device.l2_bytes)
 
     def stage(self, copies: int) -> Stage:
-        """Random operands on the current GPU."""
+        """Put copies of random operands on the current GPU."""
         return _Stage(self.problem, self.device, copies)
 
 
@@ -82,7 +77,7 @@ class _Stage:
         return graph_of(run, self.calls)
 
     def check(self, config: Config, run: Run) -> float:
-        """At the problem's own sizes, and between guards at ragged ones."""
+        """Check at the problem's own sizes, and at ragged ones between guards; return the former's error."""
         error = answers.check(run, self.calls[0])
         sibling = ragged(self._problem)
         if illegal(config, sibling, self._device) is None:
@@ -98,7 +93,7 @@ class _Stage:
 
 
 def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
-    """The problem as a task: what was measured of it, unless `force`, and what is likely."""
+    """Return the task of a problem with its stored trials, unless `force`, and its likely configs."""
     earlier = [] if force else plans.trials(problem, device)
     tabled, foreseen = plans.tabled(problem, device), plans.foreseen(problem, device)
     seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
@@ -110,25 +105,12 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:
-    """Tell whether a winner was measured and its answer checked, each family of kernels having had its turn.
+    """Tell whether a winner was measured and checked, in a search that tried each family of kernels.
 
-    Counted is what was measured with the present kernels and versions.
+    Only trials of the present kernels and versions count.
     """
     known = plans.trials(problem, device)
-    raced = set(plans.likely(problem, device, RACED))  # what mode "tune" leaves is no search
+    raced = set(plans.likely(problem, device, RACED))  # mode "tune" tries these alone
     if {trial.config for trial in known} <= raced or not any(trial.right for trial in known):
         return False
     return {trial.config.family for trial in known} >= set(model.families(problem, device))
-
-
-def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
-    """Return the fastest config of a problem, searched for now within the budget of `TRITILE_TUNE_BUDGET`.
-
-    Trials are remembered. Raises TuningError, with the reasons, where no config works.
-    """
-    rules = Rules(problem_s=tune_budget_s())
-    with borrowed(gpu) as shop:
-        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
-    if tuned.best is None:
-        raise TuningError(f"{problem.label}: {tuned.failure}")
-    return tuned.best.config

@@ -1,4 +1,4 @@
-"""Whether products with packed weights are right."""
+"""Check products with packed weights."""
 
 import math
 from typing import Final
@@ -8,14 +8,14 @@ import torch
 from tritile.core.quantized import meaning
 from tritile.core.views import QuantizedCall
 from tritile.tune.subject import elements
-from tritile.tune.subject.elements import ROUNDING, sampled
-from tritile.tune.subject.operands import matrix
+from tritile.tune.subject.elements import ROUNDING
+from tritile.tune.subject.operands import matrix, sampled
 
 _SLAB: Final = 8192  # rows of a weight that are unpacked at once
 
 
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
-    """Return rows of the weight of a call, from a multiple of 16 on, in the type that it is multiplied in."""
+    """Return unpacked rows of a weight in the dtype of its scales; `start` is a multiple of 16."""
     problem, end = call.problem, -(-stop // 16) * 16
     words = call.words.view(problem.words)[start // 8 : end // 8]
     scales = call.scales.view(problem.scales)[:, start:end]
@@ -25,7 +25,7 @@ def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
 
 
 def error(call: QuantizedCall) -> float:
-    """|out - x w^T| / |x w^T| over up to 256 rows, by what the weight's numbers stand for in x's type."""
+    """Return |out - x w^T| / |x w^T| over up to 256 rows, with the weight unpacked in the dtype of x."""
     m, n = call.out.shape
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
     if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
@@ -42,7 +42,7 @@ def error(call: QuantizedCall) -> float:
 
 
 def allowed(call: QuantizedCall) -> float:
-    """Tell how large `error` may be: as of any product."""
+    """Return the largest `error` that a right answer may have, as for any product."""
     return ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""Scales within a sum, as tensors to compare with: see `tritile.core.problem.BLOCK_SCALES`."""
+"""Scales within a sum, as tensors to check with: see `tritile.core.problem.BLOCK_SCALES`."""
 
 import torch
 
@@ -8,7 +8,7 @@ from tritile.tune.subject.operands import matrix
 
 
 def as_matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of a, over blocks of rows and of K, and of b, over blocks of K and of columns."""
+    """Return scales of a by blocks of rows and of K, and of b by blocks of K and of columns."""
     assert call.scales is not None
     shared = BLOCK_SCALES[call.scales.shared]
     assert shared is not None
@@ -21,7 +21,7 @@ def as_matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def applied(call: MatmulCall, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """a and b of a call that scales each 128 of K, each element times its scale, in this dtype."""
+    """Return a and b in this dtype, each element times its scale, of a call with scales for each 128 of K."""
     assert call.scales is not None
     shared = BLOCK_SCALES[call.scales.shared]
     assert shared is not None

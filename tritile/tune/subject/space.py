@@ -1,4 +1,4 @@
-"""The configs of one problem on one device, as a space that a search goes through."""
+"""The configs of one problem on one device, as the space of a search."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import model
 
-_SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # of warp-specialised tiles: no powers of two
+_SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels these are no powers of two
 
 
 def _with(config: Config, **values: Any) -> Config:
@@ -23,7 +23,7 @@ def _with(config: Config, **values: Any) -> Config:
 
 @functools.cache
 def _grid(op: str, family: str) -> dict[str, list[Any]]:
-    """The values that each parameter has among the configs that a family begins with, smallest first."""
+    """Return the values of each parameter among a family's own configs, smallest first."""
     values: dict[str, set[Any]] = {}
     for config in FAMILIES[op][family].configs:
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -33,10 +33,11 @@ def _grid(op: str, family: str) -> dict[str, list[Any]]:
 
 
 def steps(config: Config, op: str) -> list[Config]:
-    """Every config one step away: one parameter at its next value among those that its family begins with.
+    """Return every config one step away.
 
-    Or halved or doubled, and one more or less stage. Tiles of warp-specialised kernels grow and shrink
-    by rows of a warpgroup, whose number goes along.
+    A step sets one parameter to its next value among the family's own configs, halves or doubles it, or adds
+    or removes a stage. Tiles of warp-specialised kernels grow and shrink by the rows of a warpgroup, together
+    with the number of warpgroups.
     """
     found, specialised = [], "CONSUMERS" in dict(config.kwargs)
     for name, own in _grid(op, config.family).items():
@@ -56,9 +57,9 @@ def steps(config: Config, op: str) -> list[Config]:
 
 
 class ProblemSpace:
-    """The legal configs of a problem on a device, in the order of the model's predictions.
+    """Search the legal configs of a problem on a device, in the order of the model's predictions.
 
-    `known` are configs that may be good, as a neighbour's: an opening begins with those that are legal.
+    `known` are configs that may be good, as from the table. An opening begins with the legal ones of them.
     `configs` and `opening` raise UnsupportedError, with the reason, where no config is legal.
     """
 
@@ -68,7 +69,7 @@ class ProblemSpace:
         self.known = [config for config in dict.fromkeys(known) if config in self]
 
     def configs(self) -> Sequence[Config]:
-        """Every config worth running, the fastest predicted first."""
+        """Return every config worth running, the fastest predicted first."""
         return self._ranked
 
     @functools.cached_property
@@ -82,7 +83,7 @@ class ProblemSpace:
         return list(dict.fromkeys([*self.known, *self._likely[count]]))[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Every legal config one step away, the fastest predicted first."""
+        """Return every legal config one step away, the fastest predicted first."""
         legal = [step for step in steps(config, self.problem.op) if step in self]
         return sorted(legal, key=lambda c: (model.predict_us(c, self.problem, self.device), c.key))
 

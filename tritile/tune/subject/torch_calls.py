@@ -1,4 +1,4 @@
-"""What a torch user would call in the place of a call of tritile's, into the same output."""
+"""torch's own calls for what a call of tritile's does, into the same output."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def _one(device: torch.device) -> torch.Tensor:
 
 
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """Return torch's bare product of the operands' dtype, to be given a and b, and `out=` or none."""
+    """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`."""
     if call.dtype == "int8":
         return of_torch.int_mm
     if call.dtype in FP8_DTYPES:
@@ -40,13 +40,13 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
 
 
 def multiply(call: MatmulCall) -> None:
-    """Make a product with nothing fused as torch makes it."""
+    """Make a product without an epilogue by torch."""
     inputs, out = in_one_batch(call)
     product(call)(*inputs, out=out)
 
 
 def add(call: MatmulCall) -> None:
-    """Make a product to which nothing but a bias is added, as torch's linear layers do."""
+    """Make a product with a bias by torch, as its linear layers do."""
     assert call.fused.bias is not None
     (a, b), out = in_one_batch(call)
     row = operands.matrix(call.fused.bias, 1)[0, 0]  # of one dimension, for which cuBLAS adds it itself
@@ -54,7 +54,7 @@ def add(call: MatmulCall) -> None:
 
 
 def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[..., None]:
-    """Return torch's permutation of a contiguous x of this shape."""
+    """Return a function that makes torch's permutation of a contiguous x of this shape."""
     kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
     moved = [shape[dim] for dim in dims]
 
@@ -71,7 +71,7 @@ _OF_SIZE: Final = {
 
 
 def copy(call: PermuteCall) -> None:
-    """Make a permutation as torch makes it."""
+    """Make a permutation by torch."""
     problem, kind = call.problem, _OF_SIZE[call.problem.itemsize]
     x = call.x.view(kind).as_strided(problem.shape, problem.x_strides)
     call.out.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
@@ -81,7 +81,7 @@ RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, Per
 
 
 def run_of(problem: Tiled) -> Callable[[Any], None] | None:
-    """Return what makes a call of the problem as torch makes it; None where torch has no one call for it."""
+    """Return a function that runs torch's call for a problem; None where torch has no single call for it."""
     if isinstance(problem, MatmulProblem) and problem.epilogue:
         return add if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row") else None
     return RUNS.get(problem.op)
