@@ -18,10 +18,9 @@ import benchmarks
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.lab.report import recorded
-from tritile.lab.report.results import HOST, Result
+from tritile.lab.report.results import HOST, Result, case_of
 from tritile.lab.report.run import stored
 from tritile.lab.report.summary import geomean, of_cases, sizes_label
-from tritile.lab.report.targets import compare, kind_of
 from tritile.planning import model
 
 HERE = Path(__file__).parent
@@ -31,6 +30,7 @@ DRAWN = "unseen"
 FIRST = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "transpose")  # of the first table
 ALIGNED = ("square", "llm", "deep", "batched")
 EXTENTS = ("m", "n", "k")
+THIN = 128  # the largest extent of a thin permutation
 HEAD = "| suite | dtype | layout | problems | geometric mean | under 1 | worst | at |"
 RULE = "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
@@ -229,6 +229,18 @@ def figures(lines: list[Result]) -> Iterator[tuple[str, str]]:
         yield f"host, {call}, torch", _span(hosts)
 
 
+def kind_of(line: Result) -> str:
+    """Return the kind of a permutation of x that fills 64 MiB, "small" of any other."""
+    problem, shape = case_of(line).problem, line["shape"]
+    if problem.bytes < 2**27:
+        return "small"
+    if len(shape) > 3 or min(problem.m, problem.n) <= THIN:
+        return "thin shapes and rank 4 to 6"
+    if problem.itemsize == 1:
+        return "1-byte elements"
+    return "odd sizes" if any(extent % 2 for extent in shape) else "even sizes"
+
+
 def _permutations(lines: list[Result]) -> Iterator[tuple[str, str]]:
     """Rates of permutations by that of one large even copy, and the rates of copies of their own sizes."""
     kinds: dict[str, list[Result]] = {}
@@ -276,9 +288,6 @@ def main() -> None:
         print("\n".join((HEAD, RULE, *table)), end="\n\n")
     for name, value in (*figures(lines), *predictions(), ("commits of the lines", str(commits()))):
         print(f"{name}: {value}")
-    for row in compare(lines):
-        if row.cases:
-            print(f"{row.what}: worst {row.worst:.3g}, geometric mean {row.geomean:.3g} of {row.cases}")
 
 
 if __name__ == "__main__":

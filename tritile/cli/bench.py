@@ -49,13 +49,13 @@ def bench(
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
     compare: Annotated[
-        bool, typer.Option(help="Measure nothing: show results (of files or folders named) beside targets.")
+        bool, typer.Option(help="Measure nothing: summarise the results in the files or folders named.")
     ] = False,
 ) -> None:
     """Time tritile against torch and other peers, side by side, with the configs that calls would use."""
     if compare:
         places = [Path(text) for text in shapes or []] or [results or RESULTS]
-        printing.print_targets(benchmark.stored(places, say))
+        printing.print_comparison(benchmark.stored(places, say))
         return
     here = devices.current_gpu()
     if here is None:

@@ -2,16 +2,14 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tritile.core.config import Config
-from tritile.lab.report.results import PEERS, Result
-from tritile.lab.report.summary import Summary, dtype_label, of_cases, sizes_label, summary
-from tritile.lab.report.targets import Row, compare
+from tritile.lab.report.results import HOST, PEERS, Result, latest
+from tritile.lab.report.summary import dtype_label, of_cases, sizes_label, summary
 
 _PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
 
@@ -100,15 +98,16 @@ def print_results(results: Iterable[Result], console: Console | None = None) -> 
     _console(console).print(table)
 
 
-def print_summary(results: Iterable[Result], console: Console | None = None) -> None:
-    """Print counts, geometric means and worst ratios against torch; ratios below 1 are highlighted."""
-    lines = of_cases(results)
-    rows: list[Summary] = summary(lines)
+def print_summary(results: Iterable[Result], console: Console | None = None, baseline: str = "torch") -> None:
+    """Print counts, geometric means and worst ratios against a baseline; ratios below 1 are highlighted."""
+    lines = list(results)
+    rows = summary(lines, baseline)
     if not rows:
         _console(console).print("no results")
         return
     right = ("problems", "geometric mean", "behind", "worst")
-    table = _table(_title(lines), ("gpu", "suite", "dtype", "layout"), right, ("at",))
+    title = _title(of_cases(lines)).append(f", against {baseline}")
+    table = _table(title, ("gpu", "suite", "dtype", "layout"), right, ("at",))
     for row in rows:
         words = (row.gpu, row.suite, dtype_label(row.dtype, row.precision), row.layout)
         numbers = (str(row.count), _ratio(row.geomean), str(row.behind), _ratio(row.worst))
@@ -123,33 +122,15 @@ def print_host(lines: Iterable[Result], console: Console | None = None) -> None:
         _console(console).print(f"host cost of {line['call']}: {times}", markup=False)
 
 
-_AIMS: Final = ("what", "cases", "worst", "geometric mean", "target worst", "target geometric mean", "met")
+def print_comparison(results: Iterable[Result], console: Console | None = None) -> None:
+    """Print a summary for each GPU and each baseline that was run, then what calls cost the host.
 
-
-def _aim(value: float | None, label: str = "", met: bool | None = None) -> Text:
-    if value is None:
-        return Text("-")
-    number = f"{value:.0f}" if value >= 100 else f"{value:.3f}"
-    return Text(f"{number} {label}".rstrip(), style="bold red" if met is False else "")
-
-
-def _add_aim(table: Table, row: Row) -> None:
-    marks = {None: Text("-"), True: Text("✓", style="green"), False: Text("✗", style="bold red")}
-    found = (_aim(row.worst, row.worst_label, row.worst_met), _aim(row.geomean, "", row.geomean_met))
-    noise = "" if row.target.noise is None else f"(noise: {row.target.noise:.3f})"
-    wanted = (_aim(row.target.worst, noise), _aim(row.target.geomean))
-    _add(table, row.what, str(row.cases), *found, *wanted, marks[row.met] if row.cases else "not measured")
-
-
-def print_targets(results: Iterable[Result], console: Console | None = None) -> None:
-    """Print each target beside the newest results, a table for each GPU; a missed target has a cross."""
-    lines = list(results)
-    if not lines:
-        _console(console).print("no results")
+    The newest result of each case counts, by its time.
+    """
+    lines = sorted(results, key=lambda line: line["env"]["time"])
     for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
         here = [line for line in lines if line["env"]["gpu"] == gpu]
-        # Folded where the terminal is narrow: a column that is cut could hide what was missed.
-        table = _table(_title(here), (), (), _AIMS)
-        for row in compare(here):
-            _add_aim(table, row)
-        _console(console).print(table)
+        for baseline in ("torch", *PEERS):
+            if any(line.get(f"ratio_{baseline}") is not None for line in of_cases(here)):
+                print_summary(here, console, baseline)
+        print_host([line for line in latest(here) if line["op"] == HOST], console)

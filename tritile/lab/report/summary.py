@@ -20,10 +20,10 @@ def geomean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """How tritile compares over the cases of one suite, dtype, precision and layout on one GPU.
+    """Hold how tritile compares with a baseline over one suite, dtype, precision and layout on one GPU.
 
-    `geomean` and `worst` are of `ratio_torch` (above 1: tritile is faster); `behind` counts the cases
-    below 1; `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
+    `geomean` and `worst` are of the baseline's time by tritile's: above 1, tritile is faster. `behind` counts
+    the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
     """
 
     gpu: str
@@ -56,20 +56,24 @@ def sizes_label(line: Result) -> str:
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 
 
-def summary(results: Iterable[Result]) -> list[Summary]:
-    """Counts, geometric means and worst ratios, in order of the results, each case once as `latest`."""
+def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]:
+    """Return counts, geometric means and worst ratios to a baseline, in the order of the results.
+
+    Each case counts once, by its last result that has a time of the baseline.
+    """
+    ratio = f"ratio_{baseline}"
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for line in of_cases(results):
+    for line in of_cases(line for line in results if line.get(ratio) is not None):
         case = case_of(line)
         words = ("", "") if case.op == "permute" else (case.precision, case.layout)
         groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
-    return [_summary_of(words, lines) for words, lines in groups.items()]
+    return [_summary_of(words, lines, ratio) for words, lines in groups.items()]
 
 
-def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
+def _summary_of(words: tuple[str, ...], lines: list[Result], ratio: str) -> Summary:
     gpu, suite, dtype, precision, layout = words
-    ratios = [line["ratio_torch"] for line in lines]
-    worst = min(lines, key=lambda line: line["ratio_torch"])
+    ratios = [line[ratio] for line in lines]
+    worst = min(lines, key=lambda line: line[ratio])
     return Summary(
         gpu=gpu,
         suite=suite,
@@ -78,7 +82,7 @@ def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
         layout=layout,
         count=len(lines),
         geomean=geomean(ratios),
-        worst=worst["ratio_torch"],
+        worst=worst[ratio],
         worst_label=sizes_label(worst),
         behind=sum(ratio < 1 for ratio in ratios),
     )
