@@ -7,10 +7,10 @@ import torch
 
 from tests.reference import assert_product
 from tritile.core import device as devices
-from tritile.lab.rungs import race
-from tritile.lab.rungs.climb import LADDERS, Kernel
-from tritile.lab.rungs.launching import planned, run_compiled
-from tritile.lab.rungs.matrices import error_of, matrices
+from tritile.lab.ladder import race
+from tritile.lab.ladder.launching import planned, run_compiled
+from tritile.lab.ladder.matrices import error_of, matrices
+from tritile.lab.ladder.steps import LADDERS, Kernel
 
 pytestmark = pytest.mark.gpu
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder]

@@ -11,10 +11,10 @@ from triton.experimental.gluon import language as gl
 from tests.kernels.test_ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
-from tritile.lab.rungs import transpose
-from tritile.lab.rungs.climb import LADDERS, Kernel
-from tritile.lab.rungs.launching import arguments, described, planned, taken
-from tritile.lab.rungs.matrices import matrices
+from tritile.lab.ladder import transpose
+from tritile.lab.ladder.launching import arguments, planned, reading_of, resources_of
+from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.steps import LADDERS, Kernel
 from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
@@ -44,7 +44,7 @@ def of(op, name):
 @named
 def test_rungs_compile_and_fit_or_say_why_not(rung, target):
     device = target_device(target)
-    reading = described(rung, 1024, planned(rung, 1024, device), device)
+    reading = reading_of(rung, 1024, planned(rung, 1024, device), device)
     assert (reading.note, reading.failed) == (rung.unfit(device, 1024), False)
     if reading.note is None:
         assert 0 < reading.registers <= 512
@@ -69,7 +69,7 @@ def test_what_runs_where():
 @pytest.mark.parametrize("n", [1, later(31), 1000, 1001])
 @named
 def test_rungs_compile_at_any_size(rung, n):
-    reading = described(rung, n, planned(rung, n, H200), H200)
+    reading = reading_of(rung, n, planned(rung, n, H200), H200)
     assert reading.note == rung.unfit(H200, n)
     assert (reading.registers is None) == (reading.note is not None)
 
@@ -78,7 +78,7 @@ def test_rungs_compile_at_any_size(rung, n):
 def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung):
     assert len(set(rung.runs.configs)) == len(rung.runs.configs)
     for config in rung.runs.configs:
-        found = taken(rung, 1024, config, H200)
+        found = resources_of(rung, 1024, config, H200)
         assert (found.spills, found.excess(H200)) == (0, None), config
 
 

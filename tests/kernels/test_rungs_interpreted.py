@@ -8,9 +8,9 @@ import torch
 from tests.reference import assert_product
 from tritile.core.device import INTERPRETER
 from tritile.lab.counting import counted
-from tritile.lab.rungs.climb import ITEMSIZE, LADDERS, Kernel
-from tritile.lab.rungs.launching import run_interpreted
-from tritile.lab.rungs.matrices import matrices
+from tritile.lab.ladder.launching import run_interpreted
+from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.steps import ITEMSIZE, LADDERS, Kernel
 
 GUARD = 64  # elements on either side of the output
 ODD = (1, 31, 65)

@@ -9,8 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.lab import traffic
 from tritile.lab.counting import SECTOR, counted
-from tritile.lab.rungs.matmul import matmul_naive
-from tritile.lab.rungs.transpose import transpose_rows
+from tritile.lab.ladder.matmul import matmul_naive
+from tritile.lab.ladder.transpose import transpose_rows
 from tritile.ops import permute as permute_op
 from tritile.ops.described import described
 from tritile.planning import model

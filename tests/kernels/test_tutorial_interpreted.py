@@ -9,7 +9,7 @@ from triton.compiler import ASTSource
 
 from tests.reference import assert_product, poison_empty, values
 from tritile.core.device import target_device
-from tritile.lab.report import tutorial
+from tritile.lab.report import tutorial_baseline as tutorial
 from tritile.runtime.interpreter import interpret
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}

@@ -14,12 +14,11 @@ from tritile import cli
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import climbing
-from tritile.lab.rungs import counts, race
-from tritile.lab.rungs.climb import LADDERS, Library
-from tritile.lab.rungs.launching import described, planned, run_compiled, run_interpreted
-from tritile.lab.rungs.matrices import allowed_error, error_of, matrices
-from tritile.lab.rungs.reading import Reading
+from tritile.lab.ladder import climbing, counts, race
+from tritile.lab.ladder.launching import planned, reading_of, run_compiled, run_interpreted
+from tritile.lab.ladder.matrices import allowed_error, error_of, matrices
+from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.steps import LADDERS, Library
 
 H200 = target_device("nvidia-h200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -205,7 +204,7 @@ def test_damaged_results_are_refused(kept, tmp_path, name):
 def test_absurd_numbers_are_refused_by_name(kept, tmp_path, field, value):
     data, path = json.loads(kept[0].read_text()), tmp_path / "x.json"
     path.write_text(json.dumps(data | {"rungs": [data["rungs"][0] | {field: value}]}))
-    with pytest.raises(InvalidValueError, match=f"a rung's {field} is"):
+    with pytest.raises(InvalidValueError, match=f"a step's {field} is"):
         climbing.read(path)
 
 
@@ -372,7 +371,7 @@ def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
     assert quick.registers is not None
     for reading in (quick, *rest):
         assert (reading.us, reading.failed) == (None, True)
-        assert reading.note == "the GPU no longer answers since rung fatal"
+        assert reading.note == "the GPU no longer answers since step fatal"
     assert len(rest) == 2
 
 
@@ -393,7 +392,7 @@ def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
         assert "illegal memory access" in reading.note
     assert (other.us, other.failed) == ((None, True) if lasts else (500.0, False))
     assert other.note == (
-        "the GPU no longer answers since rungs row by row and element by element were timed side by side"
+        "the GPU no longer answers since steps row by row and element by element were timed side by side"
         if lasts else None
     )  # fmt: skip
 
@@ -468,6 +467,6 @@ def test_described_rungs_keep_the_compilers_reason():
     """A tile that asks for more shared memory than there is."""
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "autotuned")
     config = max(rung.runs.configs, key=lambda c: c["BLOCK_M"] * c["BLOCK_N"] * c.num_stages)
-    reading = described(rung, 512, config, target_device("gfx942"))
+    reading = reading_of(rung, 512, config, target_device("gfx942"))
     assert "shared memory" in reading.note
     assert reading.registers is None

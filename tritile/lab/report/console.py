@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tritile.core.config import Config
-from tritile.lab.report.results import HOST, PEERS, Result, latest
+from tritile.lab.report.results import BASELINES, HOST, Result, latest
 from tritile.lab.report.summary import dtype_label, of_cases, sizes_label, summary
 
 _PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
@@ -89,7 +89,7 @@ def print_results(results: Iterable[Result], console: Console | None = None) -> 
     if not lines:
         _console(console).print("no results")
         return
-    peers = [name for name in PEERS if any(line.get(f"ratio_{name}") is not None for line in lines)]
+    peers = [name for name in BASELINES if any(line.get(f"ratio_{name}") is not None for line in lines)]
     ratios = [f"{name} ratio" for name in ("torch", *peers)]
     right = ("tritile us", "torch us", *ratios, "spread", "rate", "error / torch's")
     table = _table(_title(lines), ("problem",), right, ("source", "config") if not peers else ())
@@ -130,7 +130,7 @@ def print_comparison(results: Iterable[Result], console: Console | None = None) 
     lines = sorted(results, key=lambda line: line["env"]["time"])
     for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
         here = [line for line in lines if line["env"]["gpu"] == gpu]
-        for baseline in ("torch", *PEERS):
+        for baseline in ("torch", *BASELINES):
             if any(line.get(f"ratio_{baseline}") is not None for line in of_cases(here)):
                 print_summary(here, console, baseline)
         print_host([line for line in latest(here) if line["op"] == HOST], console)

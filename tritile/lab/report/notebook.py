@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.markup import table_html
-from tritile.lab.report.results import PEERS, Result
+from tritile.lab.report.results import BASELINES, Result
 from tritile.lab.report.run import stored
 from tritile.lab.report.summary import dtype_label, of_cases, sizes_label
 
@@ -43,7 +43,7 @@ class Results(list[Result]):
 
     def _repr_html_(self) -> str:
         lines = of_cases(self)
-        peers = [peer for peer in PEERS if any(line.get(f"ratio_{peer}") is not None for line in lines)]
+        peers = [peer for peer in BASELINES if any(line.get(f"ratio_{peer}") is not None for line in lines)]
         heads = [*_HEADS, *(f"over {peer}" for peer in peers), "spread", "config"]
         gpus = ", ".join(dict.fromkeys(line["env"]["gpu"] for line in lines)) or "no GPU"
         more = f"; the first {_MOST} are shown" if len(lines) > _MOST else ""

@@ -35,7 +35,7 @@ Result = dict[str, Any]
 
 HOST: Final = "host"  # the op and the suite of what a call costs the host
 _APART: Final = ("invariance", "models", "rows")  # ops of lines of `tuning/OP.py`, which nobody reads here
-PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
+BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
     "grouped": ("tflops",),
@@ -180,7 +180,7 @@ def _check_case(line: Result) -> None:
     for name in ("precision", "layout"):
         if not isinstance(line.get(name, 0), str | None):
             raise InvalidValueError(f"{name} = {line.get(name)!r}: wanted text or null")
-    for peer in PEERS:
+    for peer in BASELINES:
         _check_number(line, f"{peer}_us", needed=False, above=True)
         _check_number(line, f"ratio_{peer}", needed=line.get(f"{peer}_us") is not None, above=True)
     for name in _RATES[case.op]:

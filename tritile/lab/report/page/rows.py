@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Problem
 from tritile.families.common.rates import peak_tflops
-from tritile.lab.report.results import HOST, PEERS, Result, case_of, latest
+from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 from tritile.lab.report.summary import Summary, dtype_label, sizes_label, summary
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ def _row(line: Result, number: int) -> Row:
         "torch_error": line["torch_error"],
         "bytes": problem.bytes,
     }
-    for peer in PEERS:
+    for peer in BASELINES:
         row |= {f"{peer}_us": line.get(f"{peer}_us"), peer: line.get(f"ratio_{peer}")}
     if not isinstance(problem, PermuteProblem):
         return row | {"tflops": line["tflops"], "intensity": problem.flops / problem.bytes}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tritile.lab.report.page.rows import Row, Rows
-from tritile.lab.report.results import PEERS
+from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import Summary, dtype_label
 
 Show = Callable[[Any], str]
@@ -52,15 +52,17 @@ def _error(value: float) -> str:
 Column = tuple[str, str, Show]
 _CASE: Final[list[Column]] = [(name, name, _plain) for name in ("problem", "suite", "dtype", "layout")]
 _CHOICE: Final[list[Column]] = [("config", "config", _plain), ("chosen by", "source", _plain)]
-_PEERS: Final[list[Column]] = [
-    column for peer in PEERS for column in ((f"{peer} us", f"{peer}_us", us), (f"over {peer}", peer, ratio))
+_BASELINES: Final[list[Column]] = [
+    column
+    for name in BASELINES
+    for column in ((f"{name} us", f"{name}_us", us), (f"over {name}", name, ratio))
 ]
 _SPEED: Final[list[Column]] = [
     *_CASE,
     ("tritile us", "tritile_us", us),
     ("torch us", "torch_us", us),
     ("over torch", "torch", ratio),
-    *_PEERS,
+    *_BASELINES,
     ("spread", "spread", percent),
     *_CHOICE,
 ]
