@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.tilings import turn_of
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
@@ -135,7 +136,7 @@ def test_sliders_and_clicks_go_anywhere(opened):
     assert page.text_content("#turn-of") == f"20 (0 to {tiling.turns - 1})"
     box = page.locator('[data-frame="c"]').bounding_box()
     page.mouse.click(box["x"] + box["width"] * 100 / 200, box["y"] + box["height"] * 280 / 300)
-    assert_step(page, tiling, tiling.turn_of(Place(0, 4, 3)), 3)
+    assert_step(page, tiling, turn_of(tiling, Place(0, 4, 3)), 3)
 
 
 def test_every_control_is_reached_by_the_keyboard(opened):
@@ -151,7 +152,7 @@ def test_every_control_is_reached_by_the_keyboard(opened):
 
 def test_the_ragged_corner_is_hatched_and_named(opened):
     problem, config = RAGGED
-    corner = tiling_of(problem, config, H200).turn_of(Place(0, 4, 6))
+    corner = turn_of(tiling_of(problem, config, H200), Place(0, 4, 6))
     page, tiling = opened(problem, config, start=(corner, 5))
     assert_step(page, tiling, corner, 4)
     told = step_of(tiling, corner, 4)
@@ -255,7 +256,7 @@ def test_waves_of_all_kinds_can_be_walked(opened, problem, config):
 
 def test_a_tile_of_a_transpose_is_read_and_then_written(opened):
     problem, config = MOVED
-    corner = tiling_of(problem, config, H200).turn_of(Place(0, 9, 7))
+    corner = turn_of(tiling_of(problem, config, H200), Place(0, 9, 7))
     page, tiling = opened(problem, config, start=(corner, 1))
     told = move_of(tiling, corner)
     block = told.block

@@ -11,6 +11,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.reference import values
+from tests.tilings import turns_of
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
@@ -147,7 +148,7 @@ def test_programs_of_a_product_load_the_blocks_that_the_tiling_tells(size, confi
         of_a, of_b = (elements(t, watch.loads[program]) for t in (a, b))
         masked_a, masked_b = (filled(watch.loads[program], t) for t in (a, b))
         done = 0
-        for turn in tiling.turns_of(number):
+        for turn in turns_of(tiling, number):
             matrix = tiling.place(turn).matrix
             for step in range(len(tiling.k_blocks(turn))):
                 told = step_of(tiling, turn, step)
@@ -175,7 +176,7 @@ def test_every_tile_is_stored_once_by_its_programs(config, watch):
     for number, tiles in stored.items():
         told = [
             rectangle(tiling.place(turn).matrix, step_of(tiling, turn, 0).c)
-            for turn in tiling.turns_of(number)
+            for turn in turns_of(tiling, number)
         ]
         if tiling.parts == 1:
             assert tiles == told

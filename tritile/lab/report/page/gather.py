@@ -1,4 +1,4 @@
-"""What was read from files, put together as the rows of one report."""
+"""Gather the rows of one report from files that were read."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,9 +13,9 @@ from tritile.lab.report.results import Result
 def gathered(
     found: Sources, results: Iterable[Result], stores: Sequence[Recorded], gpu: str, device: Device | None
 ) -> Rows:
-    """The rows of a report of one GPU: its results, the trials of these stores, and studies that were found.
+    """Return the rows of a report of one GPU: its results, the stores' trials, and studies that were found.
 
-    `device` has the GPU's peaks, None where they are not known. Raises InvalidValueError for a study that
+    `device` has the GPU's peaks, None where they are unknown. Raises InvalidValueError for a study that
     `tritile tune --study` cannot have written.
     """
     results = list(results)

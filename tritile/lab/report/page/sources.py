@@ -1,4 +1,4 @@
-"""Which files a report is made of: results, stores of trials, and studies of the tuner, told by name."""
+"""Find the files of a report by name: results, stores of trials, and studies of the tuner."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -12,12 +12,12 @@ _STORES: Final = (".sqlite3", ".sqlite3.gz")
 _WANTED: Final = (
     "a folder, or a file of results (.jsonl), of trials (.sqlite3, .sqlite3.gz) or of study (.json)"
 )
-_APART: Final = "alignments"  # the op of what `tuning/alignments.py` measures, and no page shows
+_APART: Final = "alignments"  # the op in files of `tuning/alignments.py`, which a report skips
 
 
 @dataclass
 class Sources:
-    """Files by what they hold; `studies` and `autotunes` are parsed already, as their kind is in the text."""
+    """Hold files by kind; `studies` and `autotunes` are parsed, as only their text tells the kind."""
 
     results: list[Path] = field(default_factory=list)
     stores: list[Path] = field(default_factory=list)
@@ -57,10 +57,10 @@ def _add(found: Sources, path: Path) -> None:
 
 
 def sources(places: Iterable[Path], tell: Callable[[str], None]) -> Sources:
-    """What these files hold, and those in these folders and in the folders in them.
+    """Sort files, and those in folders and in the folders in them, by kind.
 
-    `tell` hears of .json files in a folder that are not ours. Raises InvalidValueError for a file or folder
-    that is not there or whose name tells no kind.
+    `tell` is told of .json files in a folder that are not ours. Raises InvalidValueError for a file or folder
+    that does not exist, or a file of unknown kind.
     """
     found = Sources()
     for place in dict.fromkeys(places):

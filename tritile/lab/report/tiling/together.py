@@ -1,4 +1,4 @@
-"""How many programs a processor holds at once, by what a config takes of memory, registers and threads."""
+"""Estimate how many programs an SM holds at once."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -7,9 +7,9 @@ from tritile.families.registry import FAMILIES
 
 
 def resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> int:
-    """Programs of a legal config that a processor is estimated to hold at once, at least 1.
+    """Estimate how many programs of a legal config an SM holds at once, at least 1.
 
-    A persistent kernel is launched with one program a processor.
+    A persistent kernel is launched with one program per SM.
     """
     if dict(config.kwargs).get("PERSISTENT"):
         return 1
