@@ -262,10 +262,10 @@ def test_notebooks_get_tables_that_are_escaped(square):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tile BLOCK_M=7", r"BLOCK_M = 7 is of no config .* there are 16, 32, 64"),
+        ("tile BLOCK_M=7", r"none has BLOCK_M = 7; there are 16, 32, 64"),
         ("nonsense", "there are descriptor, split, tile, warpgroups"),
-        ("WIDTH=3", "no WIDTH, but .*families are tile, descriptor, warpgroups, split"),
-        ("tile SPLIT_K=2", "no SPLIT_K, but BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
+        ("WIDTH=3", "no WIDTH; there are .*families are tile, descriptor, warpgroups, split"),
+        ("tile SPLIT_K=2", "no SPLIT_K; there are BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
         ("BLOCK_M=", "NAME=VALUE"),
     ],

@@ -1,4 +1,4 @@
-"""tritile accuracy: how far products are from exact."""
+"""tritile accuracy: measure how far products are from exact."""
 
 import json
 from pathlib import Path
@@ -22,15 +22,15 @@ def _shown(value: float | None) -> str:
 @app.command()
 def accuracy(
     dtype: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(measured.PRECISIONS)}; may be repeated.")
+        list[str] | None, typer.Option(help=f"One of {', '.join(measured.PRECISIONS)}; may be repeated.")
     ] = None,
     n: Annotated[int, typer.Option(min=32, help="Rows of a and columns of b.")] = 256,
     k: Annotated[list[int] | None, typer.Option(help="Terms of a sum; may be repeated.")] = None,
-    results: Annotated[Path | None, typer.Option(help="A .jsonl file that is appended to.")] = None,
+    results: Annotated[Path | None, typer.Option(help="A .jsonl file to append to.")] = None,
 ) -> None:
-    """Errors of tritile's and torch's products beside an exact one, by precision and kind of data.
+    """Measure the errors of tritile's and torch's products, by precision and kind of data.
 
-    "error" is of the norm; "worst" of an element, as a share of the sum of its terms' magnitudes.
+    "error" is by norm; "worst" is the worst element's error over the sum of its terms' magnitudes.
     """
     dtypes, depths = tuple(dtype or measured.PRECISIONS), tuple(k or (1024,))
     unknown = set(dtypes) - set(measured.PRECISIONS)

@@ -1,1 +1,1 @@
-"""How far products are from exact, by precision, on data that are easy and on data that are hard."""
+"""Errors of products by precision, on easy and on hard data."""

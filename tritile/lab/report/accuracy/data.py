@@ -1,4 +1,4 @@
-"""Pairs of matrices on which precisions differ, made of normal random numbers."""
+"""Pairs of matrices on which precisions differ, made from normal random numbers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -34,8 +34,8 @@ def _with(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return changed
 
 
-# By name, what becomes of normal a and b. Elements of "graded" span 2^60 along K, and their products do not;
-# those of "badly ranged" span some 10^20 anywhere; "cancelling" sums end near 1e-4 of their terms.
+# Functions of normal a and b, by name. Elements of "graded" span 2^60 along K, their products do not.
+# Elements of "badly ranged" span some 10^20 anywhere. Sums of "cancelling" end near 1e-4 of their terms.
 FINITE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
     "normal": lambda a, b: (a, b),
     "uniform": lambda a, b: (a.frac().abs(), b.frac().abs()),
@@ -44,7 +44,7 @@ FINITE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
     "graded": _graded,
     "badly ranged": _badly_ranged,
 }
-# The same with elements that are none, or at the ends of their type.
+# The same with NaN, infinities, or elements at the ends of their type's range.
 SPECIAL: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
     "NaN": lambda a, b: (_with(float("nan"))(a), b),
     "infinite": lambda a, b: (_with(float("inf"))(a), _with(float("-inf"))(b)),

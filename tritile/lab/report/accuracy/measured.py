@@ -1,4 +1,4 @@
-"""Errors of products, tritile's and torch's, on the same data."""
+"""Measure the errors of tritile's and torch's products on the same data."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
 from tritile.tune.subject.elements import torch_fp32
 
-# Precisions by dtype, each beside what torch does at best for that dtype; "" where there is no choice.
+# Precisions by dtype; "" where there is no choice.
 PRECISIONS: Final = {
     "float32": ("ieee", "fp16x3", "tf32x3", "tf32"),
     "float64": ("ieee", "ozaki"),
@@ -25,18 +25,17 @@ PRECISIONS: Final = {
     "float8_e4m3fn": ("ieee", "fast"),
     "int8": ("",),
 }
-_ROWS: Final = 16  # of what is compared with numbers of 64 bits of mantissa, and as many columns
+_ROWS: Final = 16  # rows and columns of 64-bit products that are compared
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far a product of (n, k) by (k, n) is from exact.
+    """Hold how far a product of (n, k) by (k, n) is from exact.
 
-    `error` is of the norm, |out - a b| / |a b|; `worst` the largest error of an element, as a share of
-    (|a| |b|) there. `torch_error` and `torch_worst` are torch's, which is asked for TF32 where tritile is.
-    `bound` is what `worst` is proved to stay below, None where nothing is stated. Of data with NaN or
-    infinities, or elements at the ends of their type, `differing` counts elements that are NaN, infinite or
-    finite where torch's is something else; other fields are None where a product is not finite.
+    `error` is |out - a b| / |a b|, by norm. `worst` is the largest error of an element over (|a| |b|) there.
+    `torch_error` and `torch_worst` are torch's, which uses TF32 where tritile does. `bound` is the proved
+    bound of `worst`, None where there is none. `differing` counts the elements that are NaN, infinite or
+    finite where torch's are not. Where a product is not finite the other fields are None.
     """
 
     dtype: str
@@ -52,7 +51,7 @@ class Accuracy:
     differing: int
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON holds."""
+        """Return a dictionary that JSON holds."""
         return asdict(self)
 
 
@@ -79,10 +78,10 @@ def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
 
 
 def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """a b and |a| |b| in float64, of more digits than any product has that is compared with it.
+    """Return a b and |a| |b| in float64, more exact than any product that is compared with them.
 
-    Products of 64-bit types by numpy's longdouble, which has 64 bits of mantissa on x86, and so of some rows
-    and columns only: see `_shown`.
+    Products of 64-bit types are computed in numpy's longdouble, which has 64 bits of mantissa on x86. This is
+    slow: see `_shown`.
     """
     wide = torch.complex128 if a.is_complex() else torch.float64
     if a.dtype not in (torch.float64, torch.complex128):
@@ -97,7 +96,7 @@ def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _shown(dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
-    """What of a product is compared: all, or the rows and columns that `_exact` is asked for."""
+    """Return the part of a product that is compared: all, or 16 rows and columns of 64-bit types."""
     return out[:_ROWS, :_ROWS].cpu() if dtype in (torch.float64, torch.complex128) else out
 
 
@@ -109,7 +108,7 @@ def _errors(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> 
 
 
 def _kinds(out: torch.Tensor) -> torch.Tensor:
-    """1 for a NaN, 2 and 3 for infinities, else 0."""
+    """Return 1 for a NaN, 2 and 3 for infinities, else 0."""
     out = torch.view_as_real(out) if out.is_complex() else out
     if not out.is_floating_point():
         return torch.zeros_like(out, dtype=torch.int8)
@@ -119,7 +118,7 @@ def _kinds(out: torch.Tensor) -> torch.Tensor:
 def _posed(
     dtype: str, n: int, k: int, make: Callable[[torch.Tensor, torch.Tensor], Pair], where: str
 ) -> Pair:
-    """a (n, k) and b (k, n), of whose columns each is contiguous."""
+    """Return a (n, k) and b (k, n), b with contiguous columns."""
     kind, device = getattr(torch, dtype), torch.device(where)
     generator = torch.Generator(device=device).manual_seed(k)
     if dtype == "int8":
@@ -140,14 +139,14 @@ def _posed(
 
 
 def _bound(dtype: str, precision: str, data: str, k: int) -> float | None:
-    """What is proved of `worst`: of fp16x3 before its result is rounded to fp32, which adds half a step."""
+    """Return the proved bound of `worst`: fp16x3's, and the rounding of its result to fp32."""
     if (dtype, precision) == ("float32", "fp16x3") and data in FINITE:
         return error_bound(k) + 2.0**-24
     return None
 
 
 def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) -> Accuracy:
-    """The errors of one product, on this device ("cuda" or "cpu")."""
+    """Measure the errors of one product on a device, "cuda" or "cpu"."""
     kind = getattr(torch, dtype)
     a, b = _posed(dtype, n, k, (FINITE | SPECIAL)[data], where)
     ours, theirs = _ours(a, b, precision), _torchs(a, b, precision)
@@ -165,7 +164,7 @@ def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) 
 
 
 def cases(dtypes: tuple[str, ...], ks: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
-    """dtype, precision, data and K of every product that is looked at."""
+    """Yield dtype, precision, data and K of every product to measure."""
     for dtype in dtypes:
         small = dtype in ("float8_e4m3fn", "int8")
         names = (
