@@ -58,6 +58,7 @@ def compared(*arguments: object) -> str:
 
 def test_compare_summarises_against_each_peer(tmp_path: Path) -> None:
     lines = [product("64x64x64", 1.5, inductor=1.25), product("64x64x64", 0.5, layout="NT")]
+    lines.append(product("64x64x64", 1.5, time=LATER))
     append(tmp_path / "gpu" / "square.jsonl", lines)
     append(tmp_path / "gpu" / "host.jsonl", [host_result("matmul(a, b)", 10.0, 9.0, ENV)])
     for place in (tmp_path, tmp_path / "gpu"):

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from tritile.cli.app import app, console, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.lab.report.accuracy import measured
+from tritile.lab.report import accuracy as measured
 from tritile.lab.report.environment import environment
 
 

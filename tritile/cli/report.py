@@ -10,7 +10,7 @@ from tritile.cli.app import RESULTS, TUNING, app, console, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.page import document, gather, rows, searches, sources
+from tritile.lab.report.page import document, rows, searches, sources
 from tritile.lab.report.results import Result
 from tritile.lab.report.run import stored
 from tritile.planning.store import store_of
@@ -56,7 +56,7 @@ def _read(files: list[Path], results: Path | None, stores: list[Path], target: s
         raise InvalidValueError(f"{results} holds no results: tritile bench --results {results} makes them")
     gpu, device = _device(target, lines)
     recorded = _stores(found, not files and not stores, device)
-    return gather.gathered(found, lines, recorded, gpu, device)
+    return sources.gathered(found, lines, recorded, gpu, device)
 
 
 @app.command("report")

@@ -1,19 +1,24 @@
-"""What results sum up to: how tritile compares over a suite."""
+"""Summarise results: how tritile compares with a baseline over a suite."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tritile.lab.report.results import HOST, Result, case_of, latest
+from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:
-    """The last result of each case on each GPU; what calls cost the host is left out."""
+    """Return the last result of each case on each GPU, without results of host time."""
     return [line for line in latest(results) if line["op"] != HOST]
 
 
+def baselines_of(results: list[Result]) -> list[str]:
+    """Return the baselines besides torch that some result has a time of."""
+    return [name for name in BASELINES if any(line.get(f"ratio_{name}") is not None for line in results)]
+
+
 def geomean(values: Iterable[float]) -> float:
-    """The geometric mean of one value or more, all above 0."""
+    """Return the geometric mean of one value or more, all above 0."""
     logs = [math.log(value) for value in values]
     return math.exp(math.fsum(logs) / len(logs))
 
@@ -39,10 +44,10 @@ class Summary:
 
 
 def sizes_label(line: Result) -> str:
-    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one.
+    """Write the sizes of a result's case: 4096x4096x4096 (M, N, K), with a batch before them.
 
-    Of groups, how many, and what they share how: "64 even groups of (8192)x2048x4096".
-    Of a permutation the shape of x, and the order of its dimensions if not just the last two are exchanged.
+    Groups are written "64 even groups of (8192)x2048x4096", with the shared extent in parentheses. A
+    permutation is written as the shape of x, then the order of dimensions unless only the last two swap.
     """
     if line["op"] == "permute":
         sizes, dims = "x".join(str(size) for size in line["shape"]), list(line["dims"])
@@ -89,5 +94,5 @@ def _summary_of(words: tuple[str, ...], lines: list[Result], ratio: str) -> Summ
 
 
 def dtype_label(dtype: str, precision: str) -> str:
-    """The dtype, with how float32 is multiplied where that is not IEEE's way."""
+    """Write the dtype, with its precision where that is not "ieee"."""
     return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype

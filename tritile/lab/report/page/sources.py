@@ -1,12 +1,17 @@
-"""Find the files of a report by name: results, stores of trials, and studies of the tuner."""
+"""Find the files of a report (results, stores, studies of the tuner), and gather their rows."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tritile.core.device import Device
 from tritile.errors import InvalidValueError
+from tritile.lab.report.page.rows import Rows, facets_of, rows_of
+from tritile.lab.report.page.searches import Recorded, searched
+from tritile.lab.report.page.tuner import autotune_rows, study_rows
+from tritile.lab.report.results import Result
 
 _STORES: Final = (".sqlite3", ".sqlite3.gz")
 _WANTED: Final = (
@@ -78,3 +83,20 @@ def sources(places: Iterable[Path], tell: Callable[[str], None]) -> Sources:
         else:
             raise InvalidValueError(f"{place}: no such file or folder; wanted {_WANTED}")
     return found
+
+
+def gathered(
+    found: Sources, results: Iterable[Result], stores: Sequence[Recorded], gpu: str, device: Device | None
+) -> Rows:
+    """Return the rows of a report of one GPU: its results, the stores' trials, and studies that were found.
+
+    `device` has the GPU's peaks, None where they are unknown. Raises InvalidValueError for a study that
+    `tritile tune --study` cannot have written.
+    """
+    results = list(results)
+    rows, facets = rows_of(results, gpu, device), facets_of(results, gpu)
+    rows.searches, rows.cells, rows.progress = searched(stores, facets)
+    rows.trials = sum(len(store.trials) for store in stores)
+    rows.study = study_rows(found.studies, gpu, facets)
+    rows.autotune = autotune_rows(found.autotunes, gpu)
+    return rows

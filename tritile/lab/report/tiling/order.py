@@ -17,9 +17,9 @@ from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
 from tritile.families.matmul_split import family as split
 from tritile.families.permute import family as permute
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.lab.report.tiling.together import resident_of
 
 
 class Place(NamedTuple):
@@ -118,6 +118,18 @@ def _among(number: int, count: int, what: str) -> int:
     return number
 
 
+def _resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> int:
+    """Estimate how many programs of a legal config an SM holds at once, at least 1.
+
+    A persistent kernel is launched with one program per SM.
+    """
+    if dict(config.kwargs).get("PERSISTENT"):
+        return 1
+    resident = FAMILIES[problem.op][config.family].resident
+    assert resident is not None  # families of products and permutations tell it
+    return resident(config, problem, device)
+
+
 def _pointer(dtype: str, elements: int) -> Pointer:
     return Pointer(getattr(torch, dtype))
 
@@ -178,7 +190,7 @@ def tiling_of(
         problem, config, device, rows, columns, problem.batch,
         group=rows if values.get("FLAT") else config["GROUP_M"],
         programs=min(prod(step.grid), tiles * parts),  # further programs find no matrix
-        resident=resident or resident_of(problem, config, device),
+        resident=resident or _resident_of(problem, config, device),
         covers=covers,
         parts=parts,
         copied=_copied(work),

@@ -1,1 +1,0 @@
-"""Errors of products by precision, on easy and on hard data."""
