@@ -1,4 +1,4 @@
-"""What batch-invariant mode costs: its time beside the default's and torch's, over numbers of rows.
+"""Time batch-invariant mode beside the default and torch, over numbers of rows.
 
     python tuning/invariance.py    # prints tables, appends lines to results/<gpu>/invariance.jsonl
 
@@ -43,7 +43,7 @@ Known = MatmulProblem | QuantizedProblem
 
 
 def problem_of(weight: str, m: int, n: int, k: int, invariant: bool) -> Known:
-    """The problem that `tritile.linear` poses of m contiguous rows and a weight (n, k)."""
+    """Return the problem that `tritile.linear` poses for m contiguous rows and a weight (n, k)."""
     if weight == "int4":
         return QuantizedProblem(m, n, k, "bfloat16", 4, GROUP_SIZE, invariant=invariant)
     dtypes = ("bfloat16", "bfloat16")
@@ -51,14 +51,14 @@ def problem_of(weight: str, m: int, n: int, k: int, invariant: bool) -> Known:
 
 
 def config_of(problem: Known, gpu: Device) -> Config:
-    """The config that a call would use."""
+    """Return the config that a call would use."""
     chosen = plans.plan_for(problem, gpu, "cached")
     assert chosen is not None
     return chosen.config
 
 
 def compile_all(gpu: Device) -> None:
-    """Fill Triton's cache with what will be timed. What does not compile here fails where it is called."""
+    """Fill Triton's cache with what will be timed. A kernel that does not compile fails when it is called."""
     pairs = {}
     for weight, n, k in WEIGHTS:
         for m in ROWS:
@@ -71,13 +71,13 @@ def compile_all(gpu: Device) -> None:
 
 
 def timed(call: Callable[[], object], invariant: bool) -> float:
-    """Median microseconds of a call in the mode, or out of it."""
+    """Return the median microseconds of a call in the mode, or out of it."""
     with tritile.batch_invariant(invariant):
         return 1e3 * do_bench(call)[0]
 
 
 def rows_of(weight: str, n: int, k: int, gpu: Device, env: dict[str, str]) -> Iterator[Row]:
-    """A line for each number of rows."""
+    """Yield a line for each number of rows."""
     plain = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
     own: Any = tritile.quantize(plain, bits=4, group_size=GROUP_SIZE) if weight == "int4" else plain
     whole = torch.randn(max(ROWS), k, device="cuda", dtype=torch.bfloat16)
@@ -94,7 +94,7 @@ def rows_of(weight: str, n: int, k: int, gpu: Device, env: dict[str, str]) -> It
 
 
 def table_of(rows: list[Row]) -> Table:
-    """The lines of one weight as a table."""
+    """Return the lines of one weight as a table."""
     first = rows[0]
     title = f"{first['weight']} weight of {first['n']} x {first['k']}, microseconds"
     table = Table("rows", title=title, title_justify="left")
@@ -109,7 +109,7 @@ def table_of(rows: list[Row]) -> Table:
 
 
 def main() -> int:
-    """Measure on the GPU that is here; the exit status is 1 where there is none."""
+    """Measure on the current GPU; the exit status is 1 if there is none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, help="the file that lines are appended to")
     given, gpu, console = parser.parse_args(), device.current_gpu(), Console(width=150)
