@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
 from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, tiling_of
-from tritile.lab.report.tiling.words import size, span
+from tritile.lab.report.tiling.texts import size, span
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")

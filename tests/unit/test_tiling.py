@@ -18,7 +18,7 @@ from tritile.lab.explain.wanted import config_like
 from tritile.lab.report import tiling as tilings
 from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
 from tritile.lab.report.tiling.still import first_tiles
-from tritile.lab.report.tiling.words import notes, size
+from tritile.lab.report.tiling.texts import notes, size
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")

@@ -53,10 +53,7 @@ def _chosen(step: Step, given: Matrices, device: Device) -> Config | None:
     if not isinstance(kernel, Kernel) or len(kernel.configs) == 1:
         return planned(step, n, device)
     tuner = autotune([config.to_triton() for config in kernel.configs], key=["n"])(kernel.jitted)
-    grid, processors = (
-        kernel.grid,
-        device.processors,
-    )  # sent to the measuring process in place of the step
+    grid, processors = kernel.grid, device.processors  # all that the measuring process is sent
     with mode("tune"):
         tuner[lambda values: grid(n, values, processors)](*given, n)
     return Config.from_triton(tuner.best_config)

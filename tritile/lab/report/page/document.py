@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.report.page.rows import FACETS, Row, Rows
+from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import geomean
 
 _EXTRA: Final = ("altair", "vl_convert", "jinja2")
@@ -58,9 +59,7 @@ def _options(rows: Rows) -> dict[str, list[str]]:
         for row in (*rows.results, *rows.searches):
             values |= set(row[facet]) if isinstance(row[facet], list) else {row[facet]}
         found[facet] = sorted(values - {""})
-    found["peer"] = [
-        peer for peer in ("torch", "inductor", "tutorial") if any(row[peer] for row in rows.results)
-    ]
+    found["peer"] = [name for name in ("torch", *BASELINES) if any(row[name] for row in rows.results)]
     return found
 
 

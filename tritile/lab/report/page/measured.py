@@ -19,6 +19,7 @@ from tritile.lab.report.page.marks import (
     tips,
 )
 from tritile.lab.report.page.rows import Row, Rows
+from tritile.lab.report.results import BASELINES
 
 
 def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
@@ -27,7 +28,7 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
     side = "datum.ratio < 1 ? 'slower' : 'as fast or faster'"
     base = (
         alt.Chart(alt.NamedData("results"))
-        .transform_fold(["torch", "inductor", "tutorial"], as_=["peer", "ratio"])
+        .transform_fold(["torch", *BASELINES], as_=["peer", "ratio"])
         .transform_filter("isValid(datum.ratio) && (peer === '' || datum.peer === peer)")
         .transform_calculate(
             band="datum.suite + (datum.peer === 'torch' ? '' : ' / ' + datum.peer)",

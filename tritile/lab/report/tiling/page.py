@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.order import Tiling, tiling_of
-from tritile.lab.report.tiling.words import lead, notes, order_name, title
+from tritile.lab.report.tiling.texts import lead, notes, order_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 

@@ -11,7 +11,7 @@ from tritile.lab.report.tiling.blocks import Block, step_of
 from tritile.lab.report.tiling.moves import Move, move_of
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.page import PAGES, checked_start
-from tritile.lab.report.tiling.words import by, size, span, times, title
+from tritile.lab.report.tiling.texts import by, size, span, times, title
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels
 _LEAST_HEIGHT = 420.0  # of the picture: what the words need
