@@ -18,7 +18,7 @@ from tritile.families.common.rates import peak_tflops
 from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
 from tritile.lab.explain.hardware import Waves, occupancy
-from tritile.lab.explain.telling import bytes_text
+from tritile.lab.explain.texts import bytes_text
 from tritile.lab.report import recorded
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import model, plans, table

@@ -1,5 +1,6 @@
 """tritile accuracy: measure how far products are from exact."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,6 @@ def accuracy(
             if results is not None:
                 results.parent.mkdir(parents=True, exist_ok=True)
                 with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.to_dict() | {"env": dict(env)}) + "\n")
+                    file.write(json.dumps(dataclasses.asdict(found) | {"env": dict(env)}) + "\n")
             bar.advance(task)
     console.print(grid)

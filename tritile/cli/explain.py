@@ -9,7 +9,7 @@ import tritile
 from tritile.cli.app import Dtype, Layout, Op, Target, app, console, device_of
 from tritile.core.problem import Tiled
 from tritile.lab.explain import Explanation
-from tritile.lab.explain.telling import rows
+from tritile.lab.explain.texts import rows
 from tritile.tune import suites
 
 Sizes = Annotated[list[str], typer.Argument(help="M N K, or rows and columns, apart or as 4096x4096x4096.")]

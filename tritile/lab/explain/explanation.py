@@ -15,7 +15,7 @@ from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import bounds
 from tritile.lab.explain.hardware import Occupancy, Waves, occupancy, warps_of
-from tritile.lab.explain.telling import rows
+from tritile.lab.explain.texts import rows
 from tritile.lab.traffic import Traffic
 from tritile.planning import model
 from tritile.planning.plans import Plan, trials

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.lab.explain.telling import bytes_text
+from tritile.lab.explain.texts import bytes_text
 from tritile.lab.ladder.race import LARGEST
 from tritile.lab.ladder.reading import Reading
 from tritile.lab.ladder.steps import ITEMSIZE, LADDERS
@@ -75,7 +75,7 @@ def save(climb: Climb, path: Path) -> None:
     """Write a climb as JSON. Raises OSError where the file cannot be written."""
     data = {
         "n": climb.n, "device": climb.device, "timed": climb.timed, "env": dict(climb.env),
-        "rungs": [reading.to_dict() for reading in climb.readings],
+        "rungs": [asdict(reading) for reading in climb.readings],
     }  # fmt: skip
     path.write_text(json.dumps(data, indent=1) + "\n")
 

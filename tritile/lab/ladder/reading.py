@@ -1,7 +1,7 @@
 """A reading of one step of a ladder, as a frozen value that JSON holds."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
@@ -43,13 +43,9 @@ class Reading:
         """Return the bytes read and written, as counted."""
         return None if self.read is None or self.written is None else self.read + self.written
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds and `from_dict` reads back."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: Any) -> "Reading":
-        """Return the reading that `to_dict` wrote. Raises InvalidValueError for anything else."""
+        """Return the reading whose `asdict` this is. Raises InvalidValueError for anything else."""
         wanted = ", ".join(_KINDS)
         if not isinstance(data, Mapping) or data.keys() != _KINDS.keys():
             raise InvalidValueError(f"{str(data)[:200]!r} is no step of a ladder: wanted {wanted}")

@@ -1,8 +1,8 @@
 """Measure the errors of tritile's and torch's products by precision, on easy and on hard data."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -94,10 +94,6 @@ class Accuracy:
     torch_worst: float | None
     bound: float | None
     differing: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds."""
-        return asdict(self)
 
 
 def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
