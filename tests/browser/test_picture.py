@@ -45,7 +45,7 @@ MOVED = PermuteProblem.turned(1, 300, 250, 4), mover()
 
 @pytest.fixture
 def opened(visit, tmp_path):
-    """Opens the page of a problem and a config: the page, and the tiling."""
+    """Open the page of a problem and a config; return the page and the tiling."""
 
     def open_(problem, config, start=(0, 1), **options):
         path = tmp_path / "tiling.html"
@@ -57,12 +57,12 @@ def opened(visit, tmp_path):
 
 
 def fact(page, name):
-    """A number of the list beside the picture, without the small print."""
+    """Return a number of the list beside the picture, without the small print."""
     return page.locator(f'dd[data-fact="{name}"]').evaluate("each => each.firstChild.textContent")
 
 
 def rectangle(page, inner, frame, rows, columns):
-    """(top, left, rows, columns) of a shape, in elements of the matrix that is drawn as `frame`."""
+    """Return (top, left, rows, columns) of a shape, in elements of the matrix drawn as `frame`."""
     read = "each => ['x', 'y', 'width', 'height'].map((side) => Number(each.getAttribute(side)))"
     x, y, width, height = page.locator(inner).evaluate(read)
     fx, fy, fwidth, fheight = page.locator(f'[data-frame="{frame}"]').evaluate(read)
@@ -71,7 +71,7 @@ def rectangle(page, inner, frame, rows, columns):
 
 
 def assert_step(page, tiling, turn, step):
-    """Text and highlighted blocks are those of a step of a turn."""
+    """Check that text and highlighted blocks are those of a step of a turn."""
     problem, told, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
     steps = len(tiling.k_blocks(turn))
     assert fact(page, "Program") == f"{tiling.program(turn):,}"
@@ -345,7 +345,7 @@ def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, co
 
 
 def grids(page):
-    """The lines of each matrix, as paths."""
+    """Return the lines of each matrix, as paths."""
     read = "every => every.map(each => each.getAttribute('d'))"
     return page.locator('#picture path[stroke="var(--grid)"]').evaluate_all(read)
 

@@ -1,4 +1,4 @@
-"""The rungs of the ladders compiled ahead of time: they fit, and are what they are said to be."""
+"""Tutorial kernels compiled ahead of time: they fit, and are what they are said to be."""
 
 import os
 
@@ -91,7 +91,7 @@ def test_which_rungs_use_tensor_cores(name, cores):
 
 
 def test_threads_hold_as_many_sums_as_is_said():
-    """One of a tile of 32 x 32 over 1,024 threads; 64 of one of 128 x 128 over 256."""
+    """Expect one sum of a 32 x 32 tile over 1,024 threads, 64 of a 128 x 128 tile over 256."""
     for name, sums in (("shared tiles", 1), ("register blocks", 64)):
         rung = of("matmul", name)
         config = rung.runs.configs[0]
@@ -106,7 +106,7 @@ def test_the_copy_engine_is_used():
 
 @pytest.mark.parametrize("op", LADDERS)
 def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
-    """A helper whose body does not name triton.language, as its annotations do, included."""
+    """Include a helper whose annotations alone name triton.language."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
     kernel, grid = of(op, "autotuned").runs, of(op, "autotuned").runs.grid
     args = (*matrices(op, 64, "float32", "cpu"), 64)

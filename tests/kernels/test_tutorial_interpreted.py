@@ -21,7 +21,7 @@ def _poison(monkeypatch):
 
 
 def stored(tensor, letter):
-    """The same matrices; for T, each lies transposed in memory."""
+    """Return the same matrices; for T, each is stored transposed."""
     return tensor if letter == "N" else tensor.mT.contiguous().mT
 
 

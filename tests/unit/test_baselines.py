@@ -20,7 +20,7 @@ ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x"
 
 
 class Graph:
-    """A graph that is no graph: it runs over all calls, once."""
+    """Stand for a graph: run over all calls, once."""
 
     def __init__(self, run, calls):
         for call in calls:
@@ -162,7 +162,7 @@ def test_host_costs_are_kept(tmp_path, monkeypatch):
     ("shape", "dims"), [((5, 6, 4), (1, 0, 2)), ((3, 7), (1, 0)), ((2, 3, 4, 5), (3, 1, 0, 2))], ids=str
 )
 def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
-    """On random bytes, as the measurement draws them, however wide the words are that the problem moves."""
+    """Compare on random bytes, as the measurement draws them, for words of any width."""
     case = Case("given", "permute", dtype, shape=shape, dims=dims)
 
     def make(kind, elements):
@@ -209,7 +209,7 @@ def test_torch_scales_whole_numbers(monkeypatch):
 
 
 def block_scaled(shared="1x128", dtype="float32", **fields):
-    """float32 stands for fp8, which torch multiplies nowhere but on a GPU."""
+    """Let float32 stand for fp8, which torch multiplies only on a GPU."""
     return Case("given", "matmul", dtype, "NT", 1, 150, 160, 300, block_scales=shared, **fields)
 
 

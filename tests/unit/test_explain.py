@@ -194,7 +194,7 @@ def test_transposes_count_sectors():
 
 @pytest.mark.parametrize(("width", "size"), [(3, 1), (8, 1), (2, 8)])
 def test_a_thin_transpose_writes_few_sectors_even_untiled(width, size):
-    """Elements that a row of x puts `width` apart: as many share a sector as fit."""
+    """Check that as many elements share a sector as fit, where a row of x puts them `width` apart."""
     thin = PermuteProblem.turned(1, width, 96_000, size)
     assert traffic.untiled(thin).written == pytest.approx(width * 96_000 * width * size, rel=0.01)
 
@@ -205,7 +205,7 @@ def test_what_is_stretched_is_read_once():
 
 
 def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
-    """Elements with gaps between them, too, share sectors in a tile."""
+    """Check that elements with gaps between them share sectors in a tile too."""
     gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
     for problem in (gaps, turned, PermuteProblem.turned(3, 37, 391, 2)):
@@ -226,7 +226,7 @@ def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
 
 
 def test_no_part_of_a_product_takes_longer_than_was_measured():
-    """Device memory and what multiplies, at their peaks, over the table that ships."""
+    """Compare device memory and arithmetic at their peaks with the shipped table."""
     checked = 0
     for entry in table.shipped(H200)[0].entries:
         if isinstance(entry.problem, MatmulProblem) and entry.us:
@@ -344,7 +344,7 @@ def test_the_command_refuses_what_is_none(arguments, fault):
     ],
 )
 def test_predicted_times_against_what_was_measured(store, every, fastest):
-    """Medians of how far predictions are from committed trials, of every config and of the fastest ones."""
+    """Check the median errors of predictions of committed trials, over all configs and over the fastest."""
     errors, best = [], []
     for (problem, _), own in recorded.times([TRIALS / f"{store}.sqlite3.gz"], H200).items():
         off = {config: abs(model.predict_us(config, problem, H200) / us - 1) for config, us in own.items()}

@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def failing(capsys, monkeypatch, *arguments):
-    """The line of an error."""
+    """Return the line of an error."""
     monkeypatch.setattr("sys.argv", ["tritile", "ladder", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -41,7 +41,7 @@ def failing(capsys, monkeypatch, *arguments):
 
 
 def timed(climb):
-    """The same as a GPU might have timed it: each rung, and a yardstick of each ladder, twice as fast."""
+    """Add times as of a GPU: each step, then a yardstick of each ladder, twice as fast as the one before."""
     readings = []
     for op in climb.ops:
         rungs = [*climb.of(op), Reading(op, "torch", "torch's own", "float32", True)]
@@ -51,7 +51,7 @@ def timed(climb):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """What climbing wrote with no GPU, and what it printed."""
+    """Climb without a GPU; return the file that was written and what was printed."""
     path = tmp_path_factory.mktemp("ladder") / "climb.json"
     result = run(16, "--target", "sm_90", "--output", path)
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def test_the_table_names_every_rung_and_says_why_one_is_left_out(kept):
 
 
 def test_a_rung_that_a_gpu_lacks_says_so(capsys):
-    """Compiled for an A100, which has no TMA: it is counted all the same."""
+    """Compile for an A100, which has no TMA: the step is counted all the same."""
     result = run(8, "--op", "matmul", "--target", "sm_80")
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.output.splitlines() if "persistent, TMA" in line)
@@ -265,7 +265,7 @@ def test_wrong_answers_are_found(op, fault):
 
 
 class Timer:
-    """Stands for a graph: a launch of so many microseconds."""
+    """Stand for a graph whose launch takes so many microseconds."""
 
     launches = 1
 
@@ -278,7 +278,7 @@ class Timer:
 
 @pytest.fixture
 def acted(monkeypatch):
-    """A GPU that is acted: kernels run in the interpreter, and times are made up, in milliseconds."""
+    """Act a GPU: kernels run in the interpreter, and times are made up, in milliseconds."""
     monkeypatch.setattr(race, "check_size", lambda n, device: None)
     monkeypatch.setattr(race, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, "float32", "cpu"))
     monkeypatch.setattr(race, "_copies", lambda n, device: 2)
@@ -351,7 +351,7 @@ def raising(*_):
 
 
 def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
-    """Every call raises since the third rung: the first, slow, has its time; the second has none."""
+    """Let every call raise from the third step on: the first, slow, has its time; the second has none."""
 
     def fatal(x, out):
         acted.setattr(race.torch.cuda, "synchronize", raising)
@@ -446,7 +446,7 @@ def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
 
 
 def test_writes_of_small_transposes_share_sectors():
-    """Those of "element by element", where a program has several rows; those of "row by row" never do."""
+    """Compare "element by element", whose programs have several rows, with "row by row"."""
     for n, fewer in ((64, True), (128, False)):
         rows, elements = counts.counted_climb(LADDERS["transpose"][:2], n, H200, str)
         assert rows.touched == n * n * (4 + counts.SECTOR)
@@ -464,7 +464,7 @@ def test_the_librarys_rung_tells_of_the_kernel_that_runs(op, n):
 
 
 def test_described_rungs_keep_the_compilers_reason():
-    """A tile that asks for more shared memory than there is."""
+    """Ask for more shared memory than there is."""
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "autotuned")
     config = max(rung.runs.configs, key=lambda c: c["BLOCK_M"] * c["BLOCK_N"] * c.num_stages)
     reading = reading_of(rung, 512, config, target_device("gfx942"))

@@ -238,7 +238,7 @@ def test_tables_have_every_result_and_share_of_its_roof() -> None:
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    """A page of results and trials, whose words would be markup."""
+    """Make a page of results and trials whose texts would be markup."""
     lines = [line(suite=HOSTILE), line("64x32", op="permute", suite=HOSTILE)]
     lines[0]["plan_source"] = HOSTILE
     return document.html(made([item | {"env": ENV | {"torch": HOSTILE}} for item in lines], TRIALS))
