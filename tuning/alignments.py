@@ -1,18 +1,18 @@
-"""tritile beside torch where rows of a, b and the result start on 2, 4, 8 and 16 bytes, mixed.
+"""Time tritile beside torch where rows of a, b and the result start on 2, 4, 8 and 16 bytes, mixed.
 
     python tuning/alignments.py              # prints a table, keeps lines in results/<gpu>/alignments.json
-    python tuning/alignments.py --only TN    # what has that in its name: "2048x2048x2048 TN bfloat16 16/8/4"
+    python tuning/alignments.py --only TN    # cases by name: "2048x2048x2048 TN bfloat16 16/8/4"
 
-Sizes of a model give each operand one alignment. torch.compile gives others: it pads what it makes itself,
-whose rows then start on 16 bytes with gaps between, and leaves weights and their gradients as they are.
-Measured is what it poses of a model with rows of 1500 and 4001 (`COMPILED`), and other mixtures spread over
-sizes and layouts (`spread`). What sizes do not give is had by gaps. Both sides run by turns in CUDA graphs
-on cold operands, as `tritile bench` has it, with the config that a call would use now. Kernels are compiled
-first, in parallel; with that it takes about two minutes on an H200.
+A model's sizes give each operand one alignment. torch.compile mixes alignments: it pads rows of its own
+tensors to 16 bytes, and leaves weights and their gradients as they are. Measured are the products that it
+makes of a model with rows of 1500 and 4001 (`COMPILED`), and other mixtures spread over sizes and layouts
+(`spread`). Gaps between rows give the alignments that sizes do not. Both sides run by turns in CUDA graphs on
+cold operands, as in `tritile bench`, with the config that a call would use now. Kernels are compiled first,
+in parallel. All takes about two minutes on an H200.
 
 A line has `op` ("alignments"), `problem` as `core.problem.problem_to_dict` writes it, `tritile_us` and
 `torch_us` (medians), `spread` of tritile's times, `config`, `plan_source`, `error` and `torch_error`, and
-`env` as in other results. Each is kept as it comes, in the place of an older one of the same problem and GPU.
+`env` as in other results. Each is kept at once, and replaces an older one of the same problem and GPU.
 """
 
 import argparse
@@ -61,21 +61,21 @@ COMPILED = (
     (1500, 1500, 4096, "TN", (16, 16, 8)), (500, 1500, 4096, "TN", (8, 16, 8)),
     (4001, 1500, 4096, "TN", (16, 16, 8)), (1500, 4001, 4096, "TN", (16, 16, 2)),
 )  # fmt: skip
-IN_HALF = 4  # of these, measured in float16 too
-EACH = 3  # of each least alignment of operands, for each size: one in each layout
+IN_HALF = 4  # of these are measured in float16 too
+EACH = 3  # mixtures of each least alignment for each size, one in each layout
 Row = dict[str, Any]
 Alignments = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Mixed(Case):
-    """A product whose rows (columns of what lies by columns) start on just these bytes, in a, b and out."""
+    """Pose a product whose rows (columns if stored by columns) of a, b and out start on just these bytes."""
 
     aligns: Alignments = (16, 16, 16)
 
     @property
     def problem(self) -> MatmulProblem:
-        """The problem that such tensors pose: gaps follow where sizes give another alignment."""
+        """Return the problem of such tensors; rows have gaps where sizes give another alignment."""
         dense = super().problem
         assert isinstance(dense, MatmulProblem)
         a, b, out = self.aligns
@@ -83,15 +83,15 @@ class Mixed(Case):
 
     @property
     def name(self) -> str:
-        """As --only has it."""
+        """Return the name that --only matches."""
         return f"{self.problem.label} {'/'.join(map(str, self.aligns))}"
 
 
 def mixtures(least: int) -> list[Alignments]:
-    """All in which the least aligned of a and b is on so many bytes, but for that without anything odd.
+    """Return all mixtures whose least aligned operand starts on `least` bytes, except 16 everywhere.
 
-    Operands and result change together, so that a few in a row are of several of both; as the numbers of
-    them have no common divisor, each mixture comes once.
+    Operands and result change together, so that a few in a row vary both. As their counts have no common
+    divisor, each mixture comes once.
     """
     pairs = [pair for pair in itertools.product(BYTES, repeat=2) if min(pair) == least]
     outs = [out for out in BYTES if min(least, out) < 16]
@@ -100,32 +100,32 @@ def mixtures(least: int) -> list[Alignments]:
 
 
 def mixed(m: int, n: int, k: int, layout: str, aligns: Alignments, dtype: str = "bfloat16") -> Mixed:
-    """The case of these."""
+    """Return the case of a product."""
     return Mixed(OP, "matmul", dtype, layout, 1, m, n, k, aligns=aligns)
 
 
 def spread() -> Iterator[Mixed]:
-    """For each size and layout a mixture of each least alignment, going on from size to size."""
-    for turn, size in enumerate(SIZES):
+    """Yield mixtures of each least alignment for each size and layout, going on from size to size."""
+    for number, size in enumerate(SIZES):
         for least in BYTES:
             known = mixtures(least)
-            rounds = turn * EACH // len(known)  # another layout each time that mixtures come again
+            rounds = number * EACH // len(known)  # mixtures that come again have another layout
             for place in range(EACH):
-                aligns = known[(turn * EACH + place) % len(known)]
+                aligns = known[(number * EACH + place) % len(known)]
                 yield mixed(*size, LAYOUTS[(place + rounds) % len(LAYOUTS)], aligns)
 
 
 def grid() -> list[Mixed]:
-    """All that is measured, each once."""
+    """Return all cases to measure, each once."""
     posed = [mixed(*case) for case in COMPILED]
     half = [mixed(*case, "float16") for case in COMPILED[:IN_HALF]]
     return list(dict.fromkeys([*posed, *half, *spread()]))
 
 
 def compile_all(cases: list[Mixed], gpu: Device) -> None:
-    """Fill Triton's cache with what will be timed. What does not compile here fails where it is called.
+    """Fill Triton's cache with what will be timed. A kernel that does not compile fails when it is called.
 
-    Planning takes a tenth of a second for each, and goes on beside the compiles.
+    Planning takes a tenth of a second a case and overlaps with compiling.
     """
     with CompilePool() as pool:
         futures = []
@@ -138,7 +138,7 @@ def compile_all(cases: list[Mixed], gpu: Device) -> None:
 
 
 def line_of(case: Mixed, measured: Measurement, env: dict[str, str]) -> Row:
-    """What is kept of a measurement."""
+    """Return the line that is kept of a measurement."""
     names = ("tritile_us", "torch_us", "spread", "error", "torch_error")
     numbers = {name: float(f"{getattr(measured, name):.6g}") for name in names}
     line = {"op": OP, "problem": problem_to_dict(case.problem), **numbers}
@@ -146,7 +146,7 @@ def line_of(case: Mixed, measured: Measurement, env: dict[str, str]) -> Row:
 
 
 def keep(path: Path, line: Row) -> None:
-    """Write a line to the list in a file, in the place of an older one of the same problem and GPU."""
+    """Write a line to the list in a file, replacing an older one of the same problem and GPU."""
 
     def subject(row: Row) -> tuple[str, str]:
         return json.dumps(row["problem"], sort_keys=True), row["env"]["gpu"]
@@ -159,12 +159,12 @@ def keep(path: Path, line: Row) -> None:
 
 
 def ratio(line: Row) -> float:
-    """torch's time by tritile's."""
+    """Return torch's time by tritile's."""
     return line["torch_us"] / line["tritile_us"]
 
 
 def groups_of(lines: list[Row]) -> dict[tuple[int, int], list[Row]]:
-    """Lines by least alignment of a and b, and by that of the result: 0 for any; the slowest ones first."""
+    """Group lines, slowest first, by the least alignment of a and b and by that of the result, 0 for any."""
     groups: dict[tuple[int, int], list[Row]] = {}
     for line in sorted(lines, key=ratio):
         problem = line["problem"]
@@ -175,7 +175,7 @@ def groups_of(lines: list[Row]) -> dict[tuple[int, int], list[Row]]:
 
 
 def table_of(lines: list[Row]) -> Table:
-    """Ratios by alignment class."""
+    """Tabulate ratios by alignment class."""
     table = Table("a, b", "result", title="torch's time by tritile's", title_justify="left")
     for name in ("count", "least", "mean", "most", "behind"):
         table.add_column(name, justify="right")
@@ -191,7 +191,7 @@ def table_of(lines: list[Row]) -> Table:
 
 
 def main() -> int:
-    """Measure on the GPU that is here; the exit status is 0 where all went well."""
+    """Measure on the current GPU; the exit status is 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, metavar="FILE", help="where lines are kept")
     parser.add_argument("--only", default="", metavar="TEXT", help="what has this in its name")
@@ -207,7 +207,7 @@ def main() -> int:
     for case in cases:
         try:
             lines.append(line_of(case, bench.measured(case), env))
-        except Exception as error:  # what one raises, torch's refusals too, is not the others'
+        except Exception as error:  # a case that raises, in torch too, costs itself alone
             print(f"{case.name}: {brief(error)}", file=sys.stderr)
             continue
         finally:

@@ -1,6 +1,6 @@
 """Three kernels as their authors write them: row softmax, layer norm and attention, right at any size.
 
-None is of tritile's own families, and none is decorated: what tuning each takes is in `authors.py`.
+None belongs to tritile, and none is decorated: `authors.py` has what tuning each takes.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""What tuning the kernels of `author_kernels.py` takes, for `triton.autotune` and `tritile.autotune` alike.
+"""Describe what tuning the kernels of `author_kernels.py` takes, for any autotuner.
 
 `SUBJECTS` has for each kernel what a tuner asks for: configs and a wider space to choose from, a key, a
 grid, inputs of a shape, and the answer in plain torch.
@@ -16,13 +16,13 @@ from author_kernels import attention, layer_norm, softmax
 
 
 def random(shape: Sequence[int], dtype: torch.dtype, device: str, seed: int) -> torch.Tensor:
-    """Normal numbers, the same for the same seed."""
+    """Return normal numbers, the same for the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
 
 
 def softmax_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "cuda") -> dict[str, Any]:
-    """Arguments by name for x of `shape` (rows, columns)."""
+    """Return arguments by name for x of `shape` (rows, columns)."""
     x = random(shape, dtype, device, 0)
     out = torch.full_like(x, float("nan"))
     return {"x_ptr": x, "out_ptr": out, "rows": shape[0], "columns": shape[1],
@@ -30,12 +30,12 @@ def softmax_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "cuda
 
 
 def softmax_reference(x_ptr: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
-    """What the kernel should write, by argument."""
+    """Return what the kernel should write, by argument."""
     return {"out_ptr": torch.softmax(x_ptr, -1)}
 
 
 def layer_norm_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "cuda") -> dict[str, Any]:
-    """Arguments by name for x of `shape` (rows, columns), whose mean is not 0."""
+    """Return arguments by name for x of `shape` (rows, columns), whose mean is not 0."""
     rows, columns = shape
     x = random(shape, dtype, device, 0) + 3
     mean = torch.full((rows,), float("nan"), device=device)
@@ -49,14 +49,14 @@ def layer_norm_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "c
 def layer_norm_reference(
     x_ptr: torch.Tensor, weight_ptr: torch.Tensor, bias_ptr: torch.Tensor, eps: float, **_: Any
 ) -> dict[str, torch.Tensor]:
-    """What the kernel should write, by argument."""
+    """Return what the kernel should write, by argument."""
     out = torch.nn.functional.layer_norm(x_ptr, x_ptr.shape[-1:], weight_ptr, bias_ptr, eps)
     variance, mean = torch.var_mean(x_ptr.float(), -1, correction=0)
     return {"out_ptr": out, "mean_ptr": mean, "rstd_ptr": torch.rsqrt(variance + eps)}
 
 
 def attention_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "cuda") -> dict[str, Any]:
-    """Arguments by name for `shape` (batch, heads, sequence, 64 or 128, 1 where causal)."""
+    """Return arguments by name for `shape` (batch, heads, sequence, 64 or 128, 1 if causal)."""
     *sizes, causal = shape
     q, k, v = (random(sizes, dtype, device, seed) for seed in range(3))
     out = torch.full_like(q, float("nan"))
@@ -70,7 +70,7 @@ def attention_inputs(shape: Sequence[int], dtype: torch.dtype, device: str = "cu
 def attention_reference(
     q_ptr: torch.Tensor, k_ptr: torch.Tensor, v_ptr: torch.Tensor, scale: float, CAUSAL: bool, **_: Any
 ) -> dict[str, torch.Tensor]:
-    """What the kernel should write, by argument."""
+    """Return what the kernel should write, by argument."""
     attend = torch.nn.functional.scaled_dot_product_attention
     return {"out_ptr": attend(q_ptr, k_ptr, v_ptr, is_causal=CAUSAL, scale=scale)}
 
@@ -82,7 +82,7 @@ Values = Mapping[str, int]  # of a config's parameters, by name
 def configs_of(
     parameters: Mapping[str, Sequence[int]], where: Callable[[Values], bool] = lambda _: True
 ) -> list[triton.Config]:
-    """Every combination of the parameters that `where` accepts."""
+    """Return every combination of the parameters that `where` accepts."""
     found = [dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())]
     return [
         triton.Config(
@@ -95,14 +95,14 @@ def configs_of(
 
 
 def row_tile_fits(values: Values) -> bool:
-    """Whether a thread has at least 4 elements of a tile, one vector, and at most what registers hold."""
+    """Tell whether a thread has at least 4 elements of a tile, one vector, and at most 64, for registers."""
     return 4 <= values["ROWS"] * values["BLOCK"] // (32 * values["num_warps"]) <= 64
 
 
 def attention_tile_fits(values: Values) -> bool:
-    """Whether warps have their 16 rows, sums and scores come near registers, and stages fit shared memory.
+    """Tell whether warps have 16 rows, sums and scores about fit registers, and stages fit shared memory.
 
-    Of HEAD = 128, the larger.
+    HEAD is taken as 128, the larger.
     """
     m, n, warps = values["BLOCK_M"], values["BLOCK_N"], values["num_warps"]
     return 16 * warps <= m <= 6144 * warps // (128 + n) and n * values["num_stages"] <= 384
@@ -110,11 +110,11 @@ def attention_tile_fits(values: Values) -> bool:
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel, and what tuning it takes.
+    """Hold a kernel and what tuning it takes.
 
-    `parameters` and `where` span the space, of which `configs` are what an author would list.
-    `inputs(shape, dtype, device)` gives arguments by name, outputs full of NaN; `reference(**arguments)`
-    what the outputs should be, and `grid(**arguments)` the grid, by the config's parameters.
+    `parameters` and `where` span the space; `configs` are those of it that an author would list.
+    `inputs(shape, dtype, device)` returns arguments by name, outputs full of NaN; `reference(**arguments)`
+    returns the right outputs, and `grid(**arguments)` the grid as a function of the config's parameters.
     """
 
     kernel: Any
@@ -128,12 +128,12 @@ class Subject:
 
 
 def row_grid(rows: int, **_: Any) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
-    """A program for every ROWS rows."""
+    """Return a grid with a program for every ROWS rows."""
     return lambda meta: (triton.cdiv(rows, meta["ROWS"]),)
 
 
 def attention_grid(q_ptr: torch.Tensor, **_: Any) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
-    """A program for every BLOCK_M queries of each head of each batch."""
+    """Return a grid with a program for every BLOCK_M queries of each head of each batch."""
     batch, heads, sequence, _ = q_ptr.shape
     return lambda meta: (triton.cdiv(sequence, meta["BLOCK_M"]) * batch * heads,)
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from benchmark_tables import Cells, span
 from tritile.core.device import target_device
-from tritile.lab.report.results import HOST, Result
+from tritile.lab.report.results import HOST, Result, case_of
 from tritile.lab.report.summary import geomean, sizes_label
-from tritile.lab.report.targets import kind_of
 
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")
@@ -20,6 +19,7 @@ DRAWN = "unseen"
 PLAIN = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "transpose")
 ALIGNED = ("square", "llm", "deep", "batched")
 EXTENTS = ("m", "n", "k")
+THIN = 128  # the largest extent of a thin permutation
 HEAD = "suite | dtype | layout | problems: | geometric mean: | under 1: | worst: | at"
 SPAN_HEAD = "figure | least: | most: | geometric mean: | problems:"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
@@ -249,6 +249,18 @@ def cubes(cases: list[Result]) -> Iterator[Cells]:
 
 def tuned_permutations(cases: list[Result]) -> list[Result]:
     return [line for line in cases if line["op"] == "permute" and line["suite"] != DRAWN]
+
+
+def kind_of(line: Result) -> str:
+    """Return the kind of a permutation of x that fills 64 MiB, "small" of any other."""
+    problem, shape = case_of(line).problem, line["shape"]
+    if problem.bytes < 2**27:
+        return "small"
+    if len(shape) > 3 or min(problem.m, problem.n) <= THIN:
+        return "thin shapes and rank 4 to 6"
+    if problem.itemsize == 1:
+        return "1-byte elements"
+    return "odd sizes" if any(extent % 2 for extent in shape) else "even sizes"
 
 
 def permutations(cases: list[Result]) -> Iterator[Cells]:

@@ -5,11 +5,10 @@ from pathlib import Path
 import benchmark_drawn
 import benchmark_studies as studies
 import benchmark_tuned as tuned
-from benchmark_tables import Cells, measured_on, table
+from benchmark_tables import measured_on, table
 from tritile.lab.report.results import Result
 from tritile.lab.report.run import stored
 from tritile.lab.report.summary import of_cases
-from tritile.lab.report.targets import compare
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -119,25 +118,6 @@ Index arithmetic limits odd permutations of rank 5 and 6 with short elements."""
     )
 
 
-def of_targets(lines: list[Result]) -> str:
-    """Return the section of what tritile aims at."""
-
-    def cells(what: str, cases: int, *values: float | None) -> Cells:
-        return what, str(cases), *("" if value is None else f"{value:.3g}" for value in values)
-
-    kept = [line for line in lines if line["suite"] != tuned.DRAWN]
-    rows = [
-        cells(row.what, row.cases, row.worst, row.target.worst, row.geomean, row.target.geomean)
-        for row in compare(kept)
-        if row.cases
-    ]
-    about = """\
-What tritile aims at, beside what was measured at tuned sizes. `tritile bench --compare` shows the same
-table of any results; it counts drawn sizes too."""
-    head = "aim | problems: | worst: | wanted: | geometric mean: | wanted:"
-    return section("Aims", about, table(head, rows))
-
-
 def of_host(lines: list[Result]) -> str:
     """Return the section of what calls cost the host, and of batch invariance."""
     invariant = section(
@@ -234,7 +214,7 @@ def page(results: Path = HERE / "results") -> str:
     cases = of_cases(lines)
     measured = (of_untuned, of_tuned, of_other, of_permutations)
     return "".join((
-        HEAD, benchmark_drawn.sections(results), *(made(cases) for made in measured), of_targets(lines),
+        HEAD, benchmark_drawn.sections(results), *(made(cases) for made in measured),
         of_host(lines), of_errors(), of_llama(), of_ladder(), of_tuner(),
     ))  # fmt: skip
 

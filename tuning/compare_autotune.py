@@ -1,4 +1,4 @@
-"""Compare triton.autotune and tritile.autotune on kernels of neither, on the GPU that is here.
+"""Compare triton.autotune and tritile.autotune on kernels of neither, on the current GPU.
 
     python tuning/compare_autotune.py                    # as many problems as begin within 150 s
     python tuning/compare_autotune.py --only attention   # those with that in "kernel shape"
@@ -63,7 +63,7 @@ Answers = dict[str, dict[str, Any]]
 
 
 def cold_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a process that remembers nothing, and is given the time to try every config."""
+    """Return the environment of a process that remembers nothing and has time to try every config."""
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "TRITILE_CACHE_DIR": str(folder / "tritile")}
     paths = [str(HERE.parent), *filter(None, [environ.get("PYTHONPATH")])]
     rest = {"TRITILE_TUNE_BUDGET": "600", "PYTHONPATH": os.pathsep.join(paths)}
@@ -71,7 +71,7 @@ def cold_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]
 
 
 def answer_in(out: str) -> dict[str, Any]:
-    """The answer among what a child printed: the last line that is a JSON object."""
+    """Return the answer that a child printed: the last line that is a JSON object."""
     for line in reversed(out.splitlines()):
         if line.startswith("{"):
             return json.loads(line)
@@ -79,9 +79,9 @@ def answer_in(out: str) -> dict[str, Any]:
 
 
 class Child:
-    """A process of its own that tunes one kernel for one problem, with caches of its own, all empty.
+    """Tune one kernel for one problem in a process of its own, with empty caches.
 
-    It imports what it needs at once, and then waits until `answer` is called: its start is not in the way.
+    The process imports what it needs at once and then waits for `answer`, so that its start takes no time.
     """
 
     def __init__(self, side: str, problem: Problem, script: Path = HERE / "compare_autotune.py") -> None:
@@ -95,7 +95,7 @@ class Child:
         )  # fmt: skip
 
     def answer(self) -> dict[str, Any]:
-        """Let it tune, and return what it says. Raises RuntimeError, with its last words, if it fails."""
+        """Let the child tune, and return its answer. Raises RuntimeError with its last output if it fails."""
         try:
             out, err = self._process.communicate("go\n", timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -105,7 +105,7 @@ class Child:
         return answer_in(out)
 
     def close(self) -> None:
-        """End it, whatever it does, and remove its caches."""
+        """Kill the child and remove its caches."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -114,7 +114,7 @@ class Child:
 
 
 def child(side: str, name: str, shape: Sequence[int]) -> None:
-    """What a child does: wait for its turn, tune, print."""
+    """Wait for the parent, tune, and print the answer."""
     sys.stdin.readline()
     torch.cuda.init()
     print(json.dumps(sides.tuned(side, SUBJECTS[name], SUBJECTS[name].inputs(shape, DTYPE))), flush=True)
@@ -123,15 +123,15 @@ def child(side: str, name: str, shape: Sequence[int]) -> None:
 def tunings(
     problems: Sequence[Problem], start: Callable[[str, Problem], Any]
 ) -> Iterator[tuple[Problem, Answers | str]]:
-    """Each problem with its tuners' answers, or why there are none: one tunes while the next gets ready."""
-    turns = [(problem, side) for problem in problems for side in TUNERS]
-    children = [start(turns[0][1], turns[0][0])] if turns else []
+    """Yield each problem with its tuners' answers, or a reason; one child tunes while the next starts."""
+    tasks = [(problem, side) for problem in problems for side in TUNERS]
+    children = [start(tasks[0][1], tasks[0][0])] if tasks else []
     answers: Answers = {}
     failure = ""
     try:
-        for place, (problem, side) in enumerate(turns):
+        for number, (problem, side) in enumerate(tasks):
             mine = children[0]
-            children += [start(s, p) for p, s in turns[place + 1 : place + 2]]
+            children += [start(s, p) for p, s in tasks[number + 1 : number + 2]]
             try:
                 answers[side] = mine.answer()
             except RuntimeError as error:
@@ -146,15 +146,15 @@ def tunings(
 
 
 def measured_host(name: str, env: Mapping[str, str]) -> Row:
-    """What a warm call of this kernel costs the host."""
+    """Return the line of what a warm call of this kernel costs the host."""
     given = SUBJECTS[name].inputs(TINY[name], DTYPE)
     return host_row((name, TINY[name]), sides.host_us(sides.warm_calls(SUBJECTS[name], given)), env)
 
 
 def compare(problems: Sequence[Problem], path: Path, gpu: Device, budget_s: float) -> tuple[list[Row], int]:
-    """Measure as many problems as begin within the budget; each line is kept as it comes.
+    """Measure the problems that begin within the budget, and keep each line at once.
 
-    Returns all lines of the file, and how many problems failed.
+    Return all lines of the file, and how many problems failed.
     """
     start, env, failed = time.monotonic(), environment(gpu), 0
     rows = keep(path, [measured_host(name, env) for name in dict.fromkeys(name for name, _ in problems)])
@@ -179,7 +179,7 @@ def compare(problems: Sequence[Problem], path: Path, gpu: Device, budget_s: floa
 
 
 def main() -> int:
-    """Compare on the GPU that is here; the exit status is 0 where all went well."""
+    """Compare on the current GPU; the exit status is 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="problems with this in 'kernel shape'")
     parser.add_argument(
@@ -199,7 +199,7 @@ def main() -> int:
         return 1
     path = (given.results or HERE / "results" / gpu.slug) / "autotune.json"
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITILE_CACHE_DIR"] = folder  # what this process tunes is for its warm calls alone
+        os.environ["TRITILE_CACHE_DIR"] = folder  # the warm calls of this process are tuned apart
         rows, failed = compare(problems, path, gpu, given.budget)
     console = Console(width=None if sys.stdout.isatty() else 200)
     for table in tables(rows):

@@ -25,7 +25,7 @@ SUITES = Path(__file__).parent / "suites"
 
 
 def problems(suite: str) -> Iterator[dict]:
-    """The problems of a suite: op, dtype and layout, sizes, and what else their call takes."""
+    """Yield the problems of a suite: op, dtype and layout, sizes, and what else their call takes."""
     for case in tomllib.loads((SUITES / f"{suite}.toml").read_text())["cases"]:
         op = case.get("op", "matmul")
         if op in OTHERS:
@@ -67,7 +67,7 @@ OTHERS = {"permute": _permutations, "grouped": _groups, "linear_quantized": _pac
 
 
 def permute_of(problem: dict):
-    """As `call_of`, of a permutation."""
+    """Do as `call_of`, for a permutation."""
     import torch
 
     import tritile
@@ -83,7 +83,7 @@ def permute_of(problem: dict):
 
 
 def groups_of(problem: dict):
-    """As `call_of`, of products of groups, scaled where their numbers are of 8 bits."""
+    """Do as `call_of`, for products of groups, with scales for 8-bit types."""
     import torch
 
     import tritile
@@ -113,7 +113,7 @@ def groups_of(problem: dict):
 
 
 def packed_of(problem: dict):
-    """As `call_of`, of a linear layer with a packed weight."""
+    """Do as `call_of`, for a linear layer with a packed weight."""
     import torch
 
     import tritile
@@ -129,7 +129,7 @@ def packed_of(problem: dict):
 
 
 def product_of(problem: dict):
-    """As `call_of`, of a product."""
+    """Do as `call_of`, for a product."""
     import torch
 
     import tritile
@@ -159,12 +159,12 @@ MAKERS = {"matmul": product_of, "permute": permute_of, "grouped": groups_of, "li
 
 
 def call_of(problem: dict):
-    """Bytes and operations of a problem, and a function that makes operands and returns the call on them."""
+    """Return bytes and operations of a problem, and a function that makes operands and returns their call."""
     return MAKERS[problem["op"]](problem)
 
 
 class Timed:
-    """A problem captured: each call returns microseconds of one product."""
+    """Capture a problem in a CUDA graph; each call returns the microseconds of one launch."""
 
     def __init__(self, problem: dict) -> None:
         import torch
@@ -206,7 +206,7 @@ def serve() -> None:
 
 
 class Side:
-    """The process of one checkout."""
+    """Hold the process of one checkout."""
 
     def __init__(self, root: Path) -> None:
         rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -222,7 +222,7 @@ class Side:
 
 
 def compared(sides: list[Side], problem: dict) -> dict:
-    """Median microseconds of both, by turns, and their ratio."""
+    """Return the median microseconds of both sides, timed by turns, and their ratio."""
     for side in sides:
         side(problem)
     rounds = [[side() for side in sides] for _ in range(ROUNDS)]

@@ -1,7 +1,8 @@
-"""What `compare_autotune.py` writes: lines of results, the file they are kept in, and tables of them."""
+"""Make the lines of results of `compare_autotune.py`, keep them in a file, and print them as tables."""
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ Problem = tuple[str, tuple[int, ...]]
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape as one word: 4096x1000."""
+    """Write a shape as one word: 4096x1000."""
     return "x".join(map(str, shape))
 
 
 def shape_from(text: str) -> tuple[int, ...]:
-    """The shape that `shape_text` wrote."""
+    """Return the shape that `shape_text` wrote."""
     return tuple(int(size) for size in text.split("x"))
 
 
@@ -32,9 +33,9 @@ def tuning_row(
     timings: Mapping[str, Mapping[str, float]],
     env: Mapping[str, str],
 ) -> Row:
-    """A line of results: seconds and configs of each tuner, and microseconds of what each chose.
+    """Return a line of results: seconds and configs of each tuner, and microseconds of what each chose.
 
-    `configs` are how many there are in the list, and in the space.
+    `configs` counts the configs of the list, then those of the space.
     """
     row: Row = {"measures": "tuning", "kernel": problem[0], "problem": shape_text(problem[1])}
     row |= {"configs": configs[0], "space": configs[1]}
@@ -48,19 +49,19 @@ def tuning_row(
 
 
 def host_row(problem: Problem, us: Mapping[str, float], env: Mapping[str, str]) -> Row:
-    """A line of results: microseconds that the host spends on a warm call."""
+    """Return a line of results: microseconds that the host spends on a warm call."""
     row: Row = {"measures": "host", "kernel": problem[0], "problem": shape_text(problem[1])}
     return row | {f"{side}_host_us": round(value, 3) for side, value in us.items()} | {"env": dict(env)}
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """The old lines with the new ones in place of those of the same problem."""
+    """Return the old lines, those of the same problem replaced by the new ones."""
     kept = {(row["measures"], row["kernel"], row["problem"]): row for row in (*old, *new)}
     return sorted(kept.values(), key=lambda row: (row["measures"], row["kernel"], shape_from(row["problem"])))
 
 
 def keep(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """Merge the lines into the file, and return all that it has now."""
+    """Merge lines into a file, and return all that it has now."""
     held = merged(json.loads(path.read_text()) if path.exists() else [], rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in held) + "\n]\n")
@@ -68,12 +69,12 @@ def keep(path: Path, rows: Iterable[Row]) -> list[Row]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean; NaN of nothing."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    """Return the geometric mean, NaN of no values."""
+    found = list(values)
+    return statistics.geometric_mean(found) if found else math.nan
 
 
-# What the means of `summary` compare: of which lines, triton.autotune's field, and tritile's.
+# By name, the lines that a mean of `summary` is of, triton.autotune's field and tritile's.
 _COMPARED = {
     "seconds of a first call": ("tuning", "triton_s", "tritile_s"),
     "seconds of a first call, whole space": ("tuning", "triton_s", "space_s"),
@@ -84,7 +85,7 @@ _COMPARED = {
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Geometric means of triton.autotune / tritile.autotune: above 1, tritile is ahead."""
+    """Return geometric means of triton.autotune / tritile.autotune: above 1, tritile is ahead."""
     return {
         name: geometric_mean(row[theirs] / row[ours] for row in rows if row["measures"] == measures)
         for name, (measures, theirs, ours) in _COMPARED.items()
@@ -99,7 +100,7 @@ def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """The lines as tables: first calls, what each tuner chose, and the host's cost of a warm call."""
+    """Yield the lines as tables: first calls, what each tuner chose, and the host's cost of a warm call."""
     tuned = [row for row in rows if row["measures"] == "tuning"]
     numbers = [f"{side} {unit}" for unit in ("s", "us") for side in TUNERS]
     first = _table(

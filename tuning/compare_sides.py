@@ -1,4 +1,4 @@
-"""The two tuners on one kernel and problem: what tuning takes, what it chose, what a warm call costs.
+"""Run both tuners on one kernel and problem: time tuning, its choice, and warm calls.
 
 A side is "jit" (the bare kernel with its parameters given), "triton" or "tritile" (both with the same list
 of configs), or "space" (tritile with the whole space).
@@ -20,7 +20,7 @@ from tritile.core.config import Config
 from tritile.tune.measure.timing import Graph, interleaved, timing_of
 
 ALLOWED_ERROR = 2e-2  # |out - reference| / |reference|: twice the epsilon of bfloat16, and some
-_FLUSHES = 3  # operands are rotated until they are so many times the L2 cache
+_FLUSHES = 3  # operands are rotated over this many times the L2 cache
 Arguments = Mapping[str, Any]
 
 
@@ -30,19 +30,19 @@ def configs_for(side: str, subject: Subject) -> Any:
 
 
 def decorated(side: str, subject: Subject, configs: Any, **more: Any) -> Any:
-    """The kernel under one of the tuners."""
+    """Decorate the kernel with one of the tuners."""
     if side == "triton":
         return triton.autotune(configs, subject.key, **more)(subject.kernel)
     return tritile.autotune(configs, subject.key, reference=subject.reference, **more)(subject.kernel)
 
 
 def bytes_of(given: Arguments) -> int:
-    """Bytes of all tensors among the arguments."""
+    """Count the bytes of all tensors among the arguments."""
     return sum(v.numel() * v.element_size() for v in given.values() if isinstance(v, torch.Tensor))
 
 
 def error_of(subject: Subject, given: Arguments) -> float:
-    """The largest |out - reference| / |reference| of an output, as it stands; infinite where it has a NaN."""
+    """Return the largest |out - reference| / |reference| of the outputs; infinite for a NaN."""
     errors = []
     for name, wanted in subject.reference(**given).items():
         error = (given[name].float() - wanted.float()).norm() / wanted.float().norm()
@@ -51,7 +51,7 @@ def error_of(subject: Subject, given: Arguments) -> float:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -63,7 +63,7 @@ def tuned(
     clock: Callable[[], float] = time.perf_counter,
     **more: Any,
 ) -> dict[str, Any]:
-    """What the first call takes, of which tuning is a part, and what it chose.
+    """Make the first call, which tunes, and return its seconds and choice.
 
     Returns {"seconds", "config", "error"}; `more` goes to the decorator. Raises RuntimeError where the
     tuned kernel's answer is wrong.
@@ -86,7 +86,7 @@ def tuned(
 
 
 def rotated(given: Arguments, l2_bytes: int) -> list[dict[str, Any]]:
-    """The same call on tensors of its own each, together over three times the L2 cache."""
+    """Return copies of a call, whose tensors together exceed three times the L2 cache."""
     count = max(1, math.ceil(_FLUSHES * l2_bytes / bytes_of(given)))
     clones = [
         {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
@@ -98,7 +98,7 @@ def rotated(given: Arguments, l2_bytes: int) -> list[dict[str, Any]]:
 def timed(
     subject: Subject, given: Arguments, configs: Mapping[str, Config], l2_bytes: int
 ) -> dict[str, dict[str, float]]:
-    """Microseconds and spread of each side's config, by turns, on cold operands, in CUDA graphs."""
+    """Time each side's config by turns, in CUDA graphs on cold operands: microseconds and spread."""
     calls = rotated(given, l2_bytes)
 
     def run_of(config: Config) -> Callable[[Any], None]:
@@ -115,7 +115,7 @@ def timed(
 
 
 def warm_calls(subject: Subject, given: Arguments, **more: Any) -> dict[str, Callable[[], Any]]:
-    """The same launch by a bare kernel and by both tuners, tuned already: what a program would write."""
+    """Return the same launch by the bare kernel and by both tuners, already tuned, as a program writes it."""
     configs, values = subject.configs[:2], list(given.values())
     grid = subject.grid(**given)
     calls: dict[str, Callable[[], Any]] = {}
@@ -134,9 +134,9 @@ def host_us(
     rounds: int = 40,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median microseconds that the host spends on each call, by turns, `launches` at a time.
+    """Return the median microseconds that the host spends on each call, by turns, `launches` at a time.
 
-    The GPU must be faster than the host at these, and is waited for after each turn.
+    The GPU must be faster than the host at these calls; each turn ends with a wait for it.
     """
     samples: dict[str, list[float]] = {side: [] for side in calls}
     for call in calls.values():

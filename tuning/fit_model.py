@@ -1,17 +1,17 @@
 """Fit the model's constants to measured trials: python tuning/fit_model.py [STORE ...] [--steps 400]
 
 Stores are SQLite files of H200 trials, or .gz of them, one for each tuning; by default those in
-tuning/trials. Regret is the time of the config that the formula puts first among those that a tuning
-measured, over the time of the fastest. Some stores hold the configs that a search came by, others whole
-spaces: only there is a config that no search would try in the way of the pick, so these count more in the
-fit, and their regret is printed apart.
+tuning/trials. Regret is the time of the measured config that the formula puts first, over the time of the
+fastest. Some stores hold the configs that a search tried, others whole spaces. Only whole spaces hold configs
+that no search would try and a pick may still fall for, so they count more in the fit, and their regret is
+printed apart.
 
-Problems are dealt to three parts. For each part the constants are fitted to the other two, and the regret
-of all parts, each left out of the fit that picked for it, is what a new problem has to expect. Such a fit
-begins with constants that are off at random: those in the source have seen the problems it leaves out.
-What the formulas count was chosen with all trials in view. The constants printed last are fitted to all.
-Of the matmul formulas, those of the tile kernel and of those with descriptors are fitted in turn, so that
-they also agree with each other. --steps 0 prints the regret of the constants as they are.
+Problems are dealt to three parts. For each part the constants are fitted to the other two. The regret of
+each part under the fit that left it out is what a new problem has to expect. Such a fit begins with
+constants that are off at random, as those in the source have seen the problems it leaves out. The form of the
+formulas was chosen with all trials in view. The constants printed last are fitted to all. The matmul formulas
+of the tile kernel and of kernels with descriptors are fitted in turn, so that they also agree with each
+other. --steps 0 prints the regret of the constants as they are.
 """
 
 import argparse
@@ -42,15 +42,15 @@ TRIALS = sorted((Path(__file__).parent / "trials").glob(f"{DEVICE.slug}*.sqlite3
 START: Fits = {"tile": tile.FITTED, "tma": TMA_FITTED, "permute": PERMUTE_FITTED}
 FORMULAS = {"matmul": ("tma", "tile", "tma"), "permute": ("permute",)}
 PARTS = 3
-WHOLE_WEIGHT = 6.0  # of a problem whose whole space was measured, beside 1 of one that was searched
-BLUR = 0.015  # predictions nearer than this share of each other are as good as equal
+WHOLE_WEIGHT = 6.0  # of a problem whose whole space was measured; a searched one weighs 1
+BLUR = 0.015  # predictions nearer than this fraction count as equal
 SHARES = ("repack_share", "overlap", "bandwidth", "exposed")  # never above 1
 FACTORS = ("lone", "small_mma", "odd_store")  # never below 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one tuning measured of one problem: configs by their text, and microseconds of each."""
+    """Hold what one tuning measured of one problem: configs, ordered by text, and microseconds of each."""
 
     problem: Tiled
     configs: list[Config]
@@ -59,12 +59,12 @@ class Case:
 
     @property
     def best(self) -> float:
-        """Microseconds of the fastest."""
+        """Return the microseconds of the fastest."""
         return min(self.times)
 
 
 def cases(measured: Times) -> list[Case]:
-    """The problems of some tunings. The space is whole where nearly every legal config was measured."""
+    """Return the problems of some tunings. A case is whole if nearly every legal config was measured."""
     found = []
     for (problem, _), times in measured.items():
         configs = sorted(times, key=lambda config: config.key)
@@ -74,30 +74,30 @@ def cases(measured: Times) -> list[Case]:
 
 
 def formula(config: Config, problem: Tiled) -> str:
-    """Which formula predicts a config."""
+    """Name the formula that predicts a config."""
     if isinstance(problem, PermuteProblem):
         return "permute"
     return "tile" if config.family == tile.NAME else "tma"
 
 
 def predicted(config: Config, problem: Tiled, fits: Fits) -> float:
-    """Microseconds by the formula of the operation and the config's family."""
+    """Predict microseconds by the formula of the operation and the config's family."""
     formula_of = FAMILIES[problem.op][config.family].predicted_us
     return formula_of(config, problem, DEVICE, fits[formula(config, problem)])
 
 
 def regret(case: Case, fits: Fits) -> float:
-    """The time of the predicted best over that of the best."""
+    """Return the time of the predicted best over that of the best."""
     times = [predicted(config, case.problem, fits) for config in case.configs]
     return case.times[times.index(min(times))] / case.best
 
 
 def penalty(case: Case, times: list[float]) -> float:
-    """What predicting these microseconds costs: the logarithm of regret, its square, and half the misfit.
+    """Return the cost of a prediction: the logarithm of regret, its square, and half the misfit.
 
-    Regret is the mean over all configs that are predicted to be about as fast as the first: which of them
-    comes first is chance. The misfit is how far predictions of the better half are off, as a mean
-    logarithm; what is off by the same factor for all configs counts less, for it changes no choice.
+    Regret is a mean over all configs predicted to be about as fast as the first, as chance orders them. The
+    misfit is the mean error of logarithms of times up to twice the best. An error by the same factor for all
+    configs counts less, as it changes no choice.
     """
     first = min(times)
     chances = [(math.exp((1 - us / first) / BLUR), t) for us, t in zip(times, case.times, strict=True)]
@@ -111,13 +111,13 @@ def penalty(case: Case, times: list[float]) -> float:
 
 
 def bounded(fit: Any, changes: dict[str, float]) -> Any:
-    """`fit` with these changes, none against what a constant stands for."""
+    """Return `fit` with these changes, each bounded by what its constant means."""
     low = {name: max(1.0, value) if name in FACTORS else value for name, value in changes.items()}
     return replace(fit, **{name: min(1.0, value) if name in SHARES else value for name, value in low.items()})
 
 
 class Fitting:
-    """The loss of one formula's constants, with what the others predict kept."""
+    """Compute the loss of one formula's constants while predictions of the others stay."""
 
     def __init__(self, name: str, own: list[Case], fits: Fits) -> None:
         self.name, self.fits, self.cases = name, fits, own
@@ -129,7 +129,7 @@ class Fitting:
         ]
 
     def loss(self, fit: Any) -> float:
-        """The weighted mean of what all cases cost."""
+        """Return the weighted mean cost of all cases."""
         fits, costs = self.fits | {self.name: fit}, []
         for case, times, places in zip(self.cases, self.times, self.places, strict=True):
             for i in places:
@@ -138,7 +138,7 @@ class Fitting:
         return statistics.fmean(costs, self.weights)
 
     def fitted(self, steps: int) -> Any:
-        """Random steps of the constants, each kept where the loss falls."""
+        """Take random steps of the constants, and keep each that lowers the loss."""
         draw, fit = random.Random(0), self.fits[self.name]
         best, names = self.loss(fit), [field.name for field in fields(fit)]
         for step in range(steps):
@@ -153,16 +153,16 @@ class Fitting:
 
 
 def blind(fit: Any) -> Any:
-    """The constants each off by a factor of up to 8, drawn at random: no more is left than their order.
+    """Return the constants, each off by a random factor of up to 8.
 
-    They were fitted to the very problems that are now left out.
+    The constants in the source were fitted to the very problems that are now left out.
     """
     draw = random.Random(1)
     return bounded(fit, {name: value * 8 ** draw.uniform(-1, 1) for name, value in asdict(fit).items()})
 
 
 def fit_all(op: str, own: list[Case], steps: int, afresh: bool) -> Fits:
-    """Each formula of an operation fitted in turn, `afresh` or from the constants as they are."""
+    """Fit each formula of an operation in turn, `afresh` or from the constants as they are."""
     if not steps:
         return START
     fits = {name: blind(fit) if afresh else fit for name, fit in START.items()}

@@ -1,22 +1,20 @@
-"""What batch-invariant mode costs: its time beside the default's and torch's, over numbers of rows.
+"""Time batch-invariant mode beside the default and torch, over numbers of rows.
 
-    python tuning/invariance.py            # prints tables, appends lines to results/<gpu>/invariance.jsonl
-    python tuning/invariance.py --probe    # and tells which ways of summing give the same bits here
+    python tuning/invariance.py    # prints tables, appends lines to results/<gpu>/invariance.jsonl
 
 Products of bf16 by a weight (N, K), and by the same packed to 4 bits, on cold operands, with the configs that
 calls would use now. Kernels are compiled first, in parallel; with that it takes under a minute on an H200.
 torch multiplies by the plain weight.
 
 A line has `op` ("invariance"), `weight`, `m`, `n`, `k`, the times `invariant_us`, `default_us` and `torch_us`
-(medians), `cost` (the mode's time by the default's), both configs, and `env` as in other results. That of a
-probe has `probe` (the way of summing), `config` and `equal`: whether it gives the bits of the mode.
+(medians), `cost` (the mode's time by the default's), both configs, and `env` as in other results. A line with
+`probe` has no times: it tells whether one way of summing gave the bits of the mode.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,8 @@ from tritile.core import device
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
-from tritile.core.views import Call
-from tritile.errors import TuningError
-from tritile.families.common.numerics import Numerics
-from tritile.families.numerics import canonical, numerics
 from tritile.lab.report.environment import environment
-from tritile.ops import linear
-from tritile.ops.described import described
-from tritile.planning import model, plans
-from tritile.runtime import launch
+from tritile.planning import plans
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.subject.problem import ProblemSubject
 from tritile.tune.timing import do_bench
@@ -52,7 +43,7 @@ Known = MatmulProblem | QuantizedProblem
 
 
 def problem_of(weight: str, m: int, n: int, k: int, invariant: bool) -> Known:
-    """The problem that `tritile.linear` poses of m contiguous rows and a weight (n, k)."""
+    """Return the problem that `tritile.linear` poses for m contiguous rows and a weight (n, k)."""
     if weight == "int4":
         return QuantizedProblem(m, n, k, "bfloat16", 4, GROUP_SIZE, invariant=invariant)
     dtypes = ("bfloat16", "bfloat16")
@@ -60,14 +51,14 @@ def problem_of(weight: str, m: int, n: int, k: int, invariant: bool) -> Known:
 
 
 def config_of(problem: Known, gpu: Device) -> Config:
-    """The config that a call would use."""
+    """Return the config that a call would use."""
     chosen = plans.plan_for(problem, gpu, "cached")
     assert chosen is not None
     return chosen.config
 
 
 def compile_all(gpu: Device) -> None:
-    """Fill Triton's cache with what will be timed. What does not compile here fails where it is called."""
+    """Fill Triton's cache with what will be timed. A kernel that does not compile fails when it is called."""
     pairs = {}
     for weight, n, k in WEIGHTS:
         for m in ROWS:
@@ -80,13 +71,13 @@ def compile_all(gpu: Device) -> None:
 
 
 def timed(call: Callable[[], object], invariant: bool) -> float:
-    """Median microseconds of a call in the mode, or out of it."""
+    """Return the median microseconds of a call in the mode, or out of it."""
     with tritile.batch_invariant(invariant):
         return 1e3 * do_bench(call)[0]
 
 
 def rows_of(weight: str, n: int, k: int, gpu: Device, env: dict[str, str]) -> Iterator[Row]:
-    """A line for each number of rows."""
+    """Yield a line for each number of rows."""
     plain = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
     own: Any = tritile.quantize(plain, bits=4, group_size=GROUP_SIZE) if weight == "int4" else plain
     whole = torch.randn(max(ROWS), k, device="cuda", dtype=torch.bfloat16)
@@ -103,7 +94,7 @@ def rows_of(weight: str, n: int, k: int, gpu: Device, env: dict[str, str]) -> It
 
 
 def table_of(rows: list[Row]) -> Table:
-    """The lines of one weight as a table."""
+    """Return the lines of one weight as a table."""
     first = rows[0]
     title = f"{first['weight']} weight of {first['n']} x {first['k']}, microseconds"
     table = Table("rows", title=title, title_justify="left")
@@ -117,53 +108,10 @@ def table_of(rows: list[Row]) -> Table:
     return table
 
 
-def probed() -> Iterator[tuple[str, Call]]:
-    """Calls of which several ways of summing are known, by name."""
-    m, n, k = 512, 1024, 4096
-    x, w = (torch.randn(size, k, device="cuda") for size in (m, n))
-    for name, dtype, precision in (
-        ("bfloat16", torch.bfloat16, "ieee"),
-        ("tf32", torch.float32, "tf32"),
-        ("fp8", torch.float8_e4m3fn, "ieee"),
-    ):
-        out_dtype = torch.bfloat16 if dtype.itemsize == 1 else dtype
-        out = torch.empty(m, n, device="cuda", dtype=out_dtype)
-        yield name, described(x.to(dtype), w.to(dtype).t(), out, precision)
-    half = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    weight = tritile.quantize(w.bfloat16(), bits=4, group_size=GROUP_SIZE)
-    yield "int4", linear.described(x.bfloat16(), weight, None, half)
-
-
-def bits_of(call: Call, config: Config) -> torch.Tensor | None:
-    """The result's bits by a config, None where it does not run."""
-    try:
-        launch.prepare(call, config)(*call.tensors)
-    except TuningError:
-        return None
-    return call.target.view(torch.int16 if call.target.element_size() == 2 else torch.int32).clone()
-
-
-def probes(gpu: Device, env: dict[str, str]) -> Iterator[Row]:
-    """Whether each way of summing, K being in one part, gives the bits of the canonical one."""
-    for name, call in probed():
-        problem: Any = replace(call.problem, invariant=False)
-        first: dict[Numerics, Config] = {}
-        for config in model.ranked(problem, gpu):
-            how = numerics(config, problem, gpu)
-            if how.parts == 1:
-                first.setdefault(how, config)
-        bits = {how: made for how, config in first.items() if (made := bits_of(call, config)) is not None}
-        wanted = bits[canonical(problem, gpu)]
-        for how, made in bits.items():
-            line: Row = {"op": OP, "weight": name, "probe": how._asdict(), "config": first[how].to_dict()}
-            yield line | {"equal": torch.equal(made, wanted), "env": env}
-
-
 def main() -> int:
-    """Measure on the GPU that is here; the exit status is 1 where there is none."""
+    """Measure on the current GPU; the exit status is 1 if there is none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, help="the file that lines are appended to")
-    parser.add_argument("--probe", action="store_true", help="compare ways of summing, too")
     given, gpu, console = parser.parse_args(), device.current_gpu(), Console(width=150)
     if gpu is None:
         print("there is no GPU here to measure", file=sys.stderr)
@@ -174,9 +122,6 @@ def main() -> int:
         rows = list(rows_of(weight, n, k, gpu, env))
         console.print(table_of(rows))
         lines += rows
-    for line in probes(gpu, env) if given.probe else ():
-        console.print(f"{line['weight']}: {'equal' if line['equal'] else 'OTHER'} bits by {line['probe']}")
-        lines.append(line)
     path = given.results or HERE / "results" / gpu.slug / f"{OP}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A Llama model of some billion parameters with and without `tritile.use_in_torch`: tokens per second.
+"""Time a Llama model of about a billion parameters with and without `tritile.use_in_torch`: tokens a second.
 
     python tuning/llama.py ordinary eager --results tuning/llama/nvidia-h200.json
     python tuning/llama.py odd compiled
@@ -40,11 +40,11 @@ SIZES = {
 }  # fmt: skip
 PROMPTS, LENGTH = 2, 2048  # of prefill and training
 CONTEXT, NEW = 128, 64  # tokens before decoding, and decoded
-ROUNDS, EAGER_DECODES = 7, 9  # the host decides the latter, whose times vary
+ROUNDS, EAGER_DECODES = 7, 9  # eager decoding is bound by the host, and its times vary
 
 
 def made(name: str) -> torch.nn.Module:
-    """The model, with random weights."""
+    """Make the model with random weights."""
     config = transformers.LlamaConfig(**SIZES[name], max_position_embeddings=4096, tie_word_embeddings=True)
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -52,7 +52,7 @@ def made(name: str) -> torch.nn.Module:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of one call, the GPU's work included."""
+    """Time one call, the GPU's work included."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()
@@ -61,14 +61,14 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def sides() -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
-    """What is compared: contexts in which the same call runs."""
+    """Return the contexts that are compared, in which the same call runs."""
     return {"torch": contextlib.nullcontext, "tritile": tritile.use_in_torch}
 
 
 def measured(
     call_of: Callable[[str], Callable[[], object]], tokens: int, rounds: int = ROUNDS
 ) -> dict[str, float]:
-    """Tokens per second of both sides, in turns; `call_of` makes the call of one."""
+    """Return the tokens per second of both sides, timed by turns; `call_of` makes the call of a side."""
     calls = {}
     for side, within in sides().items():
         with within():
@@ -83,7 +83,7 @@ def measured(
 
 
 def captured(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """The call as a CUDA graph."""
+    """Capture the call in a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -97,19 +97,19 @@ def captured(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
 
 
 def compiled(side: str, call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """The call by torch.compile; under the switch without the copies that pad odd matrices for cuBLAS."""
+    """Compile the call; under `use_in_torch` without the copies that pad odd matrices for cuBLAS."""
     return torch.compile(call, options={"shape_padding": side == "torch"})
 
 
 def with_how(how: str, side: str, call: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """A call without gradients, as `how` says."""
+    """Return a call without gradients, run as `how` says."""
     if how == "graphs":
         return captured(call)
     return compiled(side, call) if how == "compiled" else call
 
 
 def prefill(model: torch.nn.Module, how: str) -> dict[str, float]:
-    """Tokens of prompts taken in, a second."""
+    """Return the tokens of prompts processed a second."""
     ids = torch.randint(model.config.vocab_size, (PROMPTS, LENGTH), device="cuda")
 
     def forward() -> torch.Tensor:
@@ -120,7 +120,7 @@ def prefill(model: torch.nn.Module, how: str) -> dict[str, float]:
 
 
 def decode(model: torch.nn.Module, how: str, batch: int) -> dict[str, float]:
-    """Tokens made a second: by `generate` where eager, else steps over a cache of fixed size."""
+    """Return the tokens made a second: by `generate` if eager, else by steps over a cache of fixed size."""
     ids = torch.randint(model.config.vocab_size, (batch, CONTEXT), device="cuda")
     if how == "eager":
         return measured(lambda side: lambda: generated(model, ids), batch * NEW, EAGER_DECODES)
@@ -129,7 +129,7 @@ def decode(model: torch.nn.Module, how: str, batch: int) -> dict[str, float]:
 
 
 def generated(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """NEW tokens after the prompts."""
+    """Generate NEW tokens after the prompts."""
     return model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW,
         pad_token_id=0,
@@ -137,7 +137,7 @@ def generated(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def one_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """One token more for each prompt, always at the same place of a static cache."""
+    """Return a step that makes one more token for each prompt, always at the same place of a static cache."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=CONTEXT + NEW)
     with torch.no_grad():
         model(ids, past_key_values=cache, logits_to_keep=1)
@@ -154,7 +154,7 @@ def one_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Te
 
 
 def train(model: torch.nn.Module, how: str) -> dict[str, float]:
-    """Tokens a second of a forward and backward pass with loss; the optimizer is the same on both sides."""
+    """Return the tokens a second of a forward and backward pass, without an optimizer."""
     ids = torch.randint(model.config.vocab_size, (PROMPTS, LENGTH), device="cuda")
 
     def loss() -> torch.Tensor:
@@ -172,7 +172,7 @@ def train(model: torch.nn.Module, how: str) -> dict[str, float]:
 
 
 def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
-    """How far logits, losses and the gradient of the embedding are from those of a copy in float32."""
+    """Return how far logits, loss and the embedding's gradient are from those of a copy in float32."""
     ids = torch.randint(model.config.vocab_size, (1, 1024), device="cuda")
 
     def answers(of: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -195,7 +195,7 @@ def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
 
 
 def keep(file: Path, lines: list[dict]) -> None:
-    """Write lines to a JSON list, in the place of older ones of the same model, way and task."""
+    """Write lines to a JSON list, replacing older ones of the same model, way and task."""
     file.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     found = {(line["model"], line["how"], line["task"]): line for line in [*known, *lines]}

@@ -155,7 +155,7 @@ def _tile(values: list[Any]) -> Blocks:
 
 
 def _at(values: list[float], share: float) -> float:
-    """Return the smallest of these that so large a share of them does not exceed."""
+    """Return the smallest value that at least this share of values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

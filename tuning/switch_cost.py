@@ -1,12 +1,11 @@
-"""What `tritile.use_in_torch` costs the host: microseconds a call, on the current GPU.
+"""Time what `tritile.use_in_torch` costs the host: microseconds a call, on the current GPU.
 
     python tuning/switch_cost.py                      # with its library in C++, which is built first
     TRITILE_CROSSING=0 python tuning/switch_cost.py   # with kernels in Python alone
 
-Operands are so small that the GPU waits for the host. "torch": with no switch in the process; "off": with
-one on in another place; "left": inside one that leaves them, small copies at a glance, and where Python
-decides products of 16 rows too; "taken": inside one that takes them. Medians of rounds in which all are
-measured in turn.
+Operands are so small that the GPU waits for the host. "torch": `use_in_torch` is off. "off": its policy is
+"never". "left": its policy passes these calls through to torch. "taken": tritile handles them. The times are
+medians of rounds in which all are measured by turns.
 """
 
 import statistics
@@ -23,7 +22,7 @@ POLICIES = {"off": "never", "left": "expected", "taken": "always"}
 
 
 def calls() -> dict:
-    """What is timed, by name."""
+    """Return the calls to time, by name."""
     a, b, c = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     few, wide = a[:16], a.float()
     layer = torch.nn.Linear(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
@@ -42,7 +41,7 @@ def calls() -> dict:
 
 
 def host_us(call) -> float:
-    """Microseconds that one call keeps the host busy."""
+    """Return the microseconds that one call keeps the host busy."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(CALLS):
@@ -53,7 +52,7 @@ def host_us(call) -> float:
 
 
 def measured(call) -> dict[str, float]:
-    """Medians by what becomes of the call."""
+    """Return median microseconds of a call without `use_in_torch`, and by policy."""
     times: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         times.setdefault("torch", []).append(host_us(call))

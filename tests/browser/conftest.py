@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Headless Chromium: the machine's own, else the one that playwright installed."""
+    """Start headless Chromium: the machine's own, else the one that playwright installed."""
     from playwright.sync_api import Error, sync_playwright
 
     with sync_playwright() as playwright:
@@ -36,10 +36,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a file as a page, `visit(path, width=..., dark=...)`; afterwards looks for complaints.
+    """Open a file as a page, `visit(path, width=..., dark=...)`; look for complaints afterwards.
 
-    A complaint is a message of the console that is an error or a warning, an exception that nothing
-    caught, and any request but for the file itself (data: and blob: stay in the page).
+    Complaints are errors and warnings on the console, uncaught exceptions, and any request but for the file
+    itself (data: and blob: stay in the page).
     """
     complaints: list[str] = []
     contexts = []

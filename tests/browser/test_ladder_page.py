@@ -2,10 +2,10 @@
 
 import pytest
 
-from tritile.lab.report.climbing import Climb
-from tritile.lab.report.climbing_picture import draw
-from tritile.lab.rungs.climb import LADDERS
-from tritile.lab.rungs.reading import Reading
+from tritile.lab.ladder.climbing import Climb
+from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.steps import LADDERS
+from tritile.lab.report.ladder_picture import draw
 
 ENV = {"gpu": "a GPU", "torch": "2", "triton": "3", "driver": "", "tritile": "0", "time": ""}
 

@@ -5,11 +5,12 @@ import time
 
 import pytest
 
+from tests.tilings import turn_of
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
 from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, tiling_of
-from tritile.lab.report.tiling.words import size, span
+from tritile.lab.report.tiling.texts import size, span
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")
@@ -44,7 +45,7 @@ MOVED = PermuteProblem.turned(1, 300, 250, 4), mover()
 
 @pytest.fixture
 def opened(visit, tmp_path):
-    """Opens the page of a problem and a config: the page, and the tiling."""
+    """Open the page of a problem and a config; return the page and the tiling."""
 
     def open_(problem, config, start=(0, 1), **options):
         path = tmp_path / "tiling.html"
@@ -56,12 +57,12 @@ def opened(visit, tmp_path):
 
 
 def fact(page, name):
-    """A number of the list beside the picture, without the small print."""
+    """Return a number of the list beside the picture, without the small print."""
     return page.locator(f'dd[data-fact="{name}"]').evaluate("each => each.firstChild.textContent")
 
 
 def rectangle(page, inner, frame, rows, columns):
-    """(top, left, rows, columns) of a shape, in elements of the matrix that is drawn as `frame`."""
+    """Return (top, left, rows, columns) of a shape, in elements of the matrix drawn as `frame`."""
     read = "each => ['x', 'y', 'width', 'height'].map((side) => Number(each.getAttribute(side)))"
     x, y, width, height = page.locator(inner).evaluate(read)
     fx, fy, fwidth, fheight = page.locator(f'[data-frame="{frame}"]').evaluate(read)
@@ -70,7 +71,7 @@ def rectangle(page, inner, frame, rows, columns):
 
 
 def assert_step(page, tiling, turn, step):
-    """Text and highlighted blocks are those of a step of a turn."""
+    """Check that text and highlighted blocks are those of a step of a turn."""
     problem, told, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
     steps = len(tiling.k_blocks(turn))
     assert fact(page, "Program") == f"{tiling.program(turn):,}"
@@ -135,7 +136,7 @@ def test_sliders_and_clicks_go_anywhere(opened):
     assert page.text_content("#turn-of") == f"20 (0 to {tiling.turns - 1})"
     box = page.locator('[data-frame="c"]').bounding_box()
     page.mouse.click(box["x"] + box["width"] * 100 / 200, box["y"] + box["height"] * 280 / 300)
-    assert_step(page, tiling, tiling.turn_of(Place(0, 4, 3)), 3)
+    assert_step(page, tiling, turn_of(tiling, Place(0, 4, 3)), 3)
 
 
 def test_every_control_is_reached_by_the_keyboard(opened):
@@ -151,7 +152,7 @@ def test_every_control_is_reached_by_the_keyboard(opened):
 
 def test_the_ragged_corner_is_hatched_and_named(opened):
     problem, config = RAGGED
-    corner = tiling_of(problem, config, H200).turn_of(Place(0, 4, 6))
+    corner = turn_of(tiling_of(problem, config, H200), Place(0, 4, 6))
     page, tiling = opened(problem, config, start=(corner, 5))
     assert_step(page, tiling, corner, 4)
     told = step_of(tiling, corner, 4)
@@ -255,7 +256,7 @@ def test_waves_of_all_kinds_can_be_walked(opened, problem, config):
 
 def test_a_tile_of_a_transpose_is_read_and_then_written(opened):
     problem, config = MOVED
-    corner = tiling_of(problem, config, H200).turn_of(Place(0, 9, 7))
+    corner = turn_of(tiling_of(problem, config, H200), Place(0, 9, 7))
     page, tiling = opened(problem, config, start=(corner, 1))
     told = move_of(tiling, corner)
     block = told.block
@@ -344,7 +345,7 @@ def test_a_large_problem_is_drawn_fast_and_with_few_elements(opened, problem, co
 
 
 def grids(page):
-    """The lines of each matrix, as paths."""
+    """Return the lines of each matrix, as paths."""
     read = "every => every.map(each => each.getAttribute('d'))"
     return page.locator('#picture path[stroke="var(--grid)"]').evaluate_all(read)
 

@@ -77,7 +77,7 @@ CONCERNS = {
         "planning/plans",
     ),
     "test_rows_gpu.py": ("matmul/",),
-    "test_rungs_gpu.py": ("lab/rungs",),
+    "test_rungs_gpu.py": ("lab/ladder",),
     "test_switch_gpu.py": ("matmul/", "permute/", "in_torch"),
     "test_switch_moduledb_gpu.py": ("matmul/", "permute/", "in_torch"),
     "test_tf32_gpu.py": ("matmul/",),

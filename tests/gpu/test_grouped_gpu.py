@@ -10,7 +10,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
 from tritile.families.space import illegal
-from tritile.lab.report import peers
+from tritile.lab.report import baselines
 from tritile.ops.groups import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -236,7 +236,7 @@ def test_answers_of_the_model_and_of_torch(text, load):
         for config in model.ranked(problem, devices.gpu(0), family)[:3]:
             answers.check(lambda call, c=config: launch.prepare(call, c)(*call.tensors), call)
     if torch.cuda.get_device_capability() == (9, 0) and hasattr(torch, "_grouped_mm"):
-        answers.check(peers.torch_side(parse_shape(text, "grouped", layout="NT")), call, every=False)
+        answers.check(baselines.torch_side(parse_shape(text, "grouped", layout="NT")), call, every=False)
 
 
 def test_a_graph_reads_offsets_anew():

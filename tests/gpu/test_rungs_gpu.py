@@ -1,4 +1,4 @@
-"""The rungs of the ladders on a GPU: right at odd and at large sizes, timed, and tuned by measuring."""
+"""Tutorial kernels on a GPU: right at odd and at large sizes, timed, and tuned by measuring."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ import torch
 
 from tests.reference import assert_product
 from tritile.core import device as devices
-from tritile.lab.rungs import race
-from tritile.lab.rungs.climb import LADDERS, Kernel
-from tritile.lab.rungs.launching import planned, run_compiled
-from tritile.lab.rungs.matrices import error_of, matrices
+from tritile.lab.ladder import race
+from tritile.lab.ladder.launching import planned, run_compiled
+from tritile.lab.ladder.matrices import error_of, matrices
+from tritile.lab.ladder.steps import LADDERS, Kernel
 
 pytestmark = pytest.mark.gpu
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder]
@@ -19,12 +19,12 @@ named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{run
 
 @pytest.fixture(autouse=True)
 def _sums_in_float32(monkeypatch):
-    """torch's own rung is held to the bound of the others: by default cuBLAS may add up parts in bfloat16."""
+    """Hold torch's step to the bound of the others: by default cuBLAS may add parts in bfloat16."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False)
 
 
 def ran(rung, n):
-    """The matrices after a run."""
+    """Return the matrices after a run."""
     device = devices.current_gpu()
     unfit = rung.unfit(device, n)
     if unfit:
@@ -68,7 +68,7 @@ def test_every_config_is_right(rung, n):
 @pytest.mark.serial
 @pytest.mark.parametrize("op", LADDERS)
 def test_a_ladder_is_climbed(op):
-    """Every rung that runs here is timed; the last of ours is not slower than the first."""
+    """Time every step that runs here; the last of ours is not slower than the first."""
     device = devices.current_gpu()
     found = race.timed_climb(LADDERS[op], 1024, device, lambda name: None)
     assert [reading.name for reading in found] == [rung.name for rung in LADDERS[op]]

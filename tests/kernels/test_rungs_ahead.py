@@ -1,4 +1,4 @@
-"""The rungs of the ladders compiled ahead of time: they fit, and are what they are said to be."""
+"""Tutorial kernels compiled ahead of time: they fit, and are what they are said to be."""
 
 import os
 
@@ -11,10 +11,10 @@ from triton.experimental.gluon import language as gl
 from tests.kernels.test_ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
-from tritile.lab.rungs import transpose
-from tritile.lab.rungs.climb import LADDERS, Kernel
-from tritile.lab.rungs.launching import arguments, described, planned, taken
-from tritile.lab.rungs.matrices import matrices
+from tritile.lab.ladder import transpose
+from tritile.lab.ladder.launching import arguments, planned, reading_of, resources_of
+from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.steps import LADDERS, Kernel
 from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
@@ -44,7 +44,7 @@ def of(op, name):
 @named
 def test_rungs_compile_and_fit_or_say_why_not(rung, target):
     device = target_device(target)
-    reading = described(rung, 1024, planned(rung, 1024, device), device)
+    reading = reading_of(rung, 1024, planned(rung, 1024, device), device)
     assert (reading.note, reading.failed) == (rung.unfit(device, 1024), False)
     if reading.note is None:
         assert 0 < reading.registers <= 512
@@ -69,7 +69,7 @@ def test_what_runs_where():
 @pytest.mark.parametrize("n", [1, later(31), 1000, 1001])
 @named
 def test_rungs_compile_at_any_size(rung, n):
-    reading = described(rung, n, planned(rung, n, H200), H200)
+    reading = reading_of(rung, n, planned(rung, n, H200), H200)
     assert reading.note == rung.unfit(H200, n)
     assert (reading.registers is None) == (reading.note is not None)
 
@@ -78,7 +78,7 @@ def test_rungs_compile_at_any_size(rung, n):
 def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung):
     assert len(set(rung.runs.configs)) == len(rung.runs.configs)
     for config in rung.runs.configs:
-        found = taken(rung, 1024, config, H200)
+        found = resources_of(rung, 1024, config, H200)
         assert (found.spills, found.excess(H200)) == (0, None), config
 
 
@@ -91,7 +91,7 @@ def test_which_rungs_use_tensor_cores(name, cores):
 
 
 def test_threads_hold_as_many_sums_as_is_said():
-    """One of a tile of 32 x 32 over 1,024 threads; 64 of one of 128 x 128 over 256."""
+    """Expect one sum of a 32 x 32 tile over 1,024 threads, 64 of a 128 x 128 tile over 256."""
     for name, sums in (("shared tiles", 1), ("register blocks", 64)):
         rung = of("matmul", name)
         config = rung.runs.configs[0]
@@ -106,7 +106,7 @@ def test_the_copy_engine_is_used():
 
 @pytest.mark.parametrize("op", LADDERS)
 def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
-    """A helper whose body does not name triton.language, as its annotations do, included."""
+    """Include a helper whose annotations alone name triton.language."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
     kernel, grid = of(op, "autotuned").runs, of(op, "autotuned").runs.grid
     args = (*matrices(op, 64, "float32", "cpu"), 64)

@@ -1,4 +1,4 @@
-"""The rungs of the ladders in Triton's interpreter: right at any size, and asking for the bytes they say."""
+"""Tutorial kernels in Triton's interpreter: right at any size, and asking for the bytes they say."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ import torch
 from tests.reference import assert_product
 from tritile.core.device import INTERPRETER
 from tritile.lab.counting import counted
-from tritile.lab.rungs.climb import ITEMSIZE, LADDERS, Kernel
-from tritile.lab.rungs.launching import run_interpreted
-from tritile.lab.rungs.matrices import matrices
+from tritile.lab.ladder.launching import run_interpreted
+from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.steps import ITEMSIZE, LADDERS, Kernel
 
 GUARD = 64  # elements on either side of the output
 ODD = (1, 31, 65)
@@ -19,7 +19,7 @@ ALIGNED = "persistent, TMA"
 
 
 def rungs(of):
-    """Each rung of kernels that can be interpreted, once for each of its configs where it has several."""
+    """Yield each step with an interpretable kernel, once for each of its first `of` configs."""
     for rung in (rung for ladder in LADDERS.values() for rung in ladder):
         if isinstance(rung.runs, Kernel) and rung.unfit(INTERPRETER, 8) is None:
             for config in rung.runs.configs[:of]:
@@ -28,7 +28,7 @@ def rungs(of):
 
 
 def ran(rung, n):
-    """The matrices after a run on an output full of NaN, and what was counted."""
+    """Return the matrices after a run on an output full of NaN, and the counts."""
     dtype = "float16" if rung.dtype == "bfloat16" else rung.dtype  # the interpreter is wrong in bfloat16
     *given, _ = matrices(rung.op, n, dtype, "cpu")
     memory = torch.full((n * n + 2 * GUARD,), float("nan"), dtype=given[0].dtype)
@@ -68,7 +68,7 @@ def test_every_config_is_right_across_several_tiles(rung):
 
 
 def test_a_program_makes_several_tiles():
-    """Three processors, and six tiles of 128 x 256."""
+    """Make six tiles of 128 x 256 on three SMs."""
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == ALIGNED)
     assert rung.runs.grid(296, rung.runs.configs[0], 3) == (3,)
     check(rung, 296)

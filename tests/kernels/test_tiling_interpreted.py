@@ -11,6 +11,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.reference import values
+from tests.tilings import turns_of
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
@@ -29,7 +30,7 @@ DEVICE = replace(target_device("nvidia-h200"), processors=3)  # as `run_interpre
 
 @dataclass
 class Watched:
-    """(address of each element, mask) of loads and stores, by program, in the order they came."""
+    """Hold (address of each element, mask) of loads and stores, by program, in order."""
 
     loads: dict = field(default_factory=lambda: defaultdict(list))
     stores: dict = field(default_factory=lambda: defaultdict(list))
@@ -63,13 +64,13 @@ def watch(monkeypatch):
 
 
 def within(tensor, addresses):
-    """Whether these lie in a tensor."""
+    """Tell whether addresses lie in a tensor."""
     first = tensor.data_ptr()
     return (addresses >= first) & (addresses < first + tensor.numel() * tensor.element_size())
 
 
 def elements(tensor, accesses):
-    """(matrix, row, column) of each element of a contiguous tensor that accesses touch, a set for each."""
+    """Return for each access the (matrix, row, column) of elements of a contiguous tensor that it touches."""
     found = []
     for pointers, mask in accesses:
         at = pointers[mask].astype(np.int64)
@@ -82,7 +83,7 @@ def elements(tensor, accesses):
 
 
 def filled(accesses, tensor):
-    """Elements that each access to a tensor masks off."""
+    """Return the elements that each access to a tensor masks."""
     touching = [(p, m) for p, m in accesses if m.any() and within(tensor, p[m].astype(np.int64)).all()]
     return [int((~mask).sum()) for _, mask in touching]
 
@@ -99,7 +100,7 @@ def linear(program, grid):
 
 
 def product(size, config):
-    """Tensors and the call of a batch of products, and its tiling."""
+    """Return tensors and the call of a batch of products, and its tiling."""
     batch, m, n, k = size
     a, b = values((batch, m, k), torch.float32), values((batch, k, n), torch.float32, 1)
     out = torch.empty(batch, m, n)
@@ -147,7 +148,7 @@ def test_programs_of_a_product_load_the_blocks_that_the_tiling_tells(size, confi
         of_a, of_b = (elements(t, watch.loads[program]) for t in (a, b))
         masked_a, masked_b = (filled(watch.loads[program], t) for t in (a, b))
         done = 0
-        for turn in tiling.turns_of(number):
+        for turn in turns_of(tiling, number):
             matrix = tiling.place(turn).matrix
             for step in range(len(tiling.k_blocks(turn))):
                 told = step_of(tiling, turn, step)
@@ -175,7 +176,7 @@ def test_every_tile_is_stored_once_by_its_programs(config, watch):
     for number, tiles in stored.items():
         told = [
             rectangle(tiling.place(turn).matrix, step_of(tiling, turn, 0).c)
-            for turn in tiling.turns_of(number)
+            for turn in turns_of(tiling, number)
         ]
         if tiling.parts == 1:
             assert tiles == told
@@ -188,7 +189,7 @@ def mover(family, group, m=32, n=32):
 
 
 def moved(problem, strides, matrix, rows, columns):
-    """The bytes, from the first of a tensor of these strides, of elements (m, n) of a matrix."""
+    """Return the byte offsets, in a tensor of these strides, of elements (m, n) of a matrix."""
     found = set()
     for m, n in zip(rows.ravel().tolist(), columns.ravel().tolist(), strict=True):
         at = 0
@@ -201,7 +202,7 @@ def moved(problem, strides, matrix, rows, columns):
 
 
 def touched(tensor, accesses, size):
-    """The bytes, from the first of a tensor, that accesses of `size` bytes each touch."""
+    """Return the byte offsets in a tensor that accesses of `size` bytes each touch."""
     found = set()
     for pointers, mask in accesses:
         at = (pointers[mask].astype(np.int64) - tensor.data_ptr()).ravel()

@@ -9,8 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.lab import traffic
 from tritile.lab.counting import SECTOR, counted
-from tritile.lab.rungs.matmul import matmul_naive
-from tritile.lab.rungs.transpose import transpose_rows
+from tritile.lab.ladder.matmul import matmul_naive
+from tritile.lab.ladder.transpose import transpose_rows
 from tritile.ops import permute as permute_op
 from tritile.ops.described import described
 from tritile.planning import model
@@ -59,7 +59,7 @@ def test_a_batch_asks_for_each_of_its_products():
 
 
 def sectors_of(shape, dims, dtype, which=slice(0, 400, 133)):
-    """By config: sectors that each program touches, as said and as counted, read and written."""
+    """Return by config the sectors that each program touches, predicted and counted, read and written."""
     x, dims, out = permute_op.checked("permute", torch.zeros(shape, dtype=dtype), dims, None)
     call = permute_op.described(x, out, dims)
     for config in model.ranked(call.problem, H200)[which]:
@@ -81,7 +81,7 @@ def sectors_of(shape, dims, dtype, which=slice(0, 400, 133)):
     ],
 )
 def test_transposes_touch_the_sectors_that_are_said(shape, dtype):
-    """Of words that are packed first, ends of rows are read and written by themselves, which is not said."""
+    """Allow for packed words: their row ends are moved apart, which the prediction leaves out."""
     for config, read, written in sectors_of(shape, (1, 0), dtype):
         near = 0.01 if config.family == "tile" else 0.12
         assert read == pytest.approx(1, abs=near), config
@@ -89,7 +89,7 @@ def test_transposes_touch_the_sectors_that_are_said(shape, dtype):
 
 
 def test_permutations_touch_no_more_than_is_said():
-    """Runs that follow each other in one tile are said to have sectors each of their own."""
+    """Bound the counts: the prediction gives adjacent runs of a tile sectors of their own."""
     for shape, dims in [((2, 33, 65, 16), (0, 2, 1, 3)), ((4, 50, 3, 32), (3, 1, 0, 2))]:
         for config, read, written in sectors_of(shape, dims, torch.float16):
             assert 0.95 < read < 2.1, config
@@ -98,7 +98,7 @@ def test_permutations_touch_no_more_than_is_said():
 
 @pytest.mark.parametrize("n", [1, 31, 40])
 def test_untiled_is_what_the_naive_kernels_ask_for(n):
-    """A product element by element; a transpose that reads in order and scatters, each element a sector."""
+    """Compare with a product element by element, and a transpose that scatters, a sector an element."""
     a, b, out = (torch.randn(n, n) for _ in range(3))
     with counted() as found:
         interpret(matmul_naive, (-(-n * n // 64),), (a, b, out, n, 64), {})

@@ -9,7 +9,7 @@ from triton.compiler import ASTSource
 
 from tests.reference import assert_product, poison_empty, values
 from tritile.core.device import target_device
-from tritile.lab.report import tutorial
+from tritile.lab.report import tutorial_baseline as tutorial
 from tritile.runtime.interpreter import interpret
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
@@ -21,7 +21,7 @@ def _poison(monkeypatch):
 
 
 def stored(tensor, letter):
-    """The same matrices; for T, each lies transposed in memory."""
+    """Return the same matrices; for T, each is stored transposed."""
     return tensor if letter == "N" else tensor.mT.contiguous().mT
 
 

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from tritile.cli import app
-from tritile.lab.report.accuracy import data, measured
+from tritile.lab.report import accuracy as measured
 
 UNIT = 2.0**-24
 
@@ -20,7 +20,7 @@ def found(dtype, precision, name, **changes):
 def test_products_in_fp32_err_little(dtype, precision, name, k):
     one = found(dtype, precision, name)
     assert one.differing == 0
-    if name in data.FINITE:
+    if name in measured.FINITE:
         assert one.worst is not None
         inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0  # each rounded to 11 bits
         assert one.worst < (one.bound or 2 * (k + 3) * UNIT + inputs)
@@ -28,7 +28,7 @@ def test_products_in_fp32_err_little(dtype, precision, name, k):
         assert one.torch_worst < 2 * (k + 3) * UNIT
 
 
-@pytest.mark.parametrize("name", data.FINITE)
+@pytest.mark.parametrize("name", measured.FINITE)
 def test_64_bits_are_told_from_53(name):
     one = found("float64", "ieee", name)
     assert one.worst is not None
@@ -59,7 +59,7 @@ def test_an_error_is_found_and_of_the_size_that_it_has(monkeypatch):
 
 
 def test_graded_data_span_much_and_their_terms_little():
-    a, b = data.FINITE["graded"](torch.ones(4, 60), torch.ones(60, 4))
+    a, b = measured.FINITE["graded"](torch.ones(4, 60), torch.ones(60, 4))
     assert float(a.max() / a.min()) > 2.0**58
     assert torch.equal(a * b.mT, torch.ones(4, 60))
 

@@ -28,17 +28,17 @@ ENV = {"gpu": "x", "torch": "2", "triton": "3", "driver": "", "tritile": "0", "t
 
 
 class Interpreted(HostAware, KernelInterface):
-    """A kernel that runs in the interpreter under whatever decorator."""
+    """Run a kernel in the interpreter under any decorator."""
 
 
 def subject():
-    """The softmax with three configs, as the interpreter runs it."""
+    """Return the softmax with three configs, as the interpreter runs it."""
     configs = authors.configs_of({"ROWS": (1, 2), "BLOCK": (64, 128), "num_warps": (4,)})[:3]
     return replace(authors.SUBJECTS["softmax"], configs=configs, kernel=Interpreted(authors.softmax))
 
 
 class Ticks:
-    """A clock that goes on by one second each time it is read."""
+    """Count one second more each time the clock is read."""
 
     def __init__(self):
         self.now = 0
@@ -49,7 +49,7 @@ class Ticks:
 
 
 class Bench:
-    """Runs each config once, and makes the second one the fastest."""
+    """Run each config once, and make the second one the fastest."""
 
     def __init__(self):
         self.calls = 0
@@ -197,7 +197,7 @@ def test_a_child_starts_cold(tmp_path):
 
 
 def script(folder, body):
-    """A stand-in for the script that a child runs."""
+    """Write a stand-in for the script that a child runs."""
     path = folder / "stand_in.py"
     path.write_text("import json, os, sys\nsys.stdin.readline()\n" + textwrap.dedent(body))
     return path
@@ -254,7 +254,7 @@ def answer(side, seconds=1.0):
 
 
 class Fake:
-    """Plays a child: counts who is alive, and who answers."""
+    """Play a child; count who is alive, and who answers."""
 
     alive, answered, most = 0, [], 0
 
@@ -352,7 +352,7 @@ def test_tables_show_every_number():
 
 
 def test_a_whole_comparison(tmp_path, monkeypatch, fake, capsys):
-    """With children, timings and GPU made up: what fails is told and left out, the rest is kept."""
+    """Compare with made-up children, timings and GPU: failures are printed and left out, the rest is kept."""
     monkeypatch.setattr(comparison, "Child", fake)
     monkeypatch.setattr(
         comparison,

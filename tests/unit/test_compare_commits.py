@@ -26,7 +26,7 @@ def test_so_is_every_other_problem(suite, op):
 
 
 def test_sides_take_turns_and_the_ratio_is_of_the_same_round():
-    """Both slow down in the second round: the ratio does not."""
+    """Slow both sides down in the second round: the ratio stays."""
     order = []
 
     def side(name, times):

@@ -18,7 +18,7 @@ from tritile.families.common.rates import peak_tflops
 from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
 from tritile.lab.explain.hardware import Waves, occupancy
-from tritile.lab.explain.telling import bytes_text
+from tritile.lab.explain.texts import bytes_text
 from tritile.lab.report import recorded
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import model, plans, table
@@ -194,7 +194,7 @@ def test_transposes_count_sectors():
 
 @pytest.mark.parametrize(("width", "size"), [(3, 1), (8, 1), (2, 8)])
 def test_a_thin_transpose_writes_few_sectors_even_untiled(width, size):
-    """Elements that a row of x puts `width` apart: as many share a sector as fit."""
+    """Check that as many elements share a sector as fit, where a row of x puts them `width` apart."""
     thin = PermuteProblem.turned(1, width, 96_000, size)
     assert traffic.untiled(thin).written == pytest.approx(width * 96_000 * width * size, rel=0.01)
 
@@ -205,7 +205,7 @@ def test_what_is_stretched_is_read_once():
 
 
 def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
-    """Elements with gaps between them, too, share sectors in a tile."""
+    """Check that elements with gaps between them share sectors in a tile too."""
     gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
     for problem in (gaps, turned, PermuteProblem.turned(3, 37, 391, 2)):
@@ -226,7 +226,7 @@ def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
 
 
 def test_no_part_of_a_product_takes_longer_than_was_measured():
-    """Device memory and what multiplies, at their peaks, over the table that ships."""
+    """Compare device memory and arithmetic at their peaks with the shipped table."""
     checked = 0
     for entry in table.shipped(H200)[0].entries:
         if isinstance(entry.problem, MatmulProblem) and entry.us:
@@ -262,10 +262,10 @@ def test_notebooks_get_tables_that_are_escaped(square):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tile BLOCK_M=7", r"BLOCK_M = 7 is of no config .* there are 16, 32, 64"),
+        ("tile BLOCK_M=7", r"none has BLOCK_M = 7; there are 16, 32, 64"),
         ("nonsense", "there are descriptor, split, tile, warpgroups"),
-        ("WIDTH=3", "no WIDTH, but .*families are tile, descriptor, warpgroups, split"),
-        ("tile SPLIT_K=2", "no SPLIT_K, but BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
+        ("WIDTH=3", "no WIDTH; there are .*families are tile, descriptor, warpgroups, split"),
+        ("tile SPLIT_K=2", "no SPLIT_K; there are BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
         ("BLOCK_M=", "NAME=VALUE"),
     ],
@@ -344,7 +344,7 @@ def test_the_command_refuses_what_is_none(arguments, fault):
     ],
 )
 def test_predicted_times_against_what_was_measured(store, every, fastest):
-    """Medians of how far predictions are from committed trials, of every config and of the fastest ones."""
+    """Check the median errors of predictions of committed trials, over all configs and over the fastest."""
     errors, best = [], []
     for (problem, _), own in recorded.times([TRIALS / f"{store}.sqlite3.gz"], H200).items():
         off = {config: abs(model.predict_us(config, problem, H200) / us - 1) for config, us in own.items()}

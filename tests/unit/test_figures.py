@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 import benchmark_drawn
 import benchmark_tuned
 import benchmarks
@@ -27,6 +29,24 @@ def test_sizes_that_are_not_in_the_table_count_as_untuned():
     kinds = {at: kind[0] for kind, _, at in benchmark_tuned.by_table()}
     assert kinds["64x4096x4096"] == "invariance, tuned"
     assert kinds["65x4096x4096"] == "invariance, untuned"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    [
+        ("even sizes", (8192, 8192), "float32"),
+        ("even sizes", (4, 4096, 4096), "bfloat16"),
+        ("odd sizes", (8191, 8192), "float32"),
+        ("1-byte elements", (8192, 8193), "uint8"),
+        ("thin shapes and rank 4 to 6", (128, 1048576), "float64"),
+        ("thin shapes and rank 4 to 6", (64, 64, 64, 129), "float64"),
+        ("small", (4096, 4096), "bfloat16"),
+    ],
+)
+def test_permutations_count_where_they_belong(kind, shape, dtype):
+    dims = [*reversed(range(len(shape)))]
+    line = {"op": "permute", "suite": "permute", "dtype": dtype, "shape": [*shape], "dims": dims}
+    assert benchmark_tuned.kind_of(line) == kind
 
 
 def test_the_page_of_benchmarks_is_what_the_command_writes():

@@ -27,7 +27,7 @@ from tritile.families.grouped.family import tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab.explain import explained
-from tritile.lab.report import peers
+from tritile.lab.report import baselines
 from tritile.lab.report.results import case_of, result
 from tritile.lab.report.summary import sizes_label
 from tritile.ops.groups import Operands, described
@@ -248,9 +248,9 @@ def test_torch_answers_the_same_calls(kind, layout):
     problem = replace(SMALL, ragged=kind, dtype="bfloat16", out_dtype="bfloat16", precision="ieee")
     call = on_host(replace(problem, **sides))
     case = parse_shape("5x48x24x40", "grouped")
-    peers.torch_side(case)(call)
+    baselines.torch_side(case)(call)
     assert answers.answer_error(call) < 4e-3
-    peers.torch_timed(case)(call)
+    baselines.torch_timed(case)(call)
 
 
 def test_the_suite_and_its_words():

@@ -14,12 +14,11 @@ from tritile import cli
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import climbing
-from tritile.lab.rungs import counts, race
-from tritile.lab.rungs.climb import LADDERS, Library
-from tritile.lab.rungs.launching import described, planned, run_compiled, run_interpreted
-from tritile.lab.rungs.matrices import allowed_error, error_of, matrices
-from tritile.lab.rungs.reading import Reading
+from tritile.lab.ladder import climbing, counts, race
+from tritile.lab.ladder.launching import planned, reading_of, run_compiled, run_interpreted
+from tritile.lab.ladder.matrices import allowed_error, error_of, matrices
+from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.steps import LADDERS, Library
 
 H200 = target_device("nvidia-h200")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -30,7 +29,7 @@ def run(*arguments):
 
 
 def failing(capsys, monkeypatch, *arguments):
-    """The line of an error."""
+    """Return the line of an error."""
     monkeypatch.setattr("sys.argv", ["tritile", "ladder", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -42,7 +41,7 @@ def failing(capsys, monkeypatch, *arguments):
 
 
 def timed(climb):
-    """The same as a GPU might have timed it: each rung, and a yardstick of each ladder, twice as fast."""
+    """Add times as of a GPU: each step, then a yardstick of each ladder, twice as fast as the one before."""
     readings = []
     for op in climb.ops:
         rungs = [*climb.of(op), Reading(op, "torch", "torch's own", "float32", True)]
@@ -52,7 +51,7 @@ def timed(climb):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """What climbing wrote with no GPU, and what it printed."""
+    """Climb without a GPU; return the file that was written and what was printed."""
     path = tmp_path_factory.mktemp("ladder") / "climb.json"
     result = run(16, "--target", "sm_90", "--output", path)
     assert result.exit_code == 0, result.output
@@ -85,7 +84,7 @@ def test_the_table_names_every_rung_and_says_why_one_is_left_out(kept):
 
 
 def test_a_rung_that_a_gpu_lacks_says_so(capsys):
-    """Compiled for an A100, which has no TMA: it is counted all the same."""
+    """Compile for an A100, which has no TMA: the step is counted all the same."""
     result = run(8, "--op", "matmul", "--target", "sm_80")
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.output.splitlines() if "persistent, TMA" in line)
@@ -205,7 +204,7 @@ def test_damaged_results_are_refused(kept, tmp_path, name):
 def test_absurd_numbers_are_refused_by_name(kept, tmp_path, field, value):
     data, path = json.loads(kept[0].read_text()), tmp_path / "x.json"
     path.write_text(json.dumps(data | {"rungs": [data["rungs"][0] | {field: value}]}))
-    with pytest.raises(InvalidValueError, match=f"a rung's {field} is"):
+    with pytest.raises(InvalidValueError, match=f"a step's {field} is"):
         climbing.read(path)
 
 
@@ -266,7 +265,7 @@ def test_wrong_answers_are_found(op, fault):
 
 
 class Timer:
-    """Stands for a graph: a launch of so many microseconds."""
+    """Stand for a graph whose launch takes so many microseconds."""
 
     launches = 1
 
@@ -279,7 +278,7 @@ class Timer:
 
 @pytest.fixture
 def acted(monkeypatch):
-    """A GPU that is acted: kernels run in the interpreter, and times are made up, in milliseconds."""
+    """Act a GPU: kernels run in the interpreter, and times are made up, in milliseconds."""
     monkeypatch.setattr(race, "check_size", lambda n, device: None)
     monkeypatch.setattr(race, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, "float32", "cpu"))
     monkeypatch.setattr(race, "_copies", lambda n, device: 2)
@@ -352,7 +351,7 @@ def raising(*_):
 
 
 def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
-    """Every call raises since the third rung: the first, slow, has its time; the second has none."""
+    """Let every call raise from the third step on: the first, slow, has its time; the second has none."""
 
     def fatal(x, out):
         acted.setattr(race.torch.cuda, "synchronize", raising)
@@ -372,7 +371,7 @@ def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
     assert quick.registers is not None
     for reading in (quick, *rest):
         assert (reading.us, reading.failed) == (None, True)
-        assert reading.note == "the GPU no longer answers since rung fatal"
+        assert reading.note == "the GPU no longer answers since step fatal"
     assert len(rest) == 2
 
 
@@ -393,7 +392,7 @@ def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
         assert "illegal memory access" in reading.note
     assert (other.us, other.failed) == ((None, True) if lasts else (500.0, False))
     assert other.note == (
-        "the GPU no longer answers since rungs row by row and element by element were timed side by side"
+        "the GPU no longer answers since steps row by row and element by element were timed side by side"
         if lasts else None
     )  # fmt: skip
 
@@ -447,7 +446,7 @@ def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
 
 
 def test_writes_of_small_transposes_share_sectors():
-    """Those of "element by element", where a program has several rows; those of "row by row" never do."""
+    """Compare "element by element", whose programs have several rows, with "row by row"."""
     for n, fewer in ((64, True), (128, False)):
         rows, elements = counts.counted_climb(LADDERS["transpose"][:2], n, H200, str)
         assert rows.touched == n * n * (4 + counts.SECTOR)
@@ -465,9 +464,9 @@ def test_the_librarys_rung_tells_of_the_kernel_that_runs(op, n):
 
 
 def test_described_rungs_keep_the_compilers_reason():
-    """A tile that asks for more shared memory than there is."""
+    """Ask for more shared memory than there is."""
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "autotuned")
     config = max(rung.runs.configs, key=lambda c: c["BLOCK_M"] * c["BLOCK_N"] * c.num_stages)
-    reading = described(rung, 512, config, target_device("gfx942"))
+    reading = reading_of(rung, 512, config, target_device("gfx942"))
     assert "shared memory" in reading.note
     assert reading.registers is None

@@ -18,7 +18,7 @@ from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
 from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.notebook import Results
-from tritile.lab.report.page import document, figures, gather, rows, searches, sources, tables, tuner
+from tritile.lab.report.page import document, figures, rows, searches, sources, tables, tuner
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
@@ -57,7 +57,7 @@ TRIALS = [
 
 def made(lines: list[Result], trials: list[Trial] = (), **found: list) -> rows.Rows:
     stores = [searches.Recorded("a store", list(trials))] * bool(trials)
-    return gather.gathered(sources.Sources(**found), lines, stores, H200.name, H200)
+    return sources.gathered(sources.Sources(**found), lines, stores, H200.name, H200)
 
 
 def run(*arguments: object):
@@ -112,7 +112,7 @@ def test_peaks_of_an_h200(dtype, precision, peak) -> None:
 def test_dtypes_of_one_rate_share_a_roof() -> None:
     lines = [line(), line() | {"dtype": "float16"}, line() | {"dtype": "float32"}]
     assert [roof["dtypes"] for roof in made(lines).roofs] == [["float32"], ["bfloat16", "float16"]]
-    assert gather.gathered(sources.Sources(), lines, [], H200.name, None).roofs == []
+    assert sources.gathered(sources.Sources(), lines, [], H200.name, None).roofs == []
 
 
 def test_cells_are_the_best_of_each_tile() -> None:
@@ -238,7 +238,7 @@ def test_tables_have_every_result_and_share_of_its_roof() -> None:
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    """A page of results and trials, whose words would be markup."""
+    """Make a page of results and trials whose texts would be markup."""
     lines = [line(suite=HOSTILE), line("64x32", op="permute", suite=HOSTILE)]
     lines[0]["plan_source"] = HOSTILE
     return document.html(made([item | {"env": ENV | {"torch": HOSTILE}} for item in lines], TRIALS))
@@ -385,7 +385,7 @@ def test_committed_results_are_all_in_the_report() -> None:
         pytest.skip("no committed results here")
     found = sources.sources([folder], pytest.fail)
     lines = Results.of(folder, tell=pytest.fail)
-    report = gather.gathered(found, lines, [], H200.name, H200)
+    report = sources.gathered(found, lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100
     assert data["rows"]["study"]["count"] == len(found.studies[0]["problems"])

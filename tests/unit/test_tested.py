@@ -20,7 +20,7 @@ def test_every_kernel_was_tested_as_it_is_or_is_pending_with_a_reason():
 
 @pytest.mark.parametrize("path", sorted(tested.RECORDS.glob("test_*.py")), ids=lambda path: path.stem)
 def test_files_of_gpu_tests_can_be_imported(path):
-    """They are not collected where there is no GPU: what they name must still be there."""
+    """Import files that are not collected without a GPU: what they name must still exist."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where triton.jit finds source
@@ -33,7 +33,7 @@ def test_files_of_gpu_tests_can_be_imported(path):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A copy of the package's source that digests are made of, to be edited."""
+    """Copy the package's source that digests are made of, to be edited."""
     copy = tmp_path / "tritile"
     shutil.copytree(tested.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json", "pages"))
     monkeypatch.setattr(tested, "PACKAGE", copy)
@@ -43,7 +43,7 @@ def package(tmp_path, monkeypatch):
 
 
 def changed(package, path, old, new):
-    """The kernels whose digest changes with an edit."""
+    """Return the kernels whose digest changes with an edit."""
     before = tested.digests()
     text = (package / path).read_text()
     assert old in text

@@ -8,6 +8,7 @@ from math import prod
 import pytest
 from typer.testing import CliRunner
 
+from tests.tilings import turn_of, turns_of
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -17,7 +18,7 @@ from tritile.lab.explain.wanted import config_like
 from tritile.lab.report import tiling as tilings
 from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
 from tritile.lab.report.tiling.still import first_tiles
-from tritile.lab.report.tiling.words import notes, size
+from tritile.lab.report.tiling.texts import notes, size
 from tritile.tune.suites import parse_shape
 
 H200 = target_device("nvidia-h200")
@@ -68,13 +69,13 @@ def test_every_part_of_every_tile_is_one_turn(tiling):
     axes = (range(tiling.matrices), range(tiling.rows), range(tiling.columns), range(tiling.parts))
     assert len(seen) == len(set(seen)) == prod(map(len, axes))
     assert set(seen) == {(Place(i, row, column), part) for i, row, column, part in itertools.product(*axes)}
-    assert [tiling.turn_of(*each) for each in seen] == list(range(tiling.turns))
+    assert [turn_of(tiling, *each) for each in seen] == list(range(tiling.turns))
 
 
 def test_programs_and_waves_share_the_turns_out(tiling):
-    by_program = [turn for program in range(tiling.programs) for turn in tiling.turns_of(program)]
+    by_program = [turn for program in range(tiling.programs) for turn in turns_of(tiling, program)]
     assert sorted(by_program) == list(range(tiling.turns))
-    assert all(tiling.program(turn) == by for by in range(tiling.programs) for turn in tiling.turns_of(by))
+    assert all(tiling.program(turn) == by for by in range(tiling.programs) for turn in turns_of(tiling, by))
     waves = [tiling.wave(number) for number in range(tiling.waves)]
     assert [turn for wave in waves for turn in wave] == list(range(tiling.turns))
     assert max(map(len, waves)) == tiling.at_once <= H200.processors * tiling.resident
@@ -108,7 +109,7 @@ def test_bytes_of_all_steps_add_up(name):
 def test_a_ragged_corner_by_hand():
     tiling = tiling_of(product(100, 40, 70), tile(), H200)
     assert (tiling.rows, tiling.columns, tiling.blocks) == (2, 2, 3)
-    step = step_of(tiling, tiling.turn_of(Place(0, 1, 1)), 2)
+    step = step_of(tiling, turn_of(tiling, Place(0, 1, 1)), 2)
     assert step.a == (64, 64, 64, 32, 36, 6)
     assert step.b == (64, 32, 32, 32, 6, 8)
     assert step.c == (64, 32, 64, 32, 36, 8)
@@ -128,7 +129,7 @@ def test_bands_share_more_than_rows():
 def test_the_last_tiles_of_a_transpose_overlap_those_before():
     tiling = tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200)
     assert (tiling.rows, tiling.columns, tiling.covers) == (10, 8, (32, 32))
-    move = move_of(tiling, tiling.turn_of(Place(0, 9, 7)))
+    move = move_of(tiling, turn_of(tiling, Place(0, 9, 7)))
     assert move.block[:2] == (300 - 32, 250 - 32)
     assert move.again == (10 * 32 - 300, 8 * 32 - 250)
     assert move_of(tiling, 0).again == (0, 0)
@@ -195,7 +196,7 @@ def test_notes_tell_what_is_special():
     uneven = tiling_of(PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64), H200)
     assert "each tile covers 64 \u00d7 52" in " ".join(notes(uneven))
     copied = tiling_of(product(500, 511, 4000), split(4), H200)
-    assert "B is first copied to where rows start on 16 bytes" in " ".join(notes(copied))
+    assert "B is first copied to rows that start on 16 bytes" in " ".join(notes(copied))
 
 
 def test_notes_tell_what_operands_are_copied_for():
@@ -224,7 +225,7 @@ def shapes(text, kind):
 def test_a_still_picture_shows_the_blocks_where_they_lie():
     problem, config = product(300, 200, 150), tile()
     tiling = tiling_of(problem, config, H200)
-    turn = tiling.turn_of(Place(0, 4, 6))
+    turn = turn_of(tiling, Place(0, 4, 6))
     text = svg(problem, config, H200, turn, 5)
     told = step_of(tiling, turn, 4)
     frames = sorted(shapes(text, "matrix"))  # A is leftmost, B above C

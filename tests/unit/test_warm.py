@@ -207,7 +207,7 @@ def test_other_gpus_are_refused(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["halves-nn", "halves-nt"])
 def test_what_is_compiled_of_a_class_is_all_that_its_sizes_launch(name):
-    """Those too, of which one operand is copied first, or both."""
+    """Include calls whose operands are copied first."""
     first, *rest = drawn(name, 600, "compiled ahead")
     copies = [problem for problem in rest if any(copied(problem))]
     assert set(map(copied, copies)) == {(True, False), (False, True), (True, True)}

@@ -1,5 +1,6 @@
-"""tritile accuracy: how far products are from exact."""
+"""tritile accuracy: measure how far products are from exact."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from rich.table import Table as RichTable
 from tritile.cli.app import app, console, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.lab.report.accuracy import measured
+from tritile.lab.report import accuracy as measured
 from tritile.lab.report.environment import environment
 
 
@@ -22,15 +23,15 @@ def _shown(value: float | None) -> str:
 @app.command()
 def accuracy(
     dtype: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(measured.PRECISIONS)}; may be repeated.")
+        list[str] | None, typer.Option(help=f"One of {', '.join(measured.PRECISIONS)}; may be repeated.")
     ] = None,
     n: Annotated[int, typer.Option(min=32, help="Rows of a and columns of b.")] = 256,
     k: Annotated[list[int] | None, typer.Option(help="Terms of a sum; may be repeated.")] = None,
-    results: Annotated[Path | None, typer.Option(help="A .jsonl file that is appended to.")] = None,
+    results: Annotated[Path | None, typer.Option(help="A .jsonl file to append to.")] = None,
 ) -> None:
-    """Errors of tritile's and torch's products beside an exact one, by precision and kind of data.
+    """Measure the errors of tritile's and torch's products, by precision and kind of data.
 
-    "error" is of the norm; "worst" of an element, as a share of the sum of its terms' magnitudes.
+    "error" is by norm; "worst" is the worst element's error over the sum of its terms' magnitudes.
     """
     dtypes, depths = tuple(dtype or measured.PRECISIONS), tuple(k or (1024,))
     unknown = set(dtypes) - set(measured.PRECISIONS)
@@ -57,6 +58,6 @@ def accuracy(
             if results is not None:
                 results.parent.mkdir(parents=True, exist_ok=True)
                 with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found.to_dict() | {"env": dict(env)}) + "\n")
+                    file.write(json.dumps(dataclasses.asdict(found) | {"env": dict(env)}) + "\n")
             bar.advance(task)
     console.print(grid)

@@ -1,4 +1,4 @@
-"""tritile bench: tritile beside its peers."""
+"""tritile bench: time tritile beside its baselines."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +23,8 @@ from tritile.cli.app import (
 )
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
+from tritile.lab.report import baselines
 from tritile.lab.report import console as printing
-from tritile.lab.report import peers
 from tritile.lab.report import run as benchmark
 from tritile.lab.report.environment import environment
 
@@ -40,7 +40,8 @@ def bench(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Besides torch: {', '.join(peers.PEERS)}; may be repeated. Takes seconds a product."
+            help=f"A baseline besides torch: {', '.join(baselines.ON_REQUEST)}; may be repeated. "
+            "Takes seconds a product."
         ),
     ] = None,
     only: Only = "",
@@ -49,18 +50,18 @@ def bench(
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
     compare: Annotated[
-        bool, typer.Option(help="Measure nothing: show results (of files or folders named) beside targets.")
+        bool, typer.Option(help="Measure nothing: summarise the results in the files or folders named.")
     ] = False,
 ) -> None:
-    """Time tritile against torch and other peers, side by side, with the configs that calls would use."""
+    """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
         places = [Path(text) for text in shapes or []] or [results or RESULTS]
-        printing.print_targets(benchmark.stored(places, say))
+        printing.print_comparison(benchmark.stored(places, say))
         return
     here = devices.current_gpu()
     if here is None:
         raise InvalidValueError("there is no GPU here to measure")
-    names, env = peers.check_names(peer or []), environment(here)
+    names, env = baselines.check_names(peer or []), environment(here)
     cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
     with progress() as bar:
         task = bar.add_task("measuring", total=len(cases))

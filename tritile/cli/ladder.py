@@ -1,4 +1,4 @@
-"""tritile ladder: kernels from a naive one up to the library's own, each with what it adds."""
+"""tritile ladder: tutorial kernels from a naive one up to the library's own, each with what it adds."""
 
 import importlib.util
 import os
@@ -13,19 +13,18 @@ from rich.table import Table as RichTable
 from tritile.cli.app import app, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.lab.report import climbing
-from tritile.lab.report.climbing import Climb
+from tritile.lab.ladder import climbing, counts, race
+from tritile.lab.ladder.climbing import Climb
+from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.steps import LADDERS
 from tritile.lab.report.environment import environment
-from tritile.lab.rungs import counts, race
-from tritile.lab.rungs.climb import LADDERS
-from tritile.lab.rungs.reading import Reading
 
 _OPS = (*LADDERS, "both")
 _PIPED_WIDTH = 170  # columns; to a file or a pipe nothing is gained by folding at 80
 
 
 def _check_written(path: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Raises InvalidValueError where a file of such a name cannot be written, or not be drawn."""
+    """Raise InvalidValueError where the file cannot be written, or a picture cannot be drawn."""
     if path is None:
         return
     if path.suffix not in suffixes:
@@ -41,15 +40,15 @@ def _check_written(path: Path | None, suffixes: tuple[str, ...]) -> None:
 
 def _climbed(n: int | None, ops: list[str], target: str | None) -> Climb:
     """Climb on the GPU that is here; without one, or for a target, in the interpreter."""
-    rungs = [rung for op in ops for rung in LADDERS[op]]
+    steps = [step for op in ops for step in LADDERS[op]]
     here = None if target else devices.current_gpu()
     device = here or devices.target_device(target or "nvidia-h200")
     n = n if n is not None else race.DEFAULT_N if here else counts.DEFAULT_N
     race.check_size(n, here) if here else counts.check_size(n)
     climb = race.timed_climb if here else counts.counted_climb
     with progress() as bar:
-        task = bar.add_task("climbing", total=len(rungs))
-        readings = climb(rungs, n, device, lambda name: bar.update(task, advance=1, description=name))
+        task = bar.add_task("climbing", total=len(steps))
+        readings = climb(steps, n, device, lambda name: bar.update(task, advance=1, description=name))
     return Climb(n, device.name, here is not None, environment(here), tuple(readings))
 
 
@@ -63,7 +62,7 @@ def _number(value: float | None, form: str = "") -> str:
 
 def _timed_table(op: str, climb: Climb) -> RichTable:
     grid = RichTable(title=f"{op}, {climb.n} x {climb.n}, on {climb.device}", title_justify="left")
-    grid.add_column("rung", no_wrap=True)
+    grid.add_column("step", no_wrap=True)
     grid.add_column("what is new")
     for name in ("time", climbing.unit(op), "x first", "of best", "asked", "registers", "shared", "error"):
         grid.add_column(name, justify="right", no_wrap=True)
@@ -84,7 +83,7 @@ def _timed_table(op: str, climb: Climb) -> RichTable:
 def _counted_table(op: str, climb: Climb) -> RichTable:
     title = f"{op}, {climb.n} x {climb.n}, in Triton's interpreter; compiled for {climb.device}"
     grid = RichTable(title=title, title_justify="left")
-    grid.add_column("rung", no_wrap=True)
+    grid.add_column("step", no_wrap=True)
     grid.add_column("what is new")
     for name in ("asked", "counted", "touched", "registers", "spills", "shared", "error"):
         grid.add_column(name, justify="right", no_wrap=True)
@@ -107,14 +106,12 @@ def _print(climb: Climb) -> None:
     for op in climb.ops:
         console.print(_timed_table(op, climb) if climb.timed else _counted_table(op, climb))
     if climb.timed:
-        console.print(
-            "asked: bytes of global memory, by reckoning; of best: share of the fastest one's speed"
-        )
+        console.print("asked: bytes of global memory, by formula; of best: share of the fastest step's speed")
         return
     console.print(
-        "asked: bytes of global memory, by reckoning; counted: the same, as kernels ran in the interpreter; "
-        "touched: bytes\nof the sectors of 32 bytes that each access of a program lies in. Rungs of bfloat16 "
-        "are interpreted in float16. With a GPU, rungs are timed."
+        "asked: bytes of global memory, by formula; counted: the same, as kernels ran in the interpreter; "
+        "touched: bytes\nof the 32-byte sectors that each access of a program lies in. Steps in bfloat16 "
+        "are interpreted in float16. With a GPU, steps are timed."
     )
 
 
@@ -137,9 +134,9 @@ def ladder(
         Path | None, typer.Option("--from", help="Run nothing: show the result that --output kept.")
     ] = None,
 ) -> None:
-    """Climb from a naive matmul and a naive transpose to tritile's own, one idea a rung.
+    """Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.
 
-    On a GPU every rung is checked, timed and compared; without one it is interpreted, its memory traffic
+    On a GPU every step is checked, timed and compared; without one it is interpreted, its memory traffic
     counted, and compiled for a GPU elsewhere.
     """
     if op not in _OPS:
@@ -154,8 +151,8 @@ def ladder(
     if output:
         climbing.save(climb, output)
     if plot:
-        from tritile.lab.report import climbing_picture  # needs the extra `report`
+        from tritile.lab.report import ladder_picture  # needs the extra `report`
 
-        climbing_picture.draw(climb, plot)
+        ladder_picture.draw(climb, plot)
     if any(reading.failed for reading in climb.readings):
         raise typer.Exit(1)

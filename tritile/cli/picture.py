@@ -1,4 +1,4 @@
-"""tritile picture: how a kernel cuts a problem into tiles, to look at."""
+"""tritile picture: draw how a kernel cuts a problem into tiles."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +16,6 @@ from tritile.planning import plans
 from tritile.tune import suites
 
 _OPS: Final = {"matmul": "matmul", "transpose": "permute"}
-
-
 _NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
 
 
@@ -30,7 +28,7 @@ def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: D
 
 
 def _checked(output: Path, op: str) -> None:
-    """Raises for what can be told before any work."""
+    """Raise what can be raised before any work."""
     if op not in _OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
     if output.suffix not in _NEEDS:
@@ -65,8 +63,8 @@ def picture(
 ) -> None:
     """Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which step.
 
-    A page plays by itself, unless a tile or a step is named, and is stepped through by buttons or keys. It
-    asks for no network, and no GPU is needed.
+    A page plays by itself unless a tile or a step is named; buttons and keys step through it. It needs no
+    network, and drawing needs no GPU.
     """
     _checked(output, op)
     device = target_device(target)

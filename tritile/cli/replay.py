@@ -1,4 +1,4 @@
-"""tritile replay: how well strategies search, by recorded times and with no GPU."""
+"""tritile replay: compare search strategies on recorded times, without a GPU."""
 
 import statistics
 from pathlib import Path
@@ -17,7 +17,7 @@ from tritile.tune.subject import ProblemSpace
 
 
 def _row(name: str, runs: list[Replayed]) -> list[str]:
-    """A strategy's line: configs, rounds, and regrets in percent."""
+    """Return a strategy's row: configs, rounds, and regrets in percent."""
     regrets = sorted(run.regret for run in runs)
     tail = regrets[round(0.95 * (len(regrets) - 1))]
     counts = (statistics.median(run.tried for run in runs), statistics.median(run.rounds for run in runs))
@@ -34,14 +34,14 @@ def replay_stores(
     strategy: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(STRATEGIES)}; may be repeated. Default: each.")
     ] = None,
-    target: Annotated[str, typer.Option(help="The GPU that the times are of.")] = "nvidia-h200",
-    batch: Annotated[int, typer.Option(min=1, help="Configs of a round at the most.")] = Rules.batch,
-    most: Annotated[int, typer.Option(min=1, help="Configs of a problem at the most.")] = 64,
+    target: Annotated[str, typer.Option(help="The GPU that the times were measured on.")] = "nvidia-h200",
+    batch: Annotated[int, typer.Option(min=1, help="Most configs of a round.")] = Rules.batch,
+    most: Annotated[int, typer.Option(min=1, help="Most configs of a problem.")] = 64,
     enough: Annotated[float, typer.Option(min=0, help="Expected gain below which a search ends.")] = ENOUGH,
 ) -> None:
-    """Run strategies against recorded times: configs and rounds they take, and what they leave unfound.
+    """Run search strategies on recorded times; print the configs and rounds they take, and their regret.
 
-    Regret is by how many percent the config found is slower than the fastest on record.
+    Regret is how many percent slower the config found is than the fastest on record.
     """
     names, device = strategy or list(STRATEGIES), devices.target_device(target)
     unknown = [name for name in names if name not in STRATEGIES]

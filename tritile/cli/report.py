@@ -1,4 +1,4 @@
-"""tritile report: results and trials as one page that anybody can open, or a figure of it as a picture."""
+"""tritile report: write results and trials as one HTML page, or a figure of it as a picture."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +10,14 @@ from tritile.cli.app import RESULTS, TUNING, app, console, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.page import document, gather, rows, searches, sources
+from tritile.lab.report.page import document, rows, searches, sources
 from tritile.lab.report.results import Result
 from tritile.lab.report.run import stored
 from tritile.planning.store import store_of
 
 
 def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None]:
-    """The GPU to report: the one that is named, or whose results these are; and its facts, if known."""
+    """Return the GPU to report, the one named or the one of the results; and its device, if known."""
     if slug is not None:
         names = sorted({line["env"]["gpu"] for line in results})
         named = [name for name in names if replace(devices.INTERPRETER, name=name).slug == slug]
@@ -31,11 +31,11 @@ def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None
 
 
 def _stores(found: sources.Sources, defaults: bool, device: Device | None) -> list[searches.Recorded]:
-    """The trials of the named stores; by default this user's own, and those recorded beside the sources."""
+    """Read the named stores; by default this user's own and those recorded in the checkout."""
     if device is None:
         if found.stores:
             raise InvalidValueError(
-                f"{found.stores[0]}: trials of a GPU that is not known; --target names one of "
+                f"{found.stores[0]}: trials of an unknown GPU; --target names one of "
                 f"{', '.join(devices.TARGETS)}"
             )
         return []
@@ -56,7 +56,7 @@ def _read(files: list[Path], results: Path | None, stores: list[Path], target: s
         raise InvalidValueError(f"{results} holds no results: tritile bench --results {results} makes them")
     gpu, device = _device(target, lines)
     recorded = _stores(found, not files and not stores, device)
-    return gather.gathered(found, lines, recorded, gpu, device)
+    return sources.gathered(found, lines, recorded, gpu, device)
 
 
 @app.command("report")
@@ -85,8 +85,8 @@ def report(
 ) -> None:
     """Write results and trials as one HTML page that needs no network, or one figure of it as a picture.
 
-    The page shows speed-ups, rooflines, times over tiles, how searches got on and errors, each with its
-    table, and filters them.
+    The page shows speed-ups, rooflines, times over tiles, progress of searches and errors, each with a table
+    and with filters.
     """
     document.check_extra()
     path = output or Path("report.html" if figure is None else f"{figure}.svg")

@@ -1,1 +1,1 @@
-"""What compares and explains: it stands on the rooms of calls and of tuning, and none of these on it."""
+"""Benchmarks, explanations, reports and the ladder of tutorial kernels; no other room but cli imports it."""

@@ -1,7 +1,6 @@
-"""Counting what kernels ask of global memory, as Triton's interpreter runs them.
+"""Count what kernels ask of global memory while Triton's interpreter runs them.
 
-Each load and store of a tile is seen with its addresses and its mask: what is counted is what was asked
-for, edges that were masked off left out, and not what any formula says.
+Each load and store of a tile is counted by its addresses and its mask; masked elements do not count.
 """
 
 import contextlib
@@ -14,15 +13,15 @@ import numpy as np
 from tritile.core.of_triton import InterpreterBuilder
 from tritile.runtime.interpreter import library_lock
 
-SECTOR: Final = 32  # bytes that a GPU moves at the least
+SECTOR: Final = 32  # the fewest bytes that a GPU moves
 
 
 @dataclass
 class Counts:
-    """Bytes read and written, as each lane asks for them, and the sectors of 32 bytes that they lie in.
+    """Count bytes read and written, as each lane asks for them, and the 32-byte sectors they lie in.
 
-    A sector that one access of a tile touches twice counts once: a GPU moves it once. Where programs are
-    what is counted, the same holds for all accesses of a program.
+    A sector counts once for an access of a tile, as a GPU moves it once; or once for all accesses of a
+    program, if `counted` is asked to count by programs.
     """
 
     read: int = 0
@@ -32,13 +31,13 @@ class Counts:
 
 
 class _Seen:
-    """Sectors that the present program touched."""
+    """Hold the sectors that the current program touched."""
 
     def __init__(self, programs: bool) -> None:
         self._programs, self._program, self._touched = programs, None, set[int]()
 
     def new(self, program: Any, sectors: Any) -> int:
-        """How many of these sectors count."""
+        """Return how many of these sectors count."""
         if not self._programs:
             return len(sectors)
         if program != self._program:
@@ -49,7 +48,7 @@ class _Seen:
 
 
 def _asked(pointers: Any, mask: Any) -> tuple[int, Any]:
-    """Bytes that an access of a tile asks for, and the sectors they lie in."""
+    """Return the bytes that an access of a tile asks for, and the sectors they lie in."""
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     given = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
     addresses = np.asarray(pointers.data)[given]
@@ -59,9 +58,9 @@ def _asked(pointers: Any, mask: Any) -> tuple[int, Any]:
 
 @contextlib.contextmanager
 def counted(programs: bool = False) -> Iterator[Counts]:
-    """Count what kernels that are interpreted within ask of memory, in this thread or any other.
+    """Count what interpreted kernels ask of memory in this context, in any thread.
 
-    `programs`: a sector counts once for all accesses of a program, and not for each.
+    With `programs` a sector counts once for all accesses of a program, else once for each access.
     """
     counts, read, written = Counts(), _Seen(programs), _Seen(programs)
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -79,7 +78,7 @@ def counted(programs: bool = False) -> Iterator[Counts]:
         return store(self, pointers, value, mask, *rest, **options)
 
     def patch(loading: Any, storing: Any) -> None:
-        with library_lock:  # no kernel of another thread is amid an access
+        with library_lock:  # waits until no other thread is in an access
             InterpreterBuilder.create_masked_load = loading
             InterpreterBuilder.create_masked_store = storing
 

@@ -1,9 +1,8 @@
-"""How many bytes a problem asks of global memory: with no tiles, with those of a config, and at the least.
+"""Compute the bytes that a problem asks of global memory: without tiles, with a config's, and the least.
 
-These are what loads and stores ask for, caches aside, and edges that are masked off left out. Counted so,
-a product with no reuse reads a row of a and a column of b for every element. A permutation moves each
-element once however it is tiled: what tiles save there is sectors, of 32 bytes, that are moved for part
-of what they hold.
+Caches do not count, nor masked elements. A product without reuse reads a row of a and a column of b for
+every element. A permutation moves each element once however it is tiled; tiles save 32-byte sectors that
+are moved for part of their bytes.
 """
 
 import math
@@ -21,20 +20,20 @@ from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
 
-_ROW: Final = 128  # bytes, of which rows of a copied operand are whole multiples
+_ROW: Final = 128  # rows of a copied operand are multiples of these bytes
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that loads and stores ask of global memory."""
+    """Hold the bytes that loads and stores ask of global memory."""
 
     read: float
     written: float
 
     @property
     def total(self) -> float:
-        """Both together."""
+        """Return both together."""
         return self.read + self.written
 
     def __add__(self, other: "Traffic") -> "Traffic":
@@ -42,10 +41,10 @@ class Traffic:
 
 
 def least(problem: Known) -> Traffic:
-    """Every input read once, the output written once: no tiling takes less.
+    """Return the least traffic of any tiling: every input read once, the output written once.
 
-    What a permutation reads again and again, as it is stretched over a dimension, counts once. Of a product
-    the problem does not tell whether its batch shares an operand.
+    An element that a permutation reads repeatedly, over a dimension of stride 0, counts once. An operand that
+    a product's batch shares counts for each matrix, as the problem does not tell.
     """
     if isinstance(problem, PermuteProblem):
         own = math.prod(n for n, step in zip(problem.shape, problem.x_strides, strict=True) if step)
@@ -55,9 +54,10 @@ def least(problem: Known) -> Traffic:
 
 
 def untiled(problem: Known) -> Traffic:
-    """Element by element: a product with no reuse; a permutation that goes along the densest dimension of x.
+    """Return the traffic element by element.
 
-    Of the latter sectors count, those of one row once.
+    A product reuses nothing. A permutation goes along the densest dimension of x and counts whole sectors,
+    those of one row once.
     """
     if isinstance(problem, MatmulProblem):
         elements = problem.batch * problem.m * problem.n
@@ -75,18 +75,18 @@ def untiled(problem: Known) -> Traffic:
 
 
 def _row(count: int, step: int, size: int, starts: int) -> float:
-    """Bytes of the sectors that so many elements touch, `step` elements apart, from multiples of `starts`."""
+    """Return the bytes of sectors that `count` elements touch, `step` apart, from multiples of `starts`."""
     if step * size >= SECTOR:
         return count * SECTOR * sectors(size, max(size, 1))
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
 def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:
-    """With the tiles of a config; of permutations, whole sectors.
+    """Return the traffic with a config's tiles; permutations count whole sectors.
 
-    Copies of operands that no tensor descriptor can read, and partial sums where programs share a tile,
-    are among it; those of the last wave's tiles where a device is given. Of a product made through
-    another it is that of the other, without what makes operands over.
+    Copies of operands that no tensor descriptor can read count, and partial sums where programs share a
+    tile; those of the last wave's tiles only if a device is given. A lowered product counts as its core,
+    without the kernels that convert operands.
     """
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
@@ -97,7 +97,7 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
     if config.family == tile.NAME:
         return found
-    parts = 0  # of tiles, left in memory
+    parts = 0  # of tiles, written to memory as partial sums
     if config.family == descriptor.NAME and config["SPLIT_K"] > 1:
         parts = rows * columns * problem.batch * config["SPLIT_K"]
     elif config.family == split.NAME and device is not None:
@@ -109,16 +109,16 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
 
 
 def copied(problem: MatmulProblem) -> Traffic:
-    """What copying operands takes which descriptors cannot read as they lie: rows of copies are padded."""
+    """Return the traffic of copying operands that descriptors cannot read; rows of copies are padded."""
     found = Traffic(0, 0)
     sides = (
         (problem.m, problem.k, problem.a_layout == "column"),
         (problem.k, problem.n, problem.b_layout == "column"),
     )
-    copies, turns = operands.copied(problem), operands.turned(problem)
-    for (rows, columns, by_columns), copy, turn in zip(sides, copies, turns, strict=True):
+    copies, transposed = operands.copied(problem), operands.turned(problem)
+    for (rows, columns, by_columns), copy, transpose in zip(sides, copies, transposed, strict=True):
         if copy:
-            outer, inner = (columns, rows) if by_columns != turn else (rows, columns)
+            outer, inner = (columns, rows) if by_columns != transpose else (rows, columns)
             size = problem.itemsize * problem.batch * outer
             whole = _ROW // problem.itemsize
             found += Traffic(size * inner, size * -(-inner // whole) * whole)
@@ -126,13 +126,13 @@ def copied(problem: MatmulProblem) -> Traffic:
 
 
 def sectors(run: float, align: int) -> float:
-    """Sectors that a run of so many bytes touches, the mean over where it may start at this alignment."""
+    """Return the mean number of sectors that a run of bytes touches, over its starts at this alignment."""
     starts = range(0, SECTOR, min(SECTOR, align))
     return sum((start + math.ceil(run) - 1) // SECTOR + 1 for start in starts) / len(starts)
 
 
 class Covers(NamedTuple):
-    """Tiles of a permutation: how many along m and n of each matrix, and how much of either each moves."""
+    """Hold how many tiles a permutation has along m and n, and how many rows and columns each moves."""
 
     tiles_m: int
     m: int
@@ -141,14 +141,14 @@ class Covers(NamedTuple):
 
 
 def _covered(extent: int, block: int, least_step: int) -> tuple[int, int]:
-    """How many tiles cover an extent, and how much each covers of it: as `tile_span` of permute has it."""
+    """Return how many tiles cover an extent, and how much each covers, as `tile_span` of permute has it."""
     tiles, step = -(-extent // block), min(least_step, block)
     each = -(-extent // tiles)
     return tiles, -(-each // step) * step if permute.uneven(extent, block) else block
 
 
 def covers(problem: PermuteProblem, config: Config) -> Covers:
-    """How the tiles of a config cover a permutation; the ends of rows that fill no whole word left out."""
+    """Return how a config's tiles cover a permutation, without ends of rows that fill no whole word."""
     size, rows, lanes = problem.itemsize, problem.m, 1
     units = unit(problem.m, min(size, 8)), unit(problem.n, min(size, 8))
     if config.family == permute.PACKED:
@@ -165,7 +165,7 @@ def _moved(problem: PermuteProblem, config: Config) -> Traffic:
     found = []
     for run, steps in zip(problem.runs(of.m, of.n), (problem.x_strides, problem.out_strides), strict=True):
         dense = min((step for step in steps if step), default=1)
-        if dense > 1:  # elements with gaps between them: a row of the tile along the densest dimension
+        if dense > 1:  # with gaps between elements, a row runs along the densest dimension
             along = steps.index(dense)
             side = of.m if along in problem.plane.m else of.n if along in problem.plane.n else 1
             count = min(side, problem.shape[along])

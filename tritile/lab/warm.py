@@ -1,4 +1,4 @@
-"""`tritile.warm`: the kernels of calls to come, compiled before the first of them."""
+"""`tritile.warm`: compile the kernels of calls to come."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,25 +23,25 @@ def warm(
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> int:
-    """Compile, in parallel processes, what calls like this one need; return how many kernels that are.
+    """Compile in parallel processes the kernels of calls like this one; return how many there are.
 
-    They lie in Triton's cache on disk, where calls find them; what is there already counts too. Compiled are
-    the kernels of calls that differ from this one in sizes only: for each config of the portfolio of its
-    class, and for the sizes of which a config is remembered. Where its class has no portfolio, and of a
-    permutation, the sizes stay. A result of one column is made as one row is: other numbers of rows need a
-    call of their own. Not for use while another thread launches kernels.
+    Kernels go to Triton's cache on disk, where calls find them; cached ones count too. Calls like this one
+    differ only in sizes: kernels are compiled for each config of its class's portfolio, and for the sizes
+    whose config is remembered. If the class has no portfolio, and for a permutation, only the kernel of these
+    sizes is compiled. A result of one column is computed as one row: other numbers of rows need a call of
+    their own. Do not use this while another thread launches kernels.
 
     Args:
         what: the operation, followed by the arguments of the call, or a problem alone, as `tritile.plan`
             takes them.
         args: the call's positional arguments.
-        rows: compile only what the plans at these numbers of rows of the first operand pick.
+        rows: compile only the configs planned for these numbers of rows of the first operand.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises; InvalidValueError for tensors in host memory without `device`, for a
-    call in place and for `rows` that are none; UnsupportedError for a GPU that is not NVIDIA's; TuningError
-    where something is refused, after all else was compiled.
+    call in place and for invalid `rows`; UnsupportedError for a GPU that is not NVIDIA's; TuningError
+    if a kernel is refused, after all others were compiled.
     """
     chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
@@ -49,7 +49,7 @@ def warm(
     if chosen.source == "interpreter":
         raise InvalidValueError("warm: tensors in host memory are interpreted: name a GPU with device=")
     if chosen.why == IN_PLACE:
-        raise InvalidValueError("warm: what is done in place is not compiled ahead: leave out= away")
+        raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
     entries = of_class(problem, gpu, mode) if rows is None else of_rows(problem, rows, gpu, mode)
     found = fill(list(entries), gpu, Path(knobs.cache.dir), whole=True).found
     if found.lines:

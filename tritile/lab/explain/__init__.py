@@ -1,4 +1,4 @@
-"""Explanations: what a problem costs with a config, what bounds it, and why others lose."""
+"""Explain what a problem costs with a config, what bounds it, and why other configs are slower."""
 
 from tritile.lab.explain.explanation import Explanation, Other, explained
 from tritile.lab.explain.wanted import config_like

@@ -1,4 +1,4 @@
-"""`tritile.explain`: what a call costs, what bounds it, and why other configs lose."""
+"""`tritile.explain`: explain what a call costs, what bounds it, and why other configs are slower."""
 
 import contextlib
 import warnings
@@ -23,17 +23,17 @@ from tritile.tune.subject.operands import copies_of, run_of
 
 
 def _measured(problem: Tiled, device: Device) -> Measure:
-    """What times configs of the problem on the current GPU, in turns, over operands that leave L2 cold."""
+    """Return a function that times configs on the current GPU, by turns, on operands that leave L2 cold."""
 
     def times_us(configs: Sequence[Config]) -> dict[Config, float]:
         graphs: dict[Config, Timed] = {}
         try:
             calls = copies_of(problem, device)
             for config in configs:
-                with contextlib.suppress(TuningError):  # does not run here: nothing is told of its time
+                with contextlib.suppress(TuningError):  # a config that cannot run here gets no time
                     graphs[config] = graph_of(run_of(launch.prepare(calls[0], config)), calls)
         except torch.cuda.OutOfMemoryError:
-            warnings.warn("explain: no GPU memory to measure on; measure=False does not try", stacklevel=4)
+            warnings.warn("explain: too little GPU memory to measure; measure=False skips it", stacklevel=4)
         samples = interleaved(list(graphs.values())) if graphs else []
         return {config: timing_of(own).us for config, own in zip(graphs, samples, strict=True)}
 
@@ -48,19 +48,21 @@ def explain(
     measure: bool = True,
     **kwargs: Any,
 ) -> Explanation:
-    """What a call costs with its config, what bounds it, and why other configs lose. It prints as a table.
+    """Explain what a call costs with its config, what bounds it, and why other configs are slower.
+
+    The explanation prints as a table.
 
     Args:
         what: `tritile.matmul`, `linear`, `permute` or `transpose`, followed by the arguments of the call; or
-            the tensors alone, two of which are multiplied and one transposed; or a problem alone.
+            tensors alone, two to multiply or one to transpose; or a problem alone.
         args: the call's positional arguments.
-        device: explain for this GPU, as `tritile.plan` takes it. Default: that of the tensors, or for a
-            problem, and for tensors in host memory or on the meta device, the current GPU.
-        config: explain this config, or the likeliest that has the parameters this text names
-            ("tile BLOCK_M=64"). Default: that of the plan.
-        measure: time the config, and those beside it, on random operands where the GPU is the current one.
-            It takes memory for as many copies of the operands as exceed the L2 cache three times, and at
-            least one; where there is none left, it warns and tells no time.
+        device: the GPU to explain for, as `tritile.plan` takes it. Default: the tensors' GPU; for a problem,
+            and for tensors in host memory or on the meta device, the current GPU.
+        config: the config to explain, or a text that names some of its parameters ("tile BLOCK_M=64"), of
+            which the fastest predicted config is taken. Default: the plan's config.
+        measure: time this config and others on random operands if the GPU is the current one. This takes
+            memory for copies of the operands that exceed the L2 cache three times, and for at least one copy;
+            without that memory it warns and gives no times.
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises, and InvalidValueError for a config that is not legal for the problem,
@@ -70,7 +72,7 @@ def explain(
         what, args = (matmul if args else transpose), (what, *args)
     if config is not None and not isinstance(config, str | Config):
         raise InvalidValueError(
-            f"explain: config={config!r}: wanted a Config, or the names of some parameters"
+            f"explain: config={config!r}: wanted a Config, or a text that names parameters"
         )
     here = devices.current_gpu()
     if device is None and not isinstance(what, Tiled):
@@ -83,7 +85,7 @@ def explain(
                 )
     chosen = plan(what, *args, device=device, **kwargs)
     if chosen.why == IN_PLACE:
-        raise InvalidValueError("explain: in place there is one kernel and one config: leave out= away")
+        raise InvalidValueError("explain: a call in place has one kernel and one config: leave out= away")
     if isinstance(config, str):
         config = config_like(config, chosen.problem, chosen.device)
     timed = measure and chosen.device == here and torch.cuda.is_available()

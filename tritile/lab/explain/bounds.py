@@ -1,4 +1,4 @@
-"""The time that each part of a GPU needs for a problem with a config, were it alone at work."""
+"""Compute the time that each part of a GPU needs for a problem with a config, if it worked alone."""
 
 import math
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ L2: Final = "L2 cache"
 TENSOR_CORES: Final = "tensor cores"
 FMA: Final = "multiply-adds"
 START: Final = "starting and waiting"
-_ALONE: Final = 1.5  # times the longest part, from which on a predicted time is not explained by any part
+_ALONE: Final = 1.5  # no part explains a time that is longer than its longest part by this factor
 
 
 @dataclass(frozen=True)
 class Work:
-    """The tiles of a config, how many work units they are, and what share of them is needed.
+    """Count a config's tiles and work units, and how much of the tiles is needed.
 
-    `units` are tiles, or parts of tiles where programs share K. `filled` is the share of a product's tiles
-    (over M, N and K) that is not masked off; of what a permutation's move, that is not moved twice.
+    `units` counts tiles, or parts of tiles where programs share K. `filled` is the share of a product's tiles
+    (over M, N and K) that is not masked, or the share of a permutation's elements that is not moved twice.
     """
 
     tiles: int
@@ -39,7 +39,7 @@ class Work:
 
 
 def work_of(problem: Known, config: Config, device: Device) -> Work:
-    """How the config cuts the problem up: that which kernels make of it."""
+    """Count how the kernels of a config cut the problem up; a lowered product counts by its core."""
     if isinstance(problem, PermuteProblem):
         of = traffic.covers(problem, config)
         tiles = of.tiles_m * of.tiles_n * problem.batch
@@ -54,17 +54,17 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
     if config.family == split.NAME:
         tail = split.tail(config, problem, device)
         units = tail.whole + tail.rest * tail.split
-    turns = -(-problem.k // config["BLOCK_K"])
-    return Work(tiles, units, filled * problem.k / (turns * config["BLOCK_K"]))
+    padded_k = -(-problem.k // config["BLOCK_K"]) * config["BLOCK_K"]
+    return Work(tiles, units, filled * problem.k / padded_k)
 
 
 def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
-    """Microseconds of each part by itself, the longest first.
+    """Return the microseconds of each part by itself, the longest first.
 
-    Of a product, none takes less: device memory moves every operand once, and multiplying is that of the
-    busiest multiprocessor, whole tiles, both at their peak; shared memory is written and read once for each
-    tile of a and b. An estimate is the L2 cache, which moves what tiles ask for at the rate fitted for an
-    H200, and so is all of a permutation, as its formula has it (`families.permute`).
+    For a product these are lower bounds, except the L2 cache's. Device memory moves every operand once, and
+    the busiest SM multiplies whole tiles, both at peak rate. Shared memory is written and read once for each
+    tile of a and b. The L2 cache moves all that tiles ask for, at a rate fitted on an H200. For a permutation
+    all parts are estimates, by its family's formula (`families.permute`).
     """
     if isinstance(problem, PermuteProblem):
         found = parts_us(config, problem, device)
@@ -82,11 +82,11 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
 def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
     problem, clocks_us = problem.core, device.clock_ghz * 1e3
     m, n = config["BLOCK_M"], config["BLOCK_N"]
-    work, turns = work_of(problem, config, device), -(-problem.k // config["BLOCK_K"])
-    busiest = -(-work.units // device.processors) * turns / (work.units / work.tiles)
+    work, iterations = work_of(problem, config, device), -(-problem.k // config["BLOCK_K"])
+    busiest = -(-work.units // device.processors) * iterations / (work.units / work.tiles)
     if config.family == split.NAME:
         tail = split.tail(config, problem, device)
-        busiest = (tail.whole // device.processors + 1 / tail.split) * turns
+        busiest = (tail.whole // device.processors + 1 / tail.split) * iterations
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config, device).total
@@ -102,13 +102,13 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
 
 
 def bound(times: dict[str, float], us: float) -> str:
-    """What most of the microseconds go to: the longest part, or starting and waiting."""
+    """Name what bounds the time: the longest part, or starting and waiting."""
     name = max(times, key=lambda part: times[part])
     return name if us < _ALONE * times[name] else START
 
 
 def why_slower(problem: Known, config: Config, best: Config, device: Device) -> str:
-    """Why a config is predicted to lose to another, in a few words."""
+    """Say in a few words why a config is predicted to be slower than another."""
     mine, theirs = (parts(problem, one, device) for one in (config, best))
     worse = {name: mine[name] - theirs[name] for name in mine}
     name = max(worse, key=lambda part: worse[part])
@@ -122,15 +122,15 @@ def why_slower(problem: Known, config: Config, best: Config, device: Device) -> 
             return f"{text}; {1 - own.filled:.0%} of its tiles {lost}"
         if name in (TENSOR_CORES, FMA) and own.units / waves[0] < 0.97 * other.units / waves[1]:
             idle = 1 - own.units / (waves[0] * device.processors)
-            return f"{text}; {math.floor(100 * idle)}% of the multiprocessors' time is idle at the end"
+            return f"{text}; {math.floor(100 * idle)}% of the SMs' time is idle at the end"
         return text
     if own.units < min(other.units, device.processors):
-        return f"{own.units} programs for {other.units}: fewer to hide each other's waiting"
+        return f"{own.units} programs for {other.units}: too few to hide latency"
     if config.family != best.family:
         return f"family {config.family} takes longer to start a tile, or to feed it"
     if config.num_stages < best.num_stages:
-        return f"{config.num_stages} stages for {best.num_stages}: less is under way while it waits"
-    return "starts and ends of programs, which no part explains"
+        return f"{config.num_stages} stages for {best.num_stages}: fewer loads are in flight"
+    return "programs start and end more slowly, which no part explains"
 
 
 def beside(
@@ -140,7 +140,7 @@ def beside(
     device: Device,
     times: tuple[float | None, float | None],
 ) -> str:
-    """How a config stands beside another: by measured times where both are known, else by predicted ones."""
+    """Compare a config with another: by measured times where both are known, else by predicted ones."""
     mine, theirs = times
     if mine is not None and theirs is not None:
         if mine <= theirs:

@@ -1,4 +1,4 @@
-"""Explanation: what a problem costs with a config, what bounds it, and why other configs lose."""
+"""Explanations: what a problem costs with a config, what bounds it, and why other configs are slower."""
 
 import functools
 import subprocess
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import table_html
-from tritile.core.problem import GroupedProblem, Known, MatmulProblem
+from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Problem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.families.common.rates import peak_tflops
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import bounds
 from tritile.lab.explain.hardware import Occupancy, Waves, occupancy, warps_of
-from tritile.lab.explain.telling import rows
+from tritile.lab.explain.texts import rows
 from tritile.lab.traffic import Traffic
 from tritile.planning import model
 from tritile.planning.plans import Plan, trials
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.offline import Resources, check_fits, resources
 
-Measure = Callable[[Sequence[Config]], dict[Config, float]]  # microseconds, of those that run here
-_OTHERS = 4  # configs that are told of besides the one explained
+Measure = Callable[[Sequence[Config]], dict[Config, float]]  # microseconds of the configs that run here
+_OTHERS = 4  # other configs that an explanation compares with
 
 
 @dataclass(frozen=True)
 class Other:
-    """Another config: predicted microseconds, measured ones if there are any, and how it stands beside."""
+    """Hold another config: predicted and, if known, measured microseconds, and how it compares."""
 
     config: Config
     predicted_us: float
@@ -38,13 +38,13 @@ class Other:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of one problem with one config on one device.
+    """Hold what is known of one problem with one config on one device.
 
-    `untiled`, `tiled` and `least` are bytes asked of global memory element by element, with this tiling,
-    and at the physical least (`tritile.lab.traffic`). `parts` are microseconds of each part of the GPU by
-    itself (see `bounds`), `bound` the one that sets the time. `taken` is read from the compiled kernel;
-    None, with the reason in `refusal`, where it does not compile. `measured_us` was measured now if
-    `live`, else when it was tuned; None where nothing was measured.
+    `untiled`, `tiled` and `least` count bytes asked of global memory: element by element, with this tiling,
+    and the least possible (`tritile.lab.traffic`). `parts` has the microseconds of each part of the GPU by
+    itself (see `bounds`); `bound` names the part that sets the time. `taken` has the compiled kernel's
+    resources, or is None where it does not compile, with the reason in `refusal`. `measured_us` was measured
+    now if `live`, else when the problem was tuned; it is None where nothing was measured.
     """
 
     problem: Known
@@ -68,27 +68,27 @@ class Explanation:
 
     @property
     def reuse(self) -> float:
-        """By what factor tiling cut the bytes asked of global memory."""
+        """Return the factor by which tiling cuts the bytes asked of global memory."""
         return self.untiled.total / self.tiled.total
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte that device memory has to move; 0 of a permutation."""
+        """Return operations per byte that device memory must move; 0 for a permutation."""
         return self.problem.flops / self.least.total if isinstance(self.problem, MatmulProblem) else 0.0
 
     @property
     def peak_tflops(self) -> float | None:
-        """`families.common.rates.peak_tflops`; None of a permutation, and where it is not known."""
+        """Return the peak TFLOP/s of the product's dtype; None for a permutation and where it is unknown."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property
     def ridge(self) -> float | None:
-        """The intensity from which on multiplying, and not device memory, is the roof."""
+        """Return the intensity above which multiplying, not device memory, is the roof."""
         return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
 
     @property
     def roof_us(self) -> float:
-        """The time below which no kernel gets on this GPU: the higher of the roofs that are known."""
+        """Return the least time of any kernel on this GPU: by memory, and by arithmetic where it is known."""
         memory = self.least.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
             return memory
@@ -129,11 +129,11 @@ def _compiled(problem: Known, config: Config, device: Device) -> tuple[Resources
     try:
         return resources(kernel), warps_of(kernel)
     except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
+        raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error
 
 
 def _rivals(problem: Known, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
-    """The next best: of those measured, then of those predicted, no two with the same tile."""
+    """Return the next best configs, no two with the same tile: first by measured, then predicted times."""
     ranked = sorted(known, key=lambda c: (known[c], c.key))
     ranked += [other for other in model.ranked(problem, device) if other not in known]
     shapes, found = {_shape(config)}, list[Config]()
@@ -154,22 +154,36 @@ def _at_once(config: Config, work: bounds.Work, held: Occupancy | None, device: 
     return Waves(work.units, together * device.processors)
 
 
-def explained(plan: Plan, config: Config | None = None, measure: Measure | None = None) -> Explanation:
-    """Explain a plan, or its problem with another config. Compiles, and launches nothing.
+def _explained_problem(problem: Problem) -> Known:
+    """Return a problem that can be explained, or raise as `explained` does."""
+    if isinstance(problem, GroupedProblem):
+        raise InvalidValueError(
+            f"explain: only the GPU knows the sizes of {problem.label}: explain the problem's `even`, "
+            "whose groups all have the same size"
+        )
+    if not isinstance(problem, Known):
+        raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")
+    return problem
 
-    `measure` gives microseconds of configs on the GPU of the plan, side by side, of those that run. Without
-    it, and where the config does not run, times are those remembered of that GPU, if any.
+
+def _known_us(plan: Plan, problem: Known) -> dict[Config, float]:
+    """Return the microseconds of legal configs of a plan's problem that were measured before."""
+    known = {trial.config: trial.time for trial in trials(problem, plan.device) if trial.works}
+    known = {config: us for config, us in known.items() if illegal(config, problem, plan.device) is None}
+    if plan.us is not None and plan.source in ("exact", "table"):
+        known.setdefault(plan.config, plan.us)
+    return known
+
+
+def explained(plan: Plan, config: Config | None = None, measure: Measure | None = None) -> Explanation:
+    """Explain a plan, or its problem with another config. Compile the kernel, and launch only to measure.
+
+    `measure` times configs side by side on the plan's GPU and leaves out those that cannot run. Without it,
+    and where the config itself cannot run, times are those remembered of that GPU, if any.
     Raises InvalidValueError for a config that is not legal for the problem on the device, and for products of
     groups, whose sizes only the GPU knows; UnsupportedError for a product with a quantized weight.
     """
-    if isinstance(plan.problem, GroupedProblem):
-        raise InvalidValueError(
-            f"explain: the sizes of {plan.problem.label} only the GPU knows: explain the problem's `even`, "
-            "whose groups are all as large"
-        )
-    problem, device = plan.problem, plan.device
-    if not isinstance(problem, Known):
-        raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")
+    problem, device = _explained_problem(plan.problem), plan.device
     source = plan.source if config is None or config == plan.config else "given"
     config = config or plan.config
     fault = illegal(config, problem, device)
@@ -181,10 +195,7 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
         held = occupancy(taken, warps, device)
     except TuningError as error:
         refusal = str(error)
-    known = {trial.config: trial.time for trial in trials(problem, device) if trial.works}
-    known = {one: us for one, us in known.items() if illegal(one, problem, device) is None}
-    if plan.us is not None and plan.source in ("exact", "table"):
-        known.setdefault(plan.config, plan.us)
+    known = _known_us(plan, problem)
     rivals = _rivals(problem, config, device, known)
     timed = measure([config, *rivals]) if measure is not None and taken is not None else {}
     live = config in timed

@@ -1,4 +1,4 @@
-"""Which config somebody means who names some of its parameters."""
+"""Find a config by some of its parameters."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -22,7 +22,7 @@ def _value(text: str) -> int | bool | str:
 
 
 def _named(text: str) -> dict[str, int | bool | str]:
-    """The parameters that a text names: "tile BLOCK_M=128 num_warps=8", separated by spaces or commas."""
+    """Parse the parameters that a text names: "tile BLOCK_M=128 num_warps=8", by spaces or commas."""
     found: dict[str, int | bool | str] = {}
     for word in text.replace(",", " ").split():
         name, equals, value = word.partition("=")
@@ -35,10 +35,10 @@ def _named(text: str) -> dict[str, int | bool | str]:
 
 
 def config_like(text: str, problem: Tiled, device: Device) -> Config:
-    """The config predicted to be fastest of those that have every parameter that `text` names.
+    """Return the fastest predicted config that has every parameter that `text` names.
 
-    Raises InvalidValueError where none has, saying which values there are, and UnsupportedError where no
-    config at all is legal.
+    Raises InvalidValueError, listing the values there are, where no config has them, and UnsupportedError
+    where no config is legal at all.
     """
     found = model.ranked(problem, device)
     for name, value in _named(text).items():
@@ -48,12 +48,12 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
         if not values:
             families = ", ".join(FAMILIES[problem.op])
             raise InvalidValueError(
-                f"config {text!r}: there is no {name}, but {', '.join(names)}; families are {families}"
+                f"config {text!r}: there is no {name}; there are {', '.join(names)}; families are {families}"
             )
         if not found:
             among = ", ".join(map(str, sorted(values, key=lambda value: (str(type(value)), value))))
             raise InvalidValueError(
-                f"config {text!r}: {name} = {value} is of no config that is legal for {problem.label} on "
-                f"{device.name} and has what was named before; there are {among}"
+                f"config {text!r}: of the configs legal for {problem.label} on {device.name} that have what "
+                f"is named before, none has {name} = {value}; there are {among}"
             )
     return found[0]

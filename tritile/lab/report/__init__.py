@@ -1,1 +1,1 @@
-"""Results of benchmarks: their format, what they sum up to, and how they are shown."""
+"""Results of benchmarks: measuring, format, summaries, tables, pages and pictures."""

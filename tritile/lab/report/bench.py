@@ -1,4 +1,4 @@
-"""tritile against its peers on one case: all sides in one process, interleaved, on cold operands."""
+"""Time tritile and its baselines on one case: all in one process, by turns, on cold operands."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from tritile.core import of_torch
 from tritile.core.problem.checks import THREE
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
-from tritile.lab.report import peers
+from tritile.lab.report import baselines
 from tritile.lab.report.results import Measurement
 from tritile.ops.fused import addmm, linear
 from tritile.ops.matmul import matmul
@@ -34,15 +34,15 @@ def _torch_error(call: Call, run: timing.Run) -> float:
     return answers.error_of(call)
 
 
-def _peer_graphs(
+def _baseline_graphs(
     case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
 ) -> dict[str, timing.Graph]:
-    """The graphs of those of these peers that take the case and answer rightly; `tell` hears of the rest."""
+    """Capture the baselines that take the case and answer rightly; `tell` is told of those that fail."""
     graphs = {}
     for name in names:
         try:
-            graph = peers.peer_graph(name, calls)
-        except Exception as error:  # a peer that fails in any way costs its own numbers alone
+            graph = baselines.baseline_graph(name, calls)
+        except Exception as error:  # a baseline that fails costs its own numbers alone
             tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
             continue
         if graph is not None:
@@ -53,9 +53,9 @@ def _peer_graphs(
 def measured(
     case: Case, names: Iterable[str] = (), tell: Callable[[str], None] = warnings.warn
 ) -> Measurement:
-    """Time tritile, torch and the peers of these names on a case, with the config that a call would use.
+    """Time tritile, torch and the named baselines on a case, with the config that a call would use.
 
-    `tell` is called with a line of text for a peer that fails or answers wrongly, which is left out.
+    A baseline that fails or answers wrongly is left out, and `tell` is called with the reason.
     Raises UnsupportedError where there is no GPU, and what a call would raise.
     """
     device = devices.current_gpu()
@@ -66,19 +66,19 @@ def measured(
     assert chosen is not None
     calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
-    is_copy, theirs = case.op == "permute", peers.torch_side(case)
-    peers.ready(calls)
+    is_copy, theirs = case.op == "permute", baselines.torch_side(case)
+    baselines.ready(calls)
     error = answers.check(ours, calls[0])
     sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
         torch_error = _torch_error(calls[0], theirs)
-        for call in calls if peers.torch_call(calls[0]) else ():
-            theirs(call)  # makes its operands ready, once
-        sides["torch"] = timing.Graph(peers.torch_timed(case), calls)
-        sides |= _peer_graphs(case, calls, names, tell)
+        for call in calls if baselines.torch_call(calls[0]) else ():
+            theirs(call)  # the first run prepares the operands
+        sides["torch"] = timing.Graph(baselines.torch_timed(case), calls)
+        sides |= _baseline_graphs(case, calls, names, tell)
     if is_copy:
-        # CUDA gives some copies in a graph to a slower engine, and a short one alone waits for its launch.
-        copy = peers.device_copy
+        # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
+        copy = baselines.device_copy
         sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
     samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
     timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
@@ -95,12 +95,12 @@ def measured(
         copy_gbps=copy_gbps,
         config=chosen.config,
         plan_source=chosen.source,
-        torch_call=peers.torch_call(calls[0]),
+        torch_call=baselines.torch_call(calls[0]),
     )
 
 
 def host_costs() -> list[tuple[str, float, float]]:
-    """Host microseconds of a small call: its name, tritile's, torch's."""
+    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
     a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
     calls: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
@@ -123,7 +123,7 @@ def host_costs() -> list[tuple[str, float, float]]:
 
 
 def host_us(call: Callable[[], object], count: int = 2000) -> float:
-    """Microseconds of host time that one call takes, over `count` calls the GPU never holds up."""
+    """Return the microseconds that one call keeps the host busy, the best of five times `count` / 5 calls."""
     for _ in range(20):
         call()
     best = math.inf

@@ -1,17 +1,15 @@
-"""Results as tables on the terminal. The only module that needs rich (the extra `cli`)."""
+"""Print results as tables on the terminal; only this module of the room needs rich (the extra `cli`)."""
 
 import sys
 from collections.abc import Iterable
-from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tritile.core.config import Config
-from tritile.lab.report.results import PEERS, Result
-from tritile.lab.report.summary import Summary, dtype_label, of_cases, sizes_label, summary
-from tritile.lab.report.targets import Row, compare
+from tritile.lab.report.results import HOST, Result, latest
+from tritile.lab.report.summary import baselines_of, dtype_label, of_cases, sizes_label, summary
 
 _PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
 
@@ -32,7 +30,7 @@ def _table(title: Text, left: Iterable[str], right: Iterable[str], last: Iterabl
 
 
 def _ratio(value: float | None) -> Text:
-    """A ratio of times; below 1 tritile is behind, which is what a reader looks for."""
+    """Write a ratio of times, highlighted where tritile is behind."""
     if value is None:
         return Text("-")
     return Text(f"{value:.3f}", style="bold red" if value < 1 else "")
@@ -46,26 +44,26 @@ def _rate(line: Result) -> str:
 
 
 def _title(results: list[Result]) -> Text:
-    """The GPU and the versions of the results."""
+    """Return the GPU and the versions of the results."""
     names = ("gpu", "torch", "triton")
     found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
     return Text(f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}")
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    # As Text: words come from files, and a bracket in them must not be read as rich's markup.
+    # Cells come from files: as Text a bracket is not read as rich's markup.
     table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
 def _config(config: Config) -> str:
-    """A config in few letters: 128x256x64 for its blocks, then the rest by name."""
+    """Abbreviate a config: 128x256x64 for its blocks, then the rest by name."""
     values = dict(config.kwargs)
     blocks = [str(values.pop(name)) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in values]
     rest = [f"{name.lower()} {value}" for name, value in values.items()]
     return ", ".join(["x".join(blocks), *rest, f"warps {config.num_warps}", f"stages {config.num_stages}"])
 
 
-def _row(line: Result, peers: list[str]) -> list[str | Text]:
+def _row(line: Result, baselines: list[str]) -> list[str | Text]:
     words = dtype_label(line["dtype"], line["precision"] or ""), line["layout"] or ""
     chosen = [line["plan_source"], _config(Config.from_dict(line["config"]))]
     return [
@@ -73,42 +71,43 @@ def _row(line: Result, peers: list[str]) -> list[str | Text]:
         f"{line['tritile_us']:.1f}",
         f"{line['torch_us']:.1f}",
         _ratio(line["ratio_torch"]),
-        *[_ratio(line.get(f"ratio_{peer}")) for peer in peers],
+        *[_ratio(line.get(f"ratio_{name}")) for name in baselines],
         f"{line['spread']:.1%}",
         _rate(line),
         f"{line['error']:.1e} / {line['torch_error']:.1e}",
-        *(chosen if not peers else []),  # peers' columns take their place
+        *(chosen if not baselines else []),  # columns of baselines take their place
     ]
 
 
 def print_results(results: Iterable[Result], console: Console | None = None) -> None:
     """Print the last result of each case, one a row; ratios below 1 are highlighted.
 
-    Times are in microseconds, ratios the peer's time by tritile's; the rate of a permute counts bytes
-    read and written. `console` is standard output if it is left out.
+    Times are in microseconds, ratios the baseline's time by tritile's; the rate of a permute counts bytes
+    read and written. `console` is standard output by default.
     """
     lines = of_cases(results)
     if not lines:
         _console(console).print("no results")
         return
-    peers = [name for name in PEERS if any(line.get(f"ratio_{name}") is not None for line in lines)]
-    ratios = [f"{name} ratio" for name in ("torch", *peers)]
+    baselines = baselines_of(lines)
+    ratios = [f"{name} ratio" for name in ("torch", *baselines)]
     right = ("tritile us", "torch us", *ratios, "spread", "rate", "error / torch's")
-    table = _table(_title(lines), ("problem",), right, ("source", "config") if not peers else ())
+    table = _table(_title(lines), ("problem",), right, ("source", "config") if not baselines else ())
     for line in lines:
-        _add(table, *_row(line, peers))
+        _add(table, *_row(line, baselines))
     _console(console).print(table)
 
 
-def print_summary(results: Iterable[Result], console: Console | None = None) -> None:
-    """Print counts, geometric means and worst ratios against torch; ratios below 1 are highlighted."""
-    lines = of_cases(results)
-    rows: list[Summary] = summary(lines)
+def print_summary(results: Iterable[Result], console: Console | None = None, baseline: str = "torch") -> None:
+    """Print counts, geometric means and worst ratios against a baseline; ratios below 1 are highlighted."""
+    lines = list(results)
+    rows = summary(lines, baseline)
     if not rows:
         _console(console).print("no results")
         return
     right = ("problems", "geometric mean", "behind", "worst")
-    table = _table(_title(lines), ("gpu", "suite", "dtype", "layout"), right, ("at",))
+    title = _title(of_cases(lines)).append(f", against {baseline}")
+    table = _table(title, ("gpu", "suite", "dtype", "layout"), right, ("at",))
     for row in rows:
         words = (row.gpu, row.suite, dtype_label(row.dtype, row.precision), row.layout)
         numbers = (str(row.count), _ratio(row.geomean), str(row.behind), _ratio(row.worst))
@@ -123,33 +122,15 @@ def print_host(lines: Iterable[Result], console: Console | None = None) -> None:
         _console(console).print(f"host cost of {line['call']}: {times}", markup=False)
 
 
-_AIMS: Final = ("what", "cases", "worst", "geometric mean", "target worst", "target geometric mean", "met")
+def print_comparison(results: Iterable[Result], console: Console | None = None) -> None:
+    """Print a summary for each GPU and each baseline that was run, then what calls cost the host.
 
-
-def _aim(value: float | None, label: str = "", met: bool | None = None) -> Text:
-    if value is None:
-        return Text("-")
-    number = f"{value:.0f}" if value >= 100 else f"{value:.3f}"
-    return Text(f"{number} {label}".rstrip(), style="bold red" if met is False else "")
-
-
-def _add_aim(table: Table, row: Row) -> None:
-    marks = {None: Text("-"), True: Text("✓", style="green"), False: Text("✗", style="bold red")}
-    found = (_aim(row.worst, row.worst_label, row.worst_met), _aim(row.geomean, "", row.geomean_met))
-    noise = "" if row.target.noise is None else f"(noise: {row.target.noise:.3f})"
-    wanted = (_aim(row.target.worst, noise), _aim(row.target.geomean))
-    _add(table, row.what, str(row.cases), *found, *wanted, marks[row.met] if row.cases else "not measured")
-
-
-def print_targets(results: Iterable[Result], console: Console | None = None) -> None:
-    """Print each target beside the newest results, a table for each GPU; a missed target has a cross."""
-    lines = list(results)
-    if not lines:
-        _console(console).print("no results")
+    The newest result of each case counts, by its time.
+    """
+    lines = sorted(results, key=lambda line: line["env"]["time"])
     for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
         here = [line for line in lines if line["env"]["gpu"] == gpu]
-        # Folded where the terminal is narrow: a column that is cut could hide what was missed.
-        table = _table(_title(here), (), (), _AIMS)
-        for row in compare(here):
-            _add_aim(table, row)
-        _console(console).print(table)
+        cases = [line for line in here if line["op"] != HOST]
+        for baseline in ("torch", *baselines_of(cases)) if cases else ():
+            print_summary(cases, console, baseline)
+        print_host([line for line in latest(here) if line["op"] == HOST], console)

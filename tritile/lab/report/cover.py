@@ -1,7 +1,7 @@
-"""Cover: the fewest configs that serve all problems of a table, each within a tolerance of its best.
+"""Choose the fewest configs that serve all problems of a table, each within a tolerance of its best.
 
-A smaller table compiles less, loads faster and says more. Choosing is set cover: a config serves the
-problems on which it was measured to be fast enough. It is solved exactly, as an integer program.
+A smaller table compiles less and loads faster. A config serves the problems on which it was measured to be
+fast enough. This is set cover, solved exactly as an integer program.
 """
 
 import math
@@ -14,15 +14,15 @@ from tritile.errors import InvalidValueError, TuningError
 from tritile.planning.table import Entry
 from tritile.planning.trial import Trial
 
-Slower = dict[Config, tuple[float, float]]  # by what share a config is slower than the best, and its time
+Slower = dict[Config, tuple[float, float]]  # how much slower than the best, as a fraction, and microseconds
 
 
 @dataclass(frozen=True)
 class Covered:
-    """A table's entries with few configs.
+    """Hold a table's entries with few configs.
 
-    `before` and `after` count different configs. `worst` and `mean` are losses over the problems: 0.01
-    where the config of an entry takes 1% longer than the best known of its problem.
+    `before` and `after` count different configs. `worst` and `mean` are losses over the problems: 0.01 means
+    that an entry's config takes 1% longer than the best known of its problem.
     """
 
     entries: tuple[Entry, ...]
@@ -33,16 +33,16 @@ class Covered:
 
 
 def careful_us(trial: Trial) -> float:
-    """The time that a trial is good for, in microseconds: infinity where it failed.
+    """Return a trial's time in microseconds with a margin for luck; infinity where it failed.
 
-    Trials whose answer was checked are finalists that were timed side by side. Of others there was a
-    quick look, which may have been lucky: half the distance of its 20th and 80th percentiles is added.
+    Trials with a checked answer are finalists, timed side by side, and need no margin. Others were screened
+    quickly: half the distance between their 20th and 80th percentiles is added.
     """
     return trial.time if trial.error is not None else trial.time * (1 + (trial.spread or 0.0) / 2)
 
 
 def candidates(entries: Iterable[Entry], trials: Iterable[Trial], within: float) -> dict[Problem, Slower]:
-    """For each entry that was measured, the configs that are slower by at most `within`, its own too."""
+    """Return for each entry the configs measured to be slower by at most `within`, its own included."""
     best = {entry.problem: entry for entry in entries}
     found: dict[Problem, Slower] = {
         problem: {entry.config: (0.0, entry.us or 0.0)} for problem, entry in best.items()
@@ -57,10 +57,10 @@ def candidates(entries: Iterable[Entry], trials: Iterable[Trial], within: float)
 
 
 def fewest(sets: Sequence[Iterable[Config]]) -> set[Config]:
-    """The smallest set of configs with one at least of every set, exactly.
+    """Return the smallest set that has at least one config of every set, exactly.
 
-    A binary variable a config, a row a set, solved by HiGHS through scipy. Raises TuningError where it
-    is not solved.
+    The integer program has a binary variable for each config and a row for each set; HiGHS solves it through
+    scipy. Raises TuningError if it is not solved.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
@@ -81,9 +81,9 @@ def fewest(sets: Sequence[Iterable[Config]]) -> set[Config]:
 
 
 def covered(entries: Sequence[Entry], trials: Iterable[Trial], within: float) -> Covered:
-    """The entries with the fewest configs, each measured to be at most `within` slower than the best.
+    """Return the entries with the fewest configs, each measured to be at most `within` slower than the best.
 
-    Each problem gets the fastest on it of the configs kept. Entries that were predicted keep theirs.
+    Each problem gets its fastest config of those kept. Predicted entries keep theirs.
     Raises InvalidValueError for a tolerance below 0, and as `fewest` does.
     """
     if not 0 <= within < math.inf:

@@ -1,4 +1,4 @@
-"""What of the machine tritile needs, what was found, and what to do about what is missing."""
+"""Examine the machine: what tritile needs, what was found, and advice on what is missing."""
 
 import importlib.util
 import sys
@@ -23,7 +23,7 @@ from tritile.planning.store import store_of
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `advice` is what to do, "" where there is nothing to do."""
+    """Hold what was found of one thing; `advice` is "" if there is nothing to do."""
 
     name: str
     found: str
@@ -57,7 +57,7 @@ def _gpu() -> list[Finding]:
     if gpu is None:
         advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
-    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} processors, {gpu.shared_memory} B shared memory"
+    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.shared_memory} B shared memory"
     return [
         Finding("GPU", facts),
         Finding("driver", environment(gpu)["driver"] or "unknown"),
@@ -74,12 +74,12 @@ def _table(gpu: devices.Device) -> Finding:
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
     found += f" with triton {shipped.triton or 'of unknown version'}"
     other = shipped.triton not in ("", gpu.triton)
-    advice = f"triton {gpu.triton} is in use: the table counts all the same, but times may differ"
+    advice = f"triton {gpu.triton} is in use: the table still counts, but times may differ"
     return Finding("shipped table", found, True, advice if other else "")
 
 
 def _portfolios(gpu: devices.Device) -> Finding:
-    """Which classes of problems have a portfolio, by where it is from."""
+    """List the classes of problems that have a portfolio, by its source."""
     names: dict[str, list[str]] = {}
     for name in MEASURED:
         found = table.portfolio(name, gpu)
@@ -100,7 +100,7 @@ def _cache(folder: Path) -> Finding:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        advice = "set TRITILE_CACHE_DIR to a folder that can be written"
+        advice = "set TRITILE_CACHE_DIR to a writable folder"
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
     count = sum(1 for _ in store_of(gpu).everything())
     return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
@@ -113,8 +113,8 @@ def _kernel() -> Finding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
-    except Exception as failure:  # whatever stands in the way of a kernel is what is to be shown
-        advice = "a C compiler and the GPU's driver must be there; see the message"
+    except Exception as failure:  # whatever stops a kernel is the finding
+        advice = "a C compiler and the GPU's driver are needed; see the message"
         return Finding("a kernel", brief(failure), False, advice)
     return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
 
@@ -125,13 +125,13 @@ def _switch() -> Finding:
 
 
 def _tested(records: Path) -> list[Finding]:
-    """What is still to be tested on a GPU, in a checkout: nothing is said where tritile was installed."""
+    """List the kernels of a checkout still to be tested on a GPU; an installed tritile has none listed."""
     if not records.is_dir():
         return []
     try:
         waiting = tested.pending(records)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "mend or remove that file")]
+        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "fix or remove that file")]
     if not waiting:
         return [Finding("GPU tests", f"passed as the kernels are, on triton {' and '.join(tested.STACKS)}")]
     kernels = sorted({what.kernel for what in waiting})
@@ -141,5 +141,5 @@ def _tested(records: Path) -> list[Finding]:
 
 
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache, the switch's library, GPU tests, and a kernel that is really run."""
+    """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
     return [*_versions(), *_gpu(), _cache(cache), _switch(), *_tested(tested.RECORDS), _kernel()]

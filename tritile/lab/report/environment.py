@@ -18,7 +18,7 @@ ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
 @functools.cache
 def _driver() -> str:
-    """The version of the GPU's driver, "" where it cannot be told."""
+    """Return the GPU driver's version, "" where it is unknown."""
     amd = Path("/sys/module/amdgpu/version")
     if torch.version.hip is not None:
         return amd.read_text().strip() if amd.exists() else ""
@@ -32,9 +32,9 @@ def _driver() -> str:
 
 @functools.cache
 def _version() -> str:
-    """`TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
+    """Return `TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
     if os.environ.get("TRITILE_COMMIT"):
-        return os.environ["TRITILE_COMMIT"]  # for a copy that was made without its history
+        return os.environ["TRITILE_COMMIT"]  # names the commit of a copy without git history
     root = Path(__file__).parents[3]
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
@@ -51,9 +51,9 @@ def _version() -> str:
 
 
 def environment(gpu: Device | None = None) -> dict[str, str]:
-    """Where and when results were measured: `env`. `gpu` is the current one if it is left out.
+    """Return a result's `env`: where and when it was measured. `gpu` is the current one by default.
 
-    Versions that cannot be told, and the name of a GPU that is not there, are "". Time is UTC.
+    Unknown versions and the name of a missing GPU are "". The time is UTC.
     """
     gpu = gpu or current_gpu()
     return {

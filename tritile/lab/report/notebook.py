@@ -1,4 +1,4 @@
-"""Results in a notebook: a list of them that shows itself as a table."""
+"""Results in a notebook, shown as a table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.markup import table_html
-from tritile.lab.report.results import PEERS, Result
+from tritile.lab.report.results import Result
 from tritile.lab.report.run import stored
-from tritile.lab.report.summary import dtype_label, of_cases, sizes_label
+from tritile.lab.report.summary import baselines_of, dtype_label, of_cases, sizes_label
 
 _MOST: Final = 500  # rows shown: a notebook keeps what it shows
 _HEADS: Final = ("problem", "suite", "dtype", "layout", "tritile us", "torch us", "over torch")
 
 
-def _texts(line: Result, peers: list[str]) -> list[str]:
-    ratios = [line.get(f"ratio_{peer}") for peer in peers]
+def _texts(line: Result, baselines: list[str]) -> list[str]:
+    ratios = [line.get(f"ratio_{name}") for name in baselines]
     return [
         sizes_label(line),
         line["suite"],
@@ -31,21 +31,21 @@ def _texts(line: Result, peers: list[str]) -> list[str]:
 
 
 class Results(list[Result]):
-    """Results as `lab.report.results.read` gives them, shown by Jupyter as a table, each case once."""
+    """Hold results as `lab.report.results.read` returns them; Jupyter shows a table with each case once."""
 
     @classmethod
     def of(cls, *places: Path | str, tell: Callable[[str], None] = print) -> "Results":
-        """The results of these files, and of the .jsonl files in these folders and the folders in them.
+        """Read the results of files, and of the .jsonl files in folders and in the folders in them.
 
-        `tell` hears of lines that are no results. Raises InvalidValueError if there is no file to read.
+        `tell` is told of lines that are no results. Raises InvalidValueError if there is no file to read.
         """
         return cls(stored([Path(place) for place in places], tell))
 
     def _repr_html_(self) -> str:
         lines = of_cases(self)
-        peers = [peer for peer in PEERS if any(line.get(f"ratio_{peer}") is not None for line in lines)]
-        heads = [*_HEADS, *(f"over {peer}" for peer in peers), "spread", "config"]
+        baselines = baselines_of(lines)
+        heads = [*_HEADS, *(f"over {name}" for name in baselines), "spread", "config"]
         gpus = ", ".join(dict.fromkeys(line["env"]["gpu"] for line in lines)) or "no GPU"
         more = f"; the first {_MOST} are shown" if len(lines) > _MOST else ""
-        rows = (_texts(line, peers) for line in lines[:_MOST])
+        rows = (_texts(line, baselines) for line in lines[:_MOST])
         return table_html(f"{len(lines)} results of {gpus}{more}", heads, rows)

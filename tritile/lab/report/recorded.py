@@ -1,4 +1,4 @@
-"""Recorded trials: stores kept in files, read whole, for replaying searches and fitting formulas."""
+"""Read recorded trials from stores kept in files, to replay searches and fit formulas."""
 
 import gzip
 import tempfile
@@ -15,13 +15,13 @@ from tritile.families.space import illegal
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 
-Times = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and number of the store
+Times = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and the store's number
 
 
 def trials(path: Path, device: Device) -> list[Trial]:
-    """The trials of our own problems in a store of a GPU model, an SQLite file or a .gz of one.
+    """Read the trials of our own problems from a store of a GPU model, an SQLite file or a .gz of one.
 
-    Left out are configs that are no longer legal. Raises InvalidValueError where the file cannot be read
+    Configs that are no longer legal are left out. Raises InvalidValueError where the file cannot be read
     or holds no trial of this GPU model.
     """
     try:
@@ -46,9 +46,9 @@ def trials(path: Path, device: Device) -> list[Trial]:
 
 
 def times(paths: Iterable[Path], device: Device, failures: bool = False) -> Times:
-    """Microseconds of the trials in stores, each store apart: its times were measured beside each other.
+    """Return the microseconds of the trials in stores; times of different stores are kept apart.
 
-    With `failures`, configs that failed are there too, with infinity. Raises as `trials` does.
+    With `failures`, failed configs have the time infinity; else they are left out. Raises as `trials` does.
     """
     found: Times = defaultdict(dict)
     for number, path in enumerate(paths):

@@ -3,15 +3,14 @@
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
 weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
-(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a peer that was not run), `torch_call` where that
-might have been something else,
-`ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the peer's time by tritile's: above 1, tritile is
-faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
-Lines of before there was a tutorial peer lack its two fields.
+(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a baseline that was not run), `torch_call` where
+torch has several calls, `ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the baseline's time by
+tritile's: above 1, tritile is faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`,
+`error, torch_error` and `env`. Older lines lack `tutorial_us` and `ratio_tutorial`.
 
-Of op "grouped" `batch` counts groups, `ragged` says which of m and k they share, and `load` how.
+In op "grouped" `batch` counts groups, `ragged` names the extent that they share, m or k, and `load` says how.
 
-A result of op "host" is the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
+A result of op "host" has the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
 `tritile_us, torch_us, ratio_torch` and `env`.
 """
 
@@ -33,9 +32,9 @@ from tritile.tune.suites import Case
 
 Result = dict[str, Any]
 
-HOST: Final = "host"  # the op and the suite of what a call costs the host
-_APART: Final = ("invariance", "models", "rows")  # ops of lines of `tuning/OP.py`, which nobody reads here
-PEERS: Final = ("inductor", "tutorial")  # besides torch, which is always there
+HOST: Final = "host"  # the op and the suite of host times
+_APART: Final = ("invariance", "models", "rows")  # ops of lines that tuning/OP.py writes, not read here
+BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always run
 _RATES: Final = {
     "matmul": ("tflops",),
     "grouped": ("tflops",),
@@ -49,19 +48,18 @@ _CASE_FIELDS: Final = {
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
 
-_LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; named where there is one
+_LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; written where not ""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one case.
+    """Hold what was measured of one case.
 
-    Times are medians in microseconds, None for a peer that was not run. `spread` is that of tritile's
-    times, as a fraction of their median. Errors are relative norms against a reference in float64 or
-    whole numbers. `torch_call`: what was called of torch where it might have been something else.
-    `copy_gbps` is what a plain copy of as many bytes reaches, read and written bytes
-    both counted (permutes only). Raises InvalidValueError for a time or rate that is not above 0, or a
-    spread or error below 0 or not finite.
+    Times are medians in microseconds, None for a baseline that was not run. `spread` is the spread of
+    tritile's times over their median. Errors are relative norms against a reference in float64 or exact
+    integers. `torch_call` names torch's call where there are several. `copy_gbps` (permutes only) is the
+    rate of a plain copy of as many bytes, read and written. Raises InvalidValueError for a time or rate that
+    is not above 0, or a spread or error that is below 0 or not finite.
     """
 
     tritile_us: float
@@ -106,7 +104,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
-    """The line of a result file for one measured case; `env` as from `environment.environment`."""
+    """Return the result of one measured case; `env` is as `environment.environment` returns it."""
     named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
     named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
     named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
@@ -122,8 +120,8 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     rates = {name: known[name] for name in _RATES[case.op]}
     numbers = {
         "tritile_us": ours,
-        **{f"{peer}_us": us for peer, us in times.items()},
-        **{f"ratio_{peer}": None if us is None else us / ours for peer, us in times.items()},
+        **{f"{name}_us": us for name, us in times.items()},
+        **{f"ratio_{name}": None if us is None else us / ours for name, us in times.items()},
         "spread": measured.spread,
         **rates,
         "error": measured.error,
@@ -140,14 +138,14 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
 
 
 def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:
-    """The line of a result file for the host time of one call, in microseconds."""
+    """Return the result of one call's host time, in microseconds."""
     times = {"tritile_us": tritile_us, "torch_us": torch_us, "ratio_torch": torch_us / tritile_us}
     rounded = {name: _rounded(value) for name, value in times.items()}
     return {"op": HOST, "suite": HOST, "call": call, **rounded, "env": dict(env)}
 
 
 def case_of(line: Mapping[str, Any]) -> Case:
-    """The case that a result is of. Raises InvalidValueError if it names none."""
+    """Return the case of a result. Raises InvalidValueError if it names none."""
     op = line.get("op")
     if not isinstance(op, str) or op not in _CASE_FIELDS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_CASE_FIELDS)}")
@@ -158,7 +156,7 @@ def case_of(line: Mapping[str, Any]) -> Case:
 
 
 def _checked(line: Any) -> Result:
-    """This value, if it is a result. Raises InvalidValueError otherwise."""
+    """Return a value if it is a result, else raise InvalidValueError."""
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
     if line.get("op") == HOST:
@@ -175,14 +173,14 @@ def _checked(line: Any) -> Result:
 
 
 def _check_case(line: Result) -> None:
-    """Raises InvalidValueError for a result that lacks what one of a case holds, besides torch's times."""
+    """Check the fields that only results of cases have. Raises InvalidValueError."""
     case = case_of(line)
     for name in ("precision", "layout"):
         if not isinstance(line.get(name, 0), str | None):
             raise InvalidValueError(f"{name} = {line.get(name)!r}: wanted text or null")
-    for peer in PEERS:
-        _check_number(line, f"{peer}_us", needed=False, above=True)
-        _check_number(line, f"ratio_{peer}", needed=line.get(f"{peer}_us") is not None, above=True)
+    for name in BASELINES:
+        _check_number(line, f"{name}_us", needed=False, above=True)
+        _check_number(line, f"ratio_{name}", needed=line.get(f"{name}_us") is not None, above=True)
     for name in _RATES[case.op]:
         _check_number(line, name, needed=name != "copy_gbps", above=True)
     for name in ("spread", "error", "torch_error"):
@@ -193,7 +191,7 @@ def _check_case(line: Result) -> None:
 
 
 def append(path: Path, results: Iterable[Result]) -> None:
-    """Add results to the end of a file, whole lines at once; folders are made as needed.
+    """Append results to a file, whole lines at once; make its folders.
 
     Raises InvalidValueError for something that is not a result, and OSError if it cannot be written.
     """
@@ -202,20 +200,21 @@ def append(path: Path, results: Iterable[Result]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+", buffering=0) as file:
-        # A run that was cut off leaves half a line: end it, or it would spoil the first of ours too.
+        # An interrupted run leaves half a line: end it, or it would spoil our first line too.
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             text = text if file.read(1) == b"\n" else "\n" + text
         data = text.encode()
-        # One write in append mode: another process that appends cannot get between our lines.
+        # One write in append mode: lines of another process cannot come between ours.
         if file.write(data) != len(data):
             raise OSError(f"{path}: written in part only; is the disk full?")
 
 
 def read(path: Path) -> list[Result]:
-    """The results of a file, in its order. Lines that are none are skipped, with one warning.
+    """Read the results of a file, in order. Invalid lines are skipped, with one warning.
 
-    Those of what batch-invariant mode costs, and of whole models, are of no case, and are passed over.
+    Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
+    silently.
 
     Raises InvalidValueError if the file cannot be read.
     """
@@ -245,5 +244,5 @@ def _subject(line: Result) -> tuple[Case | str, str]:
 
 
 def latest(results: Iterable[Result]) -> list[Result]:
-    """The last result of each case or call on each GPU, in the order in which these first came."""
+    """Return the last result of each case or call on each GPU, in the order of their first results."""
     return list({_subject(line): line for line in results}.values())

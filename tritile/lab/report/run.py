@@ -1,4 +1,4 @@
-"""A whole benchmark: case after case, each result kept as soon as it is there; and reading results back."""
+"""Run a whole benchmark, keeping each result at once, and read results back."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ def run_cases(
     tell: Tell,
     done: Tell,
 ) -> tuple[list[Result], int]:
-    """Measure every case: the results, and how many cases failed.
+    """Measure every case; return the results, and how many cases failed.
 
-    A result is appended to its suite's file in `folder` at once, if one is given. `tell` hears what
-    went wrong, `done` the name of each case that is over. Raises OSError if a file cannot be written.
+    If `folder` is given, each result is appended at once to its suite's file there. `tell` is told what went
+    wrong, `done` the name of each finished case. Raises OSError if a file cannot be written.
     """
     lines: list[Result] = []
     failed = 0
@@ -36,16 +36,16 @@ def run_cases(
                 append(folder / f"{case.suite}.jsonl", lines[-1:])
         except OSError:
             raise
-        except Exception as error:  # what one case raises, torch's refusals too, is not the others'
+        except Exception as error:  # a case that raises, in torch too, costs itself alone
             failed += 1
             tell(f"{case.problem.label}: {brief(error)}")
-        torch.cuda.empty_cache()  # the memory of one case's graphs is not given to another's by itself
+        torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
         done(case.problem.label)
     return lines, failed
 
 
 def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
-    """Measure what small calls cost the host; appended to host.jsonl in `folder`, if one is given."""
+    """Measure what small calls cost the host, and append that to host.jsonl in `folder`, if given."""
     lines = [host_result(call, ours, theirs, env) for call, ours, theirs in bench.host_costs()]
     if folder is not None:
         append(folder / f"{HOST}.jsonl", lines)
@@ -53,9 +53,9 @@ def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
 
 
 def stored(places: Iterable[Path], tell: Tell) -> list[Result]:
-    """The results of these files, and of the .jsonl files of these folders and of the folders in them.
+    """Read the results of files, and of the .jsonl files in folders and in the folders in them.
 
-    `tell` hears of lines that are no results. Raises InvalidValueError if there is no file to read.
+    `tell` is told of lines that are no results. Raises InvalidValueError if there is no file to read.
     """
     places = list(places)
     files: list[Path] = []

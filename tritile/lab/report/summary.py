@@ -1,29 +1,34 @@
-"""What results sum up to: how tritile compares over a suite."""
+"""Summarise results: how tritile compares with a baseline over a suite."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tritile.lab.report.results import HOST, Result, case_of, latest
+from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:
-    """The last result of each case on each GPU; what calls cost the host is left out."""
+    """Return the last result of each case on each GPU, without results of host time."""
     return [line for line in latest(results) if line["op"] != HOST]
 
 
+def baselines_of(results: list[Result]) -> list[str]:
+    """Return the baselines besides torch that some result has a time of."""
+    return [name for name in BASELINES if any(line.get(f"ratio_{name}") is not None for line in results)]
+
+
 def geomean(values: Iterable[float]) -> float:
-    """The geometric mean of one value or more, all above 0."""
+    """Return the geometric mean of one value or more, all above 0."""
     logs = [math.log(value) for value in values]
     return math.exp(math.fsum(logs) / len(logs))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How tritile compares over the cases of one suite, dtype, precision and layout on one GPU.
+    """Hold how tritile compares with a baseline over one suite, dtype, precision and layout on one GPU.
 
-    `geomean` and `worst` are of `ratio_torch` (above 1: tritile is faster); `behind` counts the cases
-    below 1; `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
+    `geomean` and `worst` are of the baseline's time by tritile's: above 1, tritile is faster. `behind` counts
+    the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
     """
 
     gpu: str
@@ -39,10 +44,10 @@ class Summary:
 
 
 def sizes_label(line: Result) -> str:
-    """The sizes of a result's case: 4096x4096x4096 (M, N, K), with the batch before them if it is one.
+    """Write the sizes of a result's case: 4096x4096x4096 (M, N, K), with a batch before them.
 
-    Of groups, how many, and what they share how: "64 even groups of (8192)x2048x4096".
-    Of a permutation the shape of x, and the order of its dimensions if not just the last two are exchanged.
+    Groups are written "64 even groups of (8192)x2048x4096", with the shared extent in parentheses. A
+    permutation is written as the shape of x, then the order of dimensions unless only the last two swap.
     """
     if line["op"] == "permute":
         sizes, dims = "x".join(str(size) for size in line["shape"]), list(line["dims"])
@@ -56,20 +61,24 @@ def sizes_label(line: Result) -> str:
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 
 
-def summary(results: Iterable[Result]) -> list[Summary]:
-    """Counts, geometric means and worst ratios, in order of the results, each case once as `latest`."""
+def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]:
+    """Return counts, geometric means and worst ratios to a baseline, in the order of the results.
+
+    Each case counts once, by its last result that has a time of the baseline.
+    """
+    ratio = f"ratio_{baseline}"
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for line in of_cases(results):
+    for line in of_cases(line for line in results if line.get(ratio) is not None):
         case = case_of(line)
         words = ("", "") if case.op == "permute" else (case.precision, case.layout)
         groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
-    return [_summary_of(words, lines) for words, lines in groups.items()]
+    return [_summary_of(words, lines, ratio) for words, lines in groups.items()]
 
 
-def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
+def _summary_of(words: tuple[str, ...], lines: list[Result], ratio: str) -> Summary:
     gpu, suite, dtype, precision, layout = words
-    ratios = [line["ratio_torch"] for line in lines]
-    worst = min(lines, key=lambda line: line["ratio_torch"])
+    ratios = [line[ratio] for line in lines]
+    worst = min(lines, key=lambda line: line[ratio])
     return Summary(
         gpu=gpu,
         suite=suite,
@@ -78,12 +87,12 @@ def _summary_of(words: tuple[str, ...], lines: list[Result]) -> Summary:
         layout=layout,
         count=len(lines),
         geomean=geomean(ratios),
-        worst=worst["ratio_torch"],
+        worst=worst[ratio],
         worst_label=sizes_label(worst),
         behind=sum(ratio < 1 for ratio in ratios),
     )
 
 
 def dtype_label(dtype: str, precision: str) -> str:
-    """The dtype, with how float32 is multiplied where that is not IEEE's way."""
+    """Write the dtype, with its precision where that is not "ieee"."""
     return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype

@@ -1,8 +1,8 @@
 """Tell which kernels were tested on a GPU as they are, by records that lie beside the tests.
 
-A test counts for the kernel's own digest and for the code of the modules that decide its arguments: how a
-problem is described, seen as matrices, and turned into work, and what launches it. Comments and docstrings
-do not count. What an operation checks before is left out: tests without a GPU cover it.
+A test counts for the kernel's own digest and for the code of the modules that decide its arguments: those
+that describe the problem, view it as matrices, turn it into work, and launch it. Comments and docstrings do
+not count. Modules that only check arguments are left out, as tests without a GPU cover them.
 """
 
 import ast
@@ -29,7 +29,7 @@ _LAUNCHING: Final = tuple(
         "families/work",
     )
 )  # fmt: skip
-# Modules that import what belongs to all families.
+# Modules that import every family; their imports are not followed.
 _NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/pieces.py", "families/work.py")
 _JITTED: Final = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -71,7 +71,7 @@ def code_of(source: str) -> str:
 
 @functools.cache
 def _named(source: str) -> tuple[str, ...]:
-    """What source imports from this package: each name as the file of a module, less its ending."""
+    """Return what source imports from this package, each name as a module's file without its suffix."""
     nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module]
     found = (
         name.split(".")[1:]
@@ -84,7 +84,7 @@ def _named(source: str) -> tuple[str, ...]:
 
 @functools.cache
 def _kernels() -> frozenset[str]:
-    """The files of kernels that are a family's: others, as of lowered products, count as host code does."""
+    """Return the files of families' kernels; kernels of lowered products count as host code does."""
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("families/*/*.py"))
     return frozenset(
         path
@@ -94,15 +94,15 @@ def _kernels() -> frozenset[str]:
 
 
 def _imports(path: str) -> set[str]:
-    """The files of ours that a file imports, less errors."""
+    """Return the files of this package that a file imports, without errors.py."""
     paths = {path for name in _named(_text(path)) for path in (f"{name}.py", f"{name}/__init__.py")}
     return {path for path in paths - {"errors.py"} if (PACKAGE / path).is_file()}
 
 
 def modules_of(kernel: str) -> list[str]:
-    """The files, relative to the package, that decide the arguments of a kernel, as "matmul/tile".
+    """Return the files, relative to the package, that decide the arguments of a kernel ("matmul/tile").
 
-    Kernels of other families are left out: those that run beside it are in its digest.
+    Kernels of other families are left out: those that run beside this one are in its digest.
     """
     family = next(one for one in families.ALL if one.label == kernel)
     own = _file(family.work.__module__)
@@ -120,7 +120,7 @@ def modules_of(kernel: str) -> list[str]:
 
 
 def hashed(parts: Iterable[tuple[str, str]]) -> str:
-    """Sixteen hexadecimal digits of names with texts, in any order."""
+    """Digest named texts, in any order, to sixteen hexadecimal digits."""
     return hashlib.sha256(repr(sorted(parts)).encode()).hexdigest()[:16]
 
 
@@ -137,7 +137,7 @@ def digests() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Pending:
-    """A kernel not tested as it is with one version of Triton; `reason` is None where none is given."""
+    """Name a kernel not tested as it is with one version of Triton; `reason` is None where none is given."""
 
     kernel: str
     triton: str
@@ -161,7 +161,7 @@ def pending(records: Path = RECORDS) -> list[Pending]:
     """Return what is still to be tested, by last.json and pending.json of a folder.
 
     Each version of `STACKS` is wanted once, on any GPU. Raises OSError, ValueError, KeyError or TypeError
-    where a record is not as it must be.
+    for a broken record.
     """
     passed = set(map(_key, read(records / "last.json")["kernels"]))
     reasons = {_key(line): line["reason"] for line in read(records / "pending.json")["kernels"]}

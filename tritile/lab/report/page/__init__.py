@@ -1,1 +1,1 @@
-"""A page of results: files to plain rows, rows to figures and tables, these to one HTML file."""
+"""Make a page of results: files to plain rows, rows to figures and tables, these to one HTML file."""

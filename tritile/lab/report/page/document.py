@@ -1,4 +1,4 @@
-"""Rows to a file: a page of HTML that needs nothing else, or a picture of one figure."""
+"""Turn rows into a file: an HTML page that loads nothing else, or a picture of one figure."""
 
 import importlib.util
 import json
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.report.page.rows import FACETS, Row, Rows
+from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import geomean
 
 _EXTRA: Final = ("altair", "vl_convert", "jinja2")
@@ -14,7 +15,7 @@ _PAGES: Final = Path(__file__).parents[1] / "pages"
 _WIDTH: Final = 900
 _EMBEDDED: Final = ("results", "searches", "cells", "progress", "study")
 _NONE: Final = {
-    "results": "No results of this: tritile bench --results DIR measures problems and writes them.",
+    "results": "No such results: tritile bench --results DIR measures problems and writes them.",
     "cells": "No trials: tritile tune makes them, and --store FILE shows those of another machine.",
     "progress": "No trials: tritile tune makes them, and --store FILE shows those of another machine.",
     "study": "No study: tritile tune --study makes one.",
@@ -22,28 +23,28 @@ _NONE: Final = {
 
 
 def check_extra() -> None:
-    """Raises UnsupportedError where packages that reports need are not installed."""
+    """Raise UnsupportedError where packages that reports need are missing."""
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"a report needs {', '.join(missing)}: pip install 'tritile[report]'")
 
 
 def _packed(rows: list[Row]) -> dict[str, Any]:
-    """Rows by columns, texts that come again and again as numbers: a fifth of the size."""
+    """Pack rows by columns, texts as numbers of a list: a fifth of the size."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns: dict[str, Any] = {}
     for name in names:
         values = [row.get(name) for row in rows]
         if any(isinstance(value, str) for value in values):
-            words = {word: number for number, word in enumerate(dict.fromkeys(values))}
-            columns[name] = {"words": list(words), "at": [words[value] for value in values]}
+            numbers = {text: number for number, text in enumerate(dict.fromkeys(values))}
+            columns[name] = {"words": list(numbers), "at": [numbers[value] for value in values]}
         else:
             columns[name] = values
     return {"count": len(rows), "columns": columns}
 
 
 def _drawn(name: str, rows: Rows) -> bool:
-    """Whether there is anything that the figure would show."""
+    """Tell whether there are rows that the figure would show."""
     op = {"roofline": "matmul", "accuracy": "matmul", "bandwidth": "permute"}.get(name)
     from tritile.lab.report.page.figures import FIGURES
 
@@ -51,21 +52,19 @@ def _drawn(name: str, rows: Rows) -> bool:
 
 
 def _options(rows: Rows) -> dict[str, list[str]]:
-    """The values to choose from, by facet; of a facet with one value there is no choice."""
+    """Return the values to choose from, by facet."""
     found: dict[str, list[str]] = {}
     for facet in FACETS:
         values: set[str] = set()
         for row in (*rows.results, *rows.searches):
             values |= set(row[facet]) if isinstance(row[facet], list) else {row[facet]}
         found[facet] = sorted(values - {""})
-    found["peer"] = [
-        peer for peer in ("torch", "inductor", "tutorial") if any(row[peer] for row in rows.results)
-    ]
+    found["peer"] = [name for name in ("torch", *BASELINES) if any(row[name] for row in rows.results)]
     return found
 
 
 def _cards(rows: Rows) -> list[Row]:
-    """By suite, and of all before: how many problems, their geometric mean against torch, and the worst."""
+    """Summarise all results, then each suite, against torch: count, geometric mean and worst problem."""
     suites: dict[str, list[Row]] = {"": rows.results} if rows.results else {}
     for row in rows.results:
         suites.setdefault(row["suite"], []).append(row)
@@ -84,7 +83,7 @@ def _card(own: list[Row]) -> Row:
 
 
 def _compiled(name: str, rows: Rows) -> dict[str, Any]:
-    """A figure for each theme as Vega: compiled here, so that a page has less to do and warns of nothing."""
+    """Compile a figure to Vega for each theme, so that the page need not, and warns of nothing."""
     import vl_convert
 
     from tritile.lab.report.page import themes
@@ -96,12 +95,12 @@ def _compiled(name: str, rows: Rows) -> dict[str, Any]:
 
 
 def _script(source: str) -> str:
-    """Javascript as an element holds it: with nothing that could end the element, or begin another."""
+    """Escape what could end a script element, or begin a comment, in JavaScript."""
     return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def html(rows: Rows) -> str:
-    """The page: figures, tables, filters, and all that draws them.
+    """Return the page: figures, tables, filters, and the scripts that draw them.
 
     Raises UnsupportedError where a package is missing, and InvalidValueError where there is nothing to show.
     """
@@ -149,7 +148,7 @@ def html(rows: Rows) -> str:
 
 
 def _searched(rows: Rows, text: str) -> int:
-    """The number of the first search whose problem's name holds this. Raises InvalidValueError for none."""
+    """Return the number of the first search with `text` in its problem's name, or raise InvalidValueError."""
     found = [row["s"] for row in rows.searches if row["mapped"] and text in row["problem"]]
     if not found:
         raise InvalidValueError(f"--problem {text!r}: nothing searched has that in its name")
@@ -157,7 +156,7 @@ def _searched(rows: Rows, text: str) -> int:
 
 
 def check_picture(name: str, kind: str) -> None:
-    """Raises InvalidValueError for a figure that is not known, or a picture that is neither svg nor png."""
+    """Raise InvalidValueError for an unknown figure, or a picture that is neither svg nor png."""
     from tritile.lab.report.page.figures import FIGURES
 
     if name not in FIGURES:
@@ -167,9 +166,10 @@ def check_picture(name: str, kind: str) -> None:
 
 
 def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
-    """One figure on a light background, as SVG or PNG (`kind`); the heat map's problem by part of its name.
+    """Draw one figure on a light background, as SVG or PNG (`kind`).
 
-    Raises InvalidValueError for a figure that is not known or has nothing to show, or another kind.
+    `problem` is part of the name of the problem that the heat map shows. Raises InvalidValueError for an
+    unknown figure or kind, or a figure that has nothing to show.
     """
     check_extra()
     check_picture(name, kind)

@@ -1,4 +1,4 @@
-"""The figures of a report: what each shows, and the chart that shows it."""
+"""The figures of a report: a text and a chart each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tritile.lab.report.page.rows import Rows
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its title, what it shows in a sentence or two, the rows it draws, and how it is built.
+    """Describe a figure: its title, a sentence or two on what it shows, and the function that builds it.
 
     `data` names the fields of `Rows` that it draws.
     """
@@ -33,7 +33,7 @@ FIGURES: Final[dict[str, Figure]] = {
     ),
     "roofline": Figure(
         "Roofline of matrix products",
-        "A point is a product. On the slope memory is what bounds it, below the flat roofs arithmetic. "
+        "A point is a product. Memory bounds products on the slope, arithmetic those below the flat roofs. "
         "Roofs are peaks at the highest clock, which tensor cores do not hold for long.",
         ("results",),
         measured.roofline,
@@ -54,15 +54,15 @@ FIGURES: Final[dict[str, Figure]] = {
     "heatmap": Figure(
         "Times over tiles",
         "A cell is a tile: the time of the fastest config with it, over the fastest of all, which is ringed. "
-        "Dashed cells were never measured, in those with a cross every config failed.",
+        "Dashed cells were never measured; in cells with a cross every config failed.",
         ("cells",),
         searching.heatmap,
     ),
     "progress": Figure(
         "How searches got on",
-        "Thin lines are searches: the best time so far over the best in the end, after so many configs. "
-        "Half of the searches are at or below the thick line, 9 of 10 below the dashed one. What is above 2 "
-        "is drawn at 2.",
+        "Thin lines are searches: the best time so far over the best in the end, by number of configs. "
+        "Half of the searches are at or below the thick line, 9 of 10 below the dashed one. Ratios above 2 "
+        "are drawn at 2.",
         ("progress",),
         searching.progress,
     ),
@@ -77,7 +77,7 @@ FIGURES: Final[dict[str, Figure]] = {
 
 
 def spec_of(name: str, rows: Rows) -> dict[str, Any]:
-    """The Vega-Lite specification of a figure as wide as its place, its data named and not in it."""
+    """Return the Vega-Lite specification of a figure as wide as its container; its data is only named."""
     sized = (
         FIGURES[name]
         .build(rows)

@@ -1,4 +1,4 @@
-"""What charts share: scales, ticks, colours with shapes beside them, and tooltips."""
+"""Scales, ticks, colours, shapes and tooltips that charts share."""
 
 from typing import Final
 
@@ -11,16 +11,14 @@ _SHAPES: Final = ["circle", "square", "diamond", "triangle-up", "cross", "triang
 TENS: Final = [10.0**power for power in range(-16, 10)]
 FEW: Final = [digit * ten for ten in TENS for digit in (1, 3)]
 X_LOG: Final = alt.Scale(type="log", nice=False, padding=12)
-PLAIN: Final = ".4~g"  # four digits at the most, no zeros at the end
-
-
+PLAIN: Final = ".4~g"  # four digits at most, no zeros at the end
 CASE: Final = ("problem:N|problem", "suite:N|suite", "dtype:N|dtype", "layout:N|layout")
 CHOICE: Final = ("config:N|config", "source:N|chosen by")
 _FIRST: Final = ("bfloat16", "float16", "float32", "float64")  # a dtype has one colour in all figures
 
 
 def kinds_of(rows: list[Row], name: str) -> list[str]:
-    """The values of a facet, whether text or lists of text, the usual dtypes first; "" left out."""
+    """Return the values of a facet (texts or lists of texts) without "", the usual dtypes first."""
     found: set[str] = set()
     for row in rows:
         found |= set(row[name]) if isinstance(row[name], list) else {row[name]}
@@ -28,19 +26,19 @@ def kinds_of(rows: list[Row], name: str) -> list[str]:
 
 
 def colour(field: str, values: list[str]) -> alt.Color:
-    """A field by the colours of the theme, in the order of these values."""
+    """Encode a field by the theme's colours, in the order of the values."""
     legend = alt.Legend(symbolOpacity=1)
     return alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=values), legend=legend)
 
 
 def shape(field: str, values: list[str]) -> alt.Shape:
-    """A field by shapes, in the order of these values."""
+    """Encode a field by shapes, in the order of the values."""
     shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(values))]
     return alt.Shape(f"{field}:N", title=None, scale=alt.Scale(domain=values, range=shapes))
 
 
 def tips(*fields: str) -> list[alt.Tooltip]:
-    """Tooltips of fields given as "name:T|title|format"."""
+    """Return tooltips of fields given as "name:T|title|format"."""
     found = []
     for text in fields:
         field, title, form = [*text.split("|"), ""][:3]

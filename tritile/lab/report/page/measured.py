@@ -1,6 +1,6 @@
 """Charts of results: speed-ups, rooflines and errors.
 
-Their data is named, and filled in by a page or a picture; colours are those of its theme.
+A chart only names its data, which a page or a picture fills in, as its theme does the colours.
 """
 
 import altair as alt
@@ -19,15 +19,16 @@ from tritile.lab.report.page.marks import (
     tips,
 )
 from tritile.lab.report.page.rows import Row, Rows
+from tritile.lab.report.results import BASELINES
 
 
 def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """Each problem's speed-up over each peer, a band a suite and peer, slowest above fastest."""
+    """Chart each problem's speed-up over each baseline, a band for a suite, the slowest on top."""
     peer = alt.param(name="peer", value="")
     side = "datum.ratio < 1 ? 'slower' : 'as fast or faster'"
     base = (
         alt.Chart(alt.NamedData("results"))
-        .transform_fold(["torch", "inductor", "tutorial"], as_=["peer", "ratio"])
+        .transform_fold(["torch", *BASELINES], as_=["peer", "ratio"])
         .transform_filter("isValid(datum.ratio) && (peer === '' || datum.peer === peer)")
         .transform_calculate(
             band="datum.suite + (datum.peer === 'torch' ? '' : ' / ' + datum.peer)",
@@ -37,13 +38,19 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
     )
     lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     band = alt.Y("band:N", title=None, axis=lines)
+    one = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(x="one:Q")
+    layers = (one, _speedup_points(base, band, kinds_of(rows.results, "dtype")), *_speedup_means(base, band))
+    return alt.layer(*layers).add_params(peer).properties(height=alt.Step(64))
+
+
+def _speedup_points(base: alt.Chart, band: alt.Y, dtypes: list[str]) -> alt.Chart:
     across = alt.X(
         "ratio:Q",
         title="times as fast as the peer (log scale)",
         scale=X_LOG,
         axis=alt.Axis(values=RATIO_TICKS, format=PLAIN, labelOverlap="greedy", labelSeparation=5),
     )
-    points = (
+    return (
         base.transform_window(
             rank="row_number()", sort=[alt.SortField("ratio", "ascending")], groupby=["band"]
         )
@@ -54,7 +61,7 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
             x=across,
             y=band,
             yOffset=alt.YOffset("place:Q", scale=alt.Scale(domain=[-0.08, 1.08])),
-            color=colour("dtype", kinds_of(rows.results, "dtype")),
+            color=colour("dtype", dtypes),
             shape=alt.Shape(
                 "side:N",
                 title=None,
@@ -71,6 +78,9 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
             ),
         )
     )
+
+
+def _speedup_means(base: alt.Chart, band: alt.Y) -> tuple[alt.Chart, alt.Chart]:
     means = (
         base.transform_calculate(log="log(datum.ratio)")
         .transform_aggregate(mean="mean(log)", count="count()", groupby=["band"])
@@ -80,13 +90,11 @@ def speedups(rows: Rows) -> alt.LayerChart | alt.FacetChart:
     mean_tips = tips("band:N|suite", "mean:Q|geometric mean|.3f", "count:Q|problems")
     ticks = means.mark_tick(thickness=3, size=44, style="mean").encode(x=mean_at, y=band, tooltip=mean_tips)
     right = means.mark_text(dy=-20, dx=-4, align="right", style="mean", fontWeight="bold")
-    texts = right.encode(x=alt.value("width"), y=band, text="text:N", tooltip=mean_tips)
-    one = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(x="one:Q")
-    return alt.layer(one, points, ticks, texts).add_params(peer).properties(height=alt.Step(64))
+    return ticks, right.encode(x=alt.value("width"), y=band, text="text:N", tooltip=mean_tips)
 
 
 def roofline(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """Every product by its operations a byte and its rate, below the roofs of memory and arithmetic."""
+    """Chart products by operations a byte and rate, below the roofs of memory and arithmetic."""
     suites = kinds_of([row for row in rows.results if row["op"] == "matmul"], "suite")
     few = alt.Axis(values=FEW, format=PLAIN, labelOverlap="greedy", labelSeparation=5)
     x = alt.X("intensity:Q", title="operations a byte, each operand moved once", scale=X_LOG, axis=few)
@@ -140,7 +148,7 @@ def _roof_layers(rows: Rows, x: alt.X, y: alt.Y) -> list[alt.Chart]:
 
 
 def bandwidth(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """Every permutation by the bytes that it moves and its rate, beside a plain copy of as many."""
+    """Chart permutations by bytes moved and rate, beside a plain copy of as many bytes."""
     kinds = kinds_of([row for row in rows.results if row["op"] == "permute"], "dtype")
     few = alt.Axis(values=FEW, format=PLAIN, labelOverlap="greedy", labelSeparation=5)
     x = alt.X("megabytes:Q", title="megabytes read and written", scale=X_LOG, axis=few)
@@ -185,7 +193,7 @@ def bandwidth(rows: Rows) -> alt.LayerChart | alt.FacetChart:
 
 
 def accuracy(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """Every product by torch's error, and ours over it; at 1 they err alike."""
+    """Chart products by torch's error and tritile's error over it."""
     kinds = kinds_of([row for row in rows.results if row["op"] == "matmul"], "dtype")
     log = alt.Scale(type="log", nice=False, padding=12)
     base = (

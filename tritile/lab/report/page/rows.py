@@ -1,4 +1,4 @@
-"""Results as plain rows: what figures and tables of a report are made of."""
+"""Results as plain rows, from which a report's figures and tables are made."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Problem
 from tritile.families.common.rates import peak_tflops
-from tritile.lab.report.results import HOST, PEERS, Result, case_of, latest
+from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 from tritile.lab.report.summary import Summary, dtype_label, sizes_label, summary
 
 Row = dict[str, Any]
@@ -19,11 +19,11 @@ FACETS: Final = ("op", "suite", "dtype", "layout")
 
 @dataclass
 class Rows:
-    """All that a report of one GPU shows, as rows of text, numbers and lists of text.
+    """Hold all that a report of one GPU shows, as rows of text, numbers and lists of text.
 
-    `results` are of cases, each once, `hosts` of what calls cost the host; `searches`, `cells` and
-    `progress` as `searches.searched` makes them; `study` and `autotune` as in their files. `device` is
-    None where the GPU's peaks are not known. `left_out` counts results of other GPUs, by their name.
+    `results` has a row for each case, `hosts` one for each call whose host time was measured. `searches`,
+    `cells` and `progress` are as `searches.searched` returns them, `study` and `autotune` as in their files.
+    `device` is None where the GPU's peaks are unknown. `left_out` counts results of other GPUs by their name.
     """
 
     gpu: str
@@ -43,14 +43,14 @@ class Rows:
 
 
 def named(gpu: str) -> Device | None:
-    """The facts of a GPU of this name, if it is here or a target; None for any other."""
+    """Return the device of this name if it is here or a target, else None."""
     here = devices.current_gpu()
     known = [*([here] if here else []), *devices.TARGETS.values()]
     return next((device for device in known if device.name == gpu), None)
 
 
 def gpu_of(results: Iterable[Result]) -> str | None:
-    """The GPU to report: the one that is here if it has results, else the one with the most of them."""
+    """Return the GPU to report: the current one if it has results, else the one with the most results."""
     counts = Counter(line["env"]["gpu"] for line in results)
     here = devices.current_gpu()
     if here is not None and counts[here.name]:
@@ -78,15 +78,15 @@ def _row(line: Result, number: int) -> Row:
         "torch_error": line["torch_error"],
         "bytes": problem.bytes,
     }
-    for peer in PEERS:
-        row |= {f"{peer}_us": line.get(f"{peer}_us"), peer: line.get(f"ratio_{peer}")}
+    for name in BASELINES:
+        row |= {f"{name}_us": line.get(f"{name}_us"), name: line.get(f"ratio_{name}")}
     if not isinstance(problem, PermuteProblem):
         return row | {"tflops": line["tflops"], "intensity": problem.flops / problem.bytes}
     return row | {"gbps": line["gbps"], "copy_gbps": line.get("copy_gbps")}
 
 
 def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
-    """The peak rates of the dtypes that were measured, those of one rate together."""
+    """Return the peak rates of the dtypes that were measured, with the dtypes of each rate."""
     by_rate: dict[float, list[str]] = defaultdict(list)
     for line in lines if device is not None else ():
         case = case_of(line)
@@ -98,7 +98,7 @@ def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
 
 
 def rows_of(results: Iterable[Result], gpu: str, device: Device | None) -> Rows:
-    """The results of one GPU as rows; each case or call by its last result."""
+    """Return the results of one GPU as rows, the last result of each case or call."""
     found = latest(results)
     own = [line for line in found if line["env"]["gpu"] == gpu]
     cases = [line for line in own if line["op"] != HOST]
@@ -118,7 +118,7 @@ def rows_of(results: Iterable[Result], gpu: str, device: Device | None) -> Rows:
 
 
 def facets_of(results: Iterable[Result], gpu: str) -> Mapping[Problem, Row]:
-    """By problem, the suites, dtypes and layouts of the results that posed it, as lists."""
+    """Return for each problem the suites, dtypes and layouts of its results, as lists."""
     found: dict[Problem, Row] = {}
     for line in latest(results):
         if line["op"] == HOST or line["env"]["gpu"] != gpu:

@@ -1,4 +1,4 @@
-"""Trials as plain rows: what was searched, the times over tiles, and how searches got on."""
+"""Trials as plain rows: searches, times over tiles, and progress of searches."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,25 +14,25 @@ from tritile.lab.report.page.rows import Row
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 
-_LOOKED_AT: Final = 128  # configs of a search whose progress is shown
+_LOOKED_AT: Final = 128  # configs up to which progress is shown
 _LETTERS: Final = {"row": "N", "column": "T", "strided": "S"}
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The trials of one store, in the order in which they were first made; `name` is the store's."""
+    """Hold a store's name and its trials, in the order in which they were first made."""
 
     name: str
     trials: list[Trial]
 
 
 def of_file(path: Path, device: Device) -> Recorded:
-    """A store in a file, or a .gz of one. Raises InvalidValueError if it holds no trial of this GPU model."""
+    """Read a store from a file or a .gz of one; InvalidValueError if it has no trial of this GPU model."""
     return Recorded(path.name.removesuffix(".gz").removesuffix(".sqlite3"), recorded.trials(path, device))
 
 
 def of_store(store: Store) -> Recorded:
-    """This user's own store, trials of decorated kernels included."""
+    """Read this user's own store, trials of decorated kernels included."""
     own = [
         trial
         for facts, trial in store.everything()
@@ -42,7 +42,7 @@ def of_store(store: Store) -> Recorded:
 
 
 def _facets(problem: Problem) -> Row:
-    """What a problem itself tells of its facets, where no result posed it."""
+    """Return the facets of a problem that has no result."""
     facets: Row = {"op": [problem.op], "suite": [], "dtype": [], "layout": []}
     if isinstance(problem, MatmulProblem | GroupedProblem):
         precision = f" {problem.precision}" if problem.precision != "ieee" else ""
@@ -57,7 +57,7 @@ def _value(config: Config, name: str) -> int | bool | float | str | None:
 
 
 def _axes(configs: Iterable[Config]) -> tuple[str, str]:
-    """What a map has down and across: BLOCK_M and BLOCK_N, else the parameters of the most values."""
+    """Return the axes of a map, down and across: BLOCK_M and BLOCK_N, else those with the most values."""
     values: dict[str, set[object]] = {}
     for config in configs:
         for name, value in config.kwargs:
@@ -72,7 +72,7 @@ def _axes(configs: Iterable[Config]) -> tuple[str, str]:
 
 
 def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int) -> list[Row]:
-    """For each tile, the fastest config over all else; `us` is None where none worked."""
+    """Return a cell for each tile with its fastest config; `us` is None where none worked."""
     tiles: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         place = tuple(_value(trial.config, name) for name in axes)
@@ -91,13 +91,13 @@ def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int)
 
 
 def _steps(most: int) -> list[int]:
-    """Numbers of configs at which progress is looked at: two in each doubling, the last is `most`."""
+    """Return the numbers of configs at which progress is shown: two in each doubling, `most` last."""
     steps = sorted({count << i for i in range(most.bit_length()) for count in (1, 3)})
     return [*(step for step in steps if step < most), most]
 
 
 def _progress(trials: list[Trial], best: float, number: int, steps: list[int]) -> list[Row]:
-    """The best time so far over the best of all, after so many configs; none before one has worked."""
+    """Return the best time so far over the best of all at each step; no row before a config has worked."""
     so_far, sofars = math.inf, []
     for trial in trials:
         so_far = min(so_far, trial.time)
@@ -109,10 +109,10 @@ def _progress(trials: list[Trial], best: float, number: int, steps: list[int]) -
 def searched(
     stores: Iterable[Recorded], facets: Mapping[Problem, Row]
 ) -> tuple[list[Row], list[Row], list[Row]]:
-    """Rows of searches (a problem in a store, the largest first), cells of maps, and progress.
+    """Return rows of searches (a problem in a store, the largest first), cells of maps, and progress.
 
-    A problem is mapped by the store that tried the most configs of it: times of one store were measured
-    beside each other. `s` is the number of a search. Searches in which nothing worked are left out.
+    A map shows the store that tried the most configs of its problem, as only times of one store were measured
+    beside each other. `s` is the number of a search. Searches in which no config worked are left out.
     """
     groups: dict[tuple[str, Problem], list[Trial]] = {}
     for store in stores:

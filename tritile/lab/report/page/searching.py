@@ -1,4 +1,4 @@
-"""Charts of trials: times over tiles, how searches got on, and how good they are."""
+"""Charts of trials: times over tiles, progress of searches, and quality of the tuner."""
 
 import altair as alt
 
@@ -7,7 +7,7 @@ from tritile.lab.report.page.rows import Rows
 
 
 def heatmap(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """One problem's tiles: the time of each one's fastest config over the fastest of all."""
+    """Chart the tiles of one problem: the time of each tile's fastest config over the fastest of all."""
     axes = alt.param(name="axes", value="BLOCK_M (down) by BLOCK_N (across)")
     axis = alt.Axis(grid=False, domain=False, ticks=False, labelAngle=0)
     x, y = alt.X("x:O", title=None, axis=axis), alt.Y("y:O", title=None, axis=axis)
@@ -49,7 +49,7 @@ def heatmap(rows: Rows) -> alt.LayerChart | alt.FacetChart:
 
 
 def progress(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """How far the best so far is from the best in the end, after so many configs: all searches, by op."""
+    """Chart the best time so far over the best in the end by number of configs, for each search."""
     kinds = kinds_of(rows.searches, "op")
     steps = alt.Scale(type="log", nice=False)
     x = alt.X(
@@ -87,7 +87,7 @@ def progress(rows: Rows) -> alt.LayerChart | alt.FacetChart:
 
 
 def study(rows: Rows) -> alt.LayerChart | alt.FacetChart:
-    """By problem: what searches, the model's first pick and the winner on a neighbour lose."""
+    """Chart by problem what searches, the model's first pick and the winner on a neighbour lose."""
     kinds = ["a search", "first pick", "on a neighbour"]
     base = (
         alt.Chart(alt.NamedData("study"))

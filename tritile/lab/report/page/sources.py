@@ -1,23 +1,28 @@
-"""Which files a report is made of: results, stores of trials, and studies of the tuner, told by name."""
+"""Find the files of a report (results, stores, studies of the tuner), and gather their rows."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tritile.core.device import Device
 from tritile.errors import InvalidValueError
+from tritile.lab.report.page.rows import Rows, facets_of, rows_of
+from tritile.lab.report.page.searches import Recorded, searched
+from tritile.lab.report.page.tuner import autotune_rows, study_rows
+from tritile.lab.report.results import Result
 
 _STORES: Final = (".sqlite3", ".sqlite3.gz")
 _WANTED: Final = (
     "a folder, or a file of results (.jsonl), of trials (.sqlite3, .sqlite3.gz) or of study (.json)"
 )
-_APART: Final = "alignments"  # the op of what `tuning/alignments.py` measures, and no page shows
+_APART: Final = "alignments"  # the op in files of `tuning/alignments.py`, which a report skips
 
 
 @dataclass
 class Sources:
-    """Files by what they hold; `studies` and `autotunes` are parsed already, as their kind is in the text."""
+    """Hold files by kind; `studies` and `autotunes` are parsed, as only their text tells the kind."""
 
     results: list[Path] = field(default_factory=list)
     stores: list[Path] = field(default_factory=list)
@@ -57,10 +62,10 @@ def _add(found: Sources, path: Path) -> None:
 
 
 def sources(places: Iterable[Path], tell: Callable[[str], None]) -> Sources:
-    """What these files hold, and those in these folders and in the folders in them.
+    """Sort files, and those in folders and in the folders in them, by kind.
 
-    `tell` hears of .json files in a folder that are not ours. Raises InvalidValueError for a file or folder
-    that is not there or whose name tells no kind.
+    `tell` is told of .json files in a folder that are not ours. Raises InvalidValueError for a file or folder
+    that does not exist, or a file of unknown kind.
     """
     found = Sources()
     for place in dict.fromkeys(places):
@@ -78,3 +83,20 @@ def sources(places: Iterable[Path], tell: Callable[[str], None]) -> Sources:
         else:
             raise InvalidValueError(f"{place}: no such file or folder; wanted {_WANTED}")
     return found
+
+
+def gathered(
+    found: Sources, results: Iterable[Result], stores: Sequence[Recorded], gpu: str, device: Device | None
+) -> Rows:
+    """Return the rows of a report of one GPU: its results, the stores' trials, and studies that were found.
+
+    `device` has the GPU's peaks, None where they are unknown. Raises InvalidValueError for a study that
+    `tritile tune --study` cannot have written.
+    """
+    results = list(results)
+    rows, facets = rows_of(results, gpu, device), facets_of(results, gpu)
+    rows.searches, rows.cells, rows.progress = searched(stores, facets)
+    rows.trials = sum(len(store.trials) for store in stores)
+    rows.study = study_rows(found.studies, gpu, facets)
+    rows.autotune = autotune_rows(found.autotunes, gpu)
+    return rows

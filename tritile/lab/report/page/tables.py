@@ -1,4 +1,4 @@
-"""Rows as tables of text: what stands below each figure, and what a page begins with."""
+"""Rows as tables of text, below each figure and at the start of a page."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tritile.lab.report.page.rows import Row, Rows
-from tritile.lab.report.results import PEERS
+from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import Summary, dtype_label
 
 Show = Callable[[Any], str]
@@ -14,10 +14,10 @@ Show = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text: `heads` are titles and whether a column holds numbers.
+    """Hold a table of text; `heads` are (title, whether the column holds numbers).
 
-    Each of `lines` is (key, cells). A key such as "r12" names the row that filters look at: of results (r),
-    searches (s), the study (t) or groups of results (g); "" where a line is always shown.
+    Each of `lines` is (key, cells). A key such as "r12" names the row that filters test: of results (r),
+    searches (s), the study (t) or groups of results (g). A line with key "" is always shown.
     """
 
     caption: str
@@ -26,17 +26,17 @@ class Table:
 
 
 def us(value: float | None) -> str:
-    """Microseconds in four digits at the most that count."""
+    """Write microseconds in three to four digits."""
     return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
 
 def ratio(value: float | None) -> str:
-    """A ratio with what counts of it."""
+    """Write a ratio in three to four digits."""
     return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent."""
+    """Write a fraction in percent."""
     return "" if value is None else f"{100 * value:.2f}%"
 
 
@@ -48,19 +48,21 @@ def _error(value: float) -> str:
     return f"{value:.2e}" if value else "0"
 
 
-# (title, field, how it is shown); what is not plain text is a number.
+# (title, field, how to show it); columns not shown by _plain hold numbers.
 Column = tuple[str, str, Show]
 _CASE: Final[list[Column]] = [(name, name, _plain) for name in ("problem", "suite", "dtype", "layout")]
 _CHOICE: Final[list[Column]] = [("config", "config", _plain), ("chosen by", "source", _plain)]
-_PEERS: Final[list[Column]] = [
-    column for peer in PEERS for column in ((f"{peer} us", f"{peer}_us", us), (f"over {peer}", peer, ratio))
+_BASELINES: Final[list[Column]] = [
+    column
+    for name in BASELINES
+    for column in ((f"{name} us", f"{name}_us", us), (f"over {name}", name, ratio))
 ]
 _SPEED: Final[list[Column]] = [
     *_CASE,
     ("tritile us", "tritile_us", us),
     ("torch us", "torch_us", us),
     ("over torch", "torch", ratio),
-    *_PEERS,
+    *_BASELINES,
     ("spread", "spread", percent),
     *_CHOICE,
 ]
@@ -137,7 +139,7 @@ def _table(caption: str, columns: list[Column], rows: Iterable[Row], key: str = 
 
 
 def _roofed(rows: Rows) -> Iterable[Row]:
-    """Products with the share of their roof: the lower of what memory and arithmetic allow."""
+    """Yield products with their share of the roof, the lower of memory's and arithmetic's."""
     peaks = {dtype: roof["tflops"] for roof in rows.roofs for dtype in roof["dtypes"]}
     for row in sorted(rows.results, key=lambda row: row.get("intensity") or 0):
         if row["op"] == "matmul":
@@ -171,7 +173,7 @@ def _studied(rows: Rows) -> Iterable[Row]:
 
 
 def table_of(name: str, rows: Rows) -> Table:
-    """The table of a figure; that of the heat map is made in the page, for the problem that is chosen."""
+    """Return the table of a figure; the page itself fills the heat map's, for the chosen problem."""
     if name == "speedups":
         slowest_first = sorted(rows.results, key=lambda row: row["torch"])
         return _table("Times and speed-ups, slowest first", _SPEED, slowest_first, "r")
@@ -190,7 +192,7 @@ def table_of(name: str, rows: Rows) -> Table:
 
 
 def others(rows: Rows) -> list[Table]:
-    """Tables without figures: what calls cost the host, and decorated kernels beside triton.autotune."""
+    """Return the tables without figures: host costs of calls, decorated kernels beside triton.autotune."""
     found = []
     if rows.hosts:
         found.append(_table("What a call costs the host, in microseconds", _HOST, rows.hosts))
@@ -201,7 +203,7 @@ def others(rows: Rows) -> list[Table]:
 
 
 def summary_table(lines: Iterable[Summary]) -> Table:
-    """Geometric means and worst cases against torch, as `tritile bench` prints them."""
+    """Return the table of geometric means and worst cases against torch, as `tritile bench` prints it."""
     heads = ("suite", "dtype", "layout", "problems", "geometric mean", "behind", "worst", "at")
     rows = []
     for line in lines:

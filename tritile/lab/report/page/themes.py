@@ -1,4 +1,4 @@
-"""Colours of figures, in the light and in the dark, that those who see few of them can tell apart."""
+"""Colours of figures, light and dark, that colour-blind readers can tell apart."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 
 
 
 def _theme(ink: str, muted: str, line: str, accent: str, empty: str, colours: list[str]) -> dict[str, Any]:
-    """The Vega-Lite config of one theme, of a background that is the page's."""
+    """Return the Vega-Lite config of one theme; the page gives the background."""
     text = {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "titleFontSize": 12}
     return {
         "background": None,
@@ -28,7 +28,7 @@ def _theme(ink: str, muted: str, line: str, accent: str, empty: str, colours: li
     }  # fmt: skip
 
 
-# After Okabe and Ito; the dark ones lighter, so that each stands out from its background by 3:1 or more.
+# The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with each background.
 LIGHT: Final = _theme(
     "#16202b", "#4b5866", "#e3e7ec", "#b3261e", "#b4bec9",
     ["#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0"],

@@ -1,4 +1,4 @@
-"""Figures of the tuner as plain rows: what `tritile tune --study` and compare_autotune.py found."""
+"""Studies of the tuner as plain rows, from `tritile tune --study` and compare_autotune.py."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tritile.planning.trial import MAX_US, number_from
 
 
 def _number(row: Mapping[str, Any], name: str) -> Any:
-    """A number of a row, or None. Raises InvalidValueError for anything else."""
+    """Return a number of a row, or None. Raises InvalidValueError for anything else."""
     try:
         return number_from(row.get(name), 0, MAX_US)
     except InvalidValueError as error:
@@ -45,7 +45,7 @@ def _study_row(row: Any, by_label: Mapping[str, Row]) -> Row:
 
 
 def study_rows(studies: Iterable[dict[str, Any]], gpu: str, facets: Mapping[Problem, Row]) -> list[Row]:
-    """The problems of studies of this GPU: regrets as fractions, times in seconds and microseconds.
+    """Return a row for each problem of this GPU's studies: regrets as fractions, seconds, microseconds.
 
     Raises InvalidValueError for a study that `tritile tune --study` cannot have written.
     """
@@ -56,7 +56,7 @@ def study_rows(studies: Iterable[dict[str, Any]], gpu: str, facets: Mapping[Prob
 
 
 def autotune_rows(lists: Iterable[list[dict[str, Any]]], gpu: str) -> list[Row]:
-    """First calls of decorated kernels beside `triton.autotune`: their seconds, and the winners' times."""
+    """Return first calls of decorated kernels beside `triton.autotune`: seconds, and the winners' times."""
     names = ("triton_s", "tritile_s", "space_s", "triton_us", "tritile_us", "space_us")
     return [
         {"kernel": _text(row, "kernel"), "problem": _text(row, "problem")}

@@ -1,5 +1,5 @@
 "use strict";
-// One filter for all: rows that match are handed to every figure, and rows of tables that do not are hidden.
+// Filter all at once: give matching rows to every figure, and hide other rows of tables.
 (() => {
   const page = JSON.parse(document.getElementById("data").textContent);
   const form = document.getElementById("filters");
@@ -83,13 +83,13 @@
     }
   }
 
-  // Figures: a view each, made anew when the theme or the kind of screen changes.
+  // Make a view for each figure, anew when the theme or the kind of screen changes.
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 640px)");
   const views = new Map();
   let now = {};
 
-  // What a figure draws of its rows; Vega marks the rows that it is given, and gets copies.
+  // Return copies of the rows that a figure draws, as Vega marks the rows it is given.
   const DRAWN = {
     roofline: (row) => row.op === "matmul",
     bandwidth: (row) => row.op === "permute",
@@ -114,7 +114,7 @@
       Object.assign(spec.config.axis, { labelLimit: 120, titleFontSize: 11, labelFontSize: 10 });
     }
     spec.data.find((data) => data.name === figure.data).values = drawable(figure);
-    // Errors only: that a filter leaves one layer of a figure nothing is no fault.
+    // Log errors only: a filter may leave a layer of a figure empty.
     const options = { mode: "vega", renderer: "svg", actions: false, tooltip: { theme }, logLevel: 1 };
     const place = document.querySelector(`#${figure.name} .plot`);
     views.set(figure.name, (await vegaEmbed(place, spec, options)).view);
@@ -160,7 +160,7 @@
     later(() => Promise.all(page.figures.map(update)));
   }
 
-  // The filter is kept in the address, so that a view can be sent to somebody.
+  // Keep the filter in the address, so that a view can be shared.
   function remember() {
     const words = new URLSearchParams();
     for (const select of form.querySelectorAll("select")) if (select.value) words.set(select.name, select.value);
@@ -191,7 +191,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("thead button");
     if (button) sort(button);
-    // Going to a figure leaves the filter in the address.
+    // Links to figures keep the filter in the address.
     const link = event.target.closest('a[href^="#"]');
     const target = link && document.querySelector(link.getAttribute("href"));
     if (!target) return;

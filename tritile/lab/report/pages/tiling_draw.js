@@ -1,4 +1,4 @@
-// The pictures: matrices to scale with what is under way in them, and the blocks of one step close up.
+// Draw the matrices to scale with the blocks in use, and the blocks of one step close up.
 const SVG = "http://www.w3.org/2000/svg";
 function el(name, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -14,7 +14,7 @@ function hatch(id, color) {
   return el("pattern", { id, width: 7, height: 7, patternUnits: "userSpaceOnUse" }, line);
 }
 
-// A matrix on the screen: (x, y) of its first element, pixels of a row and of a column.
+// Place a matrix on the screen: (x, y) of its first element, pixels of a row and of a column.
 class Frame {
   constructor(name, x, y, rows, columns, down, across) {
     Object.assign(this, { name, x, y, rows, columns, down, across });
@@ -22,7 +22,7 @@ class Frame {
   box(top, left, height, width, more) {
     return rect(this.x + left * this.across, this.y + top * this.down, width * this.across, height * this.down, more);
   }
-  // At least 3 pixels each way, so that it can be seen, and within the frame.
+  // Draw at least 3 pixels each way, to be visible, and stay within the frame.
   seen(top, left, height, width, more) {
     const w = Math.max(3, width * this.across), h = Math.max(3, height * this.down);
     return rect(this.x + left * this.across, this.y + top * this.down, w, h, more);
@@ -32,7 +32,7 @@ class Frame {
     return rectangles.map(([top, left, height, width]) =>
       `M${x + left * across} ${y + top * down}h${width * across}v${height * down}h${-width * across}z`).join("");
   }
-  // Lines between tiles, where they are far enough apart to be told from each other: others are not even listed.
+  // Return lines between tiles, none where they are too close to tell apart.
   grid(down_, across_) {
     const { x, y, across, down, rows, columns } = this;
     const lines = ({ size, count, most }, scale) =>
@@ -61,7 +61,7 @@ function room() {
   return [width, width > 560 ? Math.min(620, Math.max(380, innerHeight * 0.66)) : width * 1.25];
 }
 
-// What never moves: frames, grids, names. Again when the window's width changes.
+// Draw what never moves (frames, grids, names), anew when the window's width changes.
 function layOut() {
   const [width, height] = room();
   const notes = product ? layOutProduct(width, height) : layOutMove(width, height);
@@ -70,7 +70,7 @@ function layOut() {
   picture.append(live);
 }
 
-// The name of a matrix and its size, in letters too where there is room.
+// Write the name of a matrix and its size, in letters too where there is room.
 function named(frame, key, size, letters, y, width) {
   const room = (width - frame.x - 30) / 6.6, words = (letters + size).length <= room ? letters + size : size;
   const label = text("", words.length <= room ? frame.x : Math.max(0, width - 30 - 6.6 * words.length), y);
@@ -138,7 +138,7 @@ function layOutMove(width, height) {
   return scaleNote([F.m, F.n], shown);
 }
 
-// Rectangles of tiles as rectangles of elements of C, or of x.
+// Convert rectangles of tiles to rectangles of elements of C, or of x.
 function elementsOf(rectangles) {
   const [height, width] = F.covers;
   return rectangles.map(([row, column, rows, columns]) => {
@@ -147,7 +147,7 @@ function elementsOf(rectangles) {
   });
 }
 
-// What a block of an operand covers, and beside it, hatched, what of it is masked.
+// Draw the part of a block inside its operand, and hatched the masked part.
 function blockOf(frame, block, color, more = {}) {
   const { top, left, height, width, rows, columns } = block, parts = [];
   const masked = { fill: `url(#picture-mask)`, stroke: "var(--mask)", "stroke-width": 1, class: "masked" };
@@ -161,7 +161,7 @@ function tint(frame, rectangles, color, opacity, id) {
   return el("path", { d: frame.path(rectangles), fill: color, "fill-rule": "evenodd", opacity, id });
 }
 
-// Along K: the strips that were loaded before this step.
+// Draw the strips along K that were loaded before this step.
 function loaded(frame, block, along, turn, step, color) {
   const strips = [], count = F.parts === 1 ? Math.min(step, 1) : step, size = F.block_k * (F.parts === 1 ? step : 1);
   for (let i = 0; i < count; i++) {
@@ -177,7 +177,7 @@ function drawTurn(state) {
   const parts = [];
   if (F.parts === 1) parts.push(tint(c, elementsOf(madeIn(0, first, at.matrix, group)), "var(--c)", 0.3, "done"));
   parts.push(tint(c, elementsOf(madeIn(first, Math.min(turns, first + F.at_once), at.matrix, group)), "var(--c)", 0.13, "together"));
-  // Bands that lead from the blocks to their tile, and the corner in which both have the same k.
+  // Draw bands from the blocks to their tile, and the corner in which both have the same k.
   const [ax, ay] = [a.x + (now.a.left + now.a.columns / 2) * a.across, a.y + now.a.top * a.down];
   const [bx, by] = [b.x + now.b.left * b.across, b.y + (now.b.top + now.b.rows / 2) * b.down];
   const [tx, ty] = [c.x + now.c.left * c.across, c.y + now.c.top * c.down];

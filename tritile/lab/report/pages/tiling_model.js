@@ -1,12 +1,12 @@
 "use strict";
-// What the kernels do, from the numbers in the page: the same as tritile/lab/report/tiling tells in Python.
+// Compute what the kernels do from the numbers in the page, as tritile/lab/report/tiling does in Python.
 const F = JSON.parse(document.getElementById("facts").textContent);
 const SECTOR = 32;
 const perMatrix = F.rows * F.columns, tiles = perMatrix * F.matrices, turns = tiles * F.parts;
 const waves = Math.ceil(turns / F.at_once);
 const product = F.op === "matmul";
 
-// The tile of a turn: matrices one after the other, in each bands of `group` rows of tiles, column by column.
+// Return the tile of a turn: matrix after matrix, in each down bands of `group` tile rows, column by column.
 function place(turn, group = F.group) {
   const index = turn % tiles, matrix = Math.floor(index / perMatrix), here = index % perMatrix;
   const first = Math.floor(here / (group * F.columns)) * group, within = here % (group * F.columns);
@@ -14,7 +14,7 @@ function place(turn, group = F.group) {
   return { matrix, row: first + (within % high), column: Math.floor(within / high) };
 }
 
-// The first `count` tiles of a matrix as at most three rectangles: [row, column, rows, columns].
+// Cover the first `count` tiles of a matrix by at most three rectangles: [row, column, rows, columns].
 function prefix(count, group) {
   const first = Math.floor(count / (group * F.columns)) * group, within = count % (group * F.columns);
   const high = Math.min(F.rows - first, group), whole = high > 0 ? Math.floor(within / high) : 0;
@@ -22,7 +22,7 @@ function prefix(count, group) {
   return all.filter(([, , rows, columns]) => rows > 0 && columns > 0);
 }
 
-// The tiles of one matrix that turns `from` to `to` make, as rectangles that count where they lie on no other.
+// Return the tiles of a matrix that turns `from` to `to` make, as rectangles that cancel where two overlap.
 function madeIn(from, to, matrix, group) {
   const first = matrix * perMatrix, start = from % tiles, end = start + Math.min(to - from, tiles);
   const ranges = end <= tiles ? [[start, end]] : [[start, tiles], [0, end - tiles]];
@@ -40,7 +40,7 @@ function cut(top, left, height, width, rows, columns) {
 const inside = (block) => block.rows * block.columns;
 const whole = (block) => block.height * block.width;
 
-// A step of a product: its blocks of A, B and C, and bytes.
+// Return a step of a product: its blocks of A, B and C, and bytes.
 function stepOf(turn, step, group = F.group) {
   const { row, column } = place(turn, group), [height, width] = F.covers, depth = F.block_k;
   const k = (partOf(turn) + step * F.parts) * depth;
@@ -55,7 +55,7 @@ function stepOf(turn, step, group = F.group) {
   };
 }
 
-// What the programs of a wave load at one step: all of it, and what is left when each block counts once.
+// Return what the programs of a wave load at one step: in all, and with each block counted once.
 function sharing(wave, step, group = F.group) {
   const a = new Map(), b = new Map(), end = Math.min(turns, (wave + 1) * F.at_once);
   const found = { turns: end - wave * F.at_once, loads: 0, bytes: 0, once: 0, a: 0, b: 0, rows: new Map(), columns: new Map() };
@@ -73,7 +73,7 @@ function sharing(wave, step, group = F.group) {
   return Object.assign(found, { a: a.size, b: b.size });
 }
 
-// Elements to an index of a run of dimensions, innermost first.
+// Return the offset, in elements, of an index into dimensions given innermost first.
 function offset([sizes, x, out], which, index) {
   const strides = which === "x" ? x : out;
   let found = 0;
@@ -84,11 +84,11 @@ function offset([sizes, x, out], which, index) {
   return found;
 }
 
-// The byte at which element (m, n) of a matrix of x or of out starts.
+// Return the byte at which element (m, n) of a matrix of x or of out starts.
 const byteOf = (which, matrix, m, n) =>
   F.itemsize * (offset(F.dims.m, which, m) + offset(F.dims.n, which, n) + offset(F.dims.batch, which, matrix));
 
-// The row at which the first whole word of a column of out starts.
+// Return the row at which the first whole word of a column of out starts.
 const startOf = (matrix, n) =>
   F.lanes === 1 ? 0 : (F.lanes - ((byteOf("out", matrix, 0, n) / F.itemsize) % F.lanes)) % F.lanes;
 
@@ -99,7 +99,7 @@ function distinct(list) {
   return count;
 }
 
-// What a turn of a permutation moves, and the sectors of 32 bytes that this touches.
+// Return what a turn of a permutation moves, and the 32-byte sectors that it touches.
 let last = null;
 function moveOf(turn) {
   if (last?.turn === turn) return last;

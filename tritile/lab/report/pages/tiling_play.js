@@ -1,4 +1,4 @@
-// What is shown now, and the controls that change it.
+// Hold what is shown now, and handle the controls that change it.
 const $ = (id) => document.getElementById(id);
 const state = { turn: 0, step: 0, wave: false, group: F.group };
 let timer = null;
@@ -31,7 +31,7 @@ function go(turn, step) {
   show();
 }
 
-// The next step; after the last one of a tile, the program's next tile, and after those the next program.
+// Go to the next step; after a tile's last one to the program's next tile, then to the next program.
 function forward() {
   const { turn, step } = state;
   if (step < stepsOf(turn) - 1) return go(turn, step + 1), true;
@@ -99,7 +99,7 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
-// A click on C (or x, or out) goes to the tile that lies there.
+// Go to the tile that is clicked in C, x or out.
 picture.addEventListener("click", (event) => {
   const at = picture.getBoundingClientRect(), x = event.clientX - at.left, y = event.clientY - at.top;
   for (const [key, frame] of Object.entries(frames)) {

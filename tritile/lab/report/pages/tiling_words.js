@@ -1,4 +1,4 @@
-// The same in words and numbers, and the blocks of a step close up.
+// Describe a step in texts and numbers, and draw its blocks close up.
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 function bytes(count) {
   let unit = 0;
@@ -6,7 +6,7 @@ function bytes(count) {
   return `${number(Math.floor(count * 10 + 0.5) / 10)} ${UNITS[unit]}`;
 }
 const times = (ratio) => number(ratio < 10 ? Math.round(ratio * 10) / 10 : Math.round(ratio));
-// Rounded down, so that only all is 100%; what floating point lacks of a tenth does not count.
+// Rounded down, so that only all is 100%; 1e-9 covers rounding errors.
 const percent = (share) => `${Math.floor(share * 1000 + 1e-9) / 10}%`;
 const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const span = (first, count) => (count === 1 ? number(first) : `${number(first)} to ${number(first + count - 1)}`);
@@ -78,7 +78,7 @@ function tellWave({ turn, step, group }) {
     `: programs of one row of tiles want the same block of A, those of one column the same of B. The first to ask brings it from memory; the others find it in the L2 cache.`);
   list([
     ["Wave", `${number(wave + 1)} of ${number(waves)}`],
-    ["Programs at once", number(shared.turns), `${F.processors} processors, room for ${F.resident} on each`],
+    ["Programs at once", number(shared.turns), `${F.processors} SMs, room for ${F.resident} on each`],
     ["Step", `${number(step + 1)} of ${number(stepsOf(wave * F.at_once))}`],
     ["Blocks loaded", number(shared.loads), bytes(shared.bytes)],
     ["Different blocks", number(different), `${number(shared.a)} of A, ${number(shared.b)} of B: ${bytes(shared.once)}`],
@@ -138,7 +138,7 @@ function closeProduct({ a, b, c }, last) {
   close_.append(note("A", "a", a, x, cy), note("B", "b", b, cx, top), note("C", "c", c, cx, cy));
 }
 
-// Sectors of 32 bytes as cells, and in each what a row of elements touches of it.
+// Draw 32-byte sectors as cells, and in each the part that a row of elements touches.
 function sectorsOf(which, matrix, pairs) {
   const found = new Map();
   for (const [m, n] of pairs) {

@@ -1,4 +1,4 @@
-"""Which elements a turn touches: blocks of A and B step by step, and what moving them costs."""
+"""Find the blocks of A and B that a turn loads at each step, and the bytes that takes."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from tritile.lab.report.tiling.order import Tiling
 
 
 class Block(NamedTuple):
-    """A rectangle of a matrix that starts at (top, left).
+    """Describe a rectangle of a matrix that starts at (top, left).
 
-    `height` x `width` elements are asked for, of which the first `rows` x `columns` lie inside of the matrix;
-    the others are masked: no memory is touched for them, and they are read as zero.
+    A program asks for `height` x `width` elements. The first `rows` x `columns` lie inside the matrix; the
+    others are masked: they touch no memory and read as zero.
     """
 
     top: int
@@ -22,26 +22,26 @@ class Block(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements lie inside."""
+        """Count the elements inside the matrix."""
         return self.rows * self.columns
 
     @property
     def masked(self) -> int:
-        """How many lie outside."""
+        """Count the elements outside the matrix."""
         return self.height * self.width - self.elements
 
 
 def cut(top: int, left: int, height: int, width: int, inside: tuple[int, int]) -> Block:
-    """The block with its edges told: `inside` is the matrix, rows and columns."""
+    """Return a block cut at the edges of a matrix; `inside` has the matrix's rows and columns."""
     return Block(top, left, height, width, min(height, inside[0] - top), min(width, inside[1] - left))
 
 
 class Step(NamedTuple):
-    """One step of a turn through K: its blocks of A, B and C, and bytes.
+    """Describe one step of a turn along K: its blocks of A, B and C, and bytes.
 
-    `bytes` are read at this step and `so_far` up to its end. `untiled` would be, so far, if each element of
-    the tile were made by itself, from a row of A and a column of B. `masked` is the share of both blocks that
-    is zero-filled. `k` counts elements of K that are done.
+    `bytes` counts bytes read at this step, `so_far` those up to its end. `untiled` counts those up to its
+    end if each element of the tile were made alone, from a row of A and a column of B. `masked` is the
+    zero-filled share of both blocks. `k` counts the elements of K that are done.
     """
 
     a: Block
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """Blocks that the programs of a wave load at one step: all of them, and how many different ones."""
+    """Count the blocks that a wave loads at one step: all loads, and different blocks of A and of B."""
 
     loads: int
     a: int
@@ -68,14 +68,14 @@ def _matmul(tiling: Tiling) -> MatmulProblem:
 
 
 def step_of(tiling: Tiling, turn: int, step: int) -> Step:
-    """What a turn of a product does at a step, from 0. `turn` and `step` must exist."""
+    """Return a step of a turn of a product, both counted from 0. Both must exist."""
     problem, config, place = _matmul(tiling), tiling.config, tiling.place(turn)
     height, width, depth = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     m, n, k = place.row * height, place.column * width, tiling.k_blocks(turn)[step] * depth
     a = cut(m, k, height, depth, (problem.m, problem.k))
     b = cut(k, n, depth, width, (problem.k, problem.n))
     c = cut(m, n, height, width, (problem.m, problem.n))
-    done = step * depth + a.columns  # only the last block of K can be short, and it is a turn's last
+    done = step * depth + a.columns  # only the last block of K can be short
     return Step(
         a, b, c, done,
         bytes=(a.elements + b.elements) * problem.itemsize,
@@ -86,7 +86,7 @@ def step_of(tiling: Tiling, turn: int, step: int) -> Step:
 
 
 def total_bytes(tiling: Tiling) -> tuple[int, int]:
-    """Bytes that all loads of a product ask for: with these tiles, and with none."""
+    """Return the bytes that all loads of a product ask for, with these tiles and without tiles."""
     problem = _matmul(tiling)
     tiled = problem.k * (problem.m * tiling.columns + problem.n * tiling.rows)
     untiled = 2 * problem.m * problem.n * problem.k
@@ -94,7 +94,7 @@ def total_bytes(tiling: Tiling) -> tuple[int, int]:
 
 
 def sharing(tiling: Tiling, wave: int) -> Sharing:
-    """How far the programs of a wave of a product load the same blocks, all at one step."""
+    """Count the blocks that the programs of a wave load at one step, and how many differ."""
     a, b, turns = set(), set(), tiling.wave(wave)
     for turn in turns:
         matrix, row, column = tiling.place(turn)

@@ -1,4 +1,4 @@
-"""What a turn of a permutation reads and writes, and in how many sectors of 32 bytes."""
+"""Find what a turn of a permutation reads and writes, and in how many sectors of 32 bytes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from tritile.lab.report.tiling.order import Tiling
 
 
 class Move(NamedTuple):
-    """The tile that a turn moves, as a block of x's m rows and n columns; what is masked is not moved.
+    """Describe the tile that a turn moves, as a block of x's m rows and n columns.
 
-    `again`: its first rows and columns that the tile before it moves too, the same way. `ends`: whether the
-    few rows that fill no whole word, at both ends of each column, are this turn's as well (family packed).
-    Sectors are those that a turn reads and writes; `untiled`, those that it would write if it wrote x row by
-    row as it reads it.
+    Masked elements are not moved. `again` counts the first rows and columns that the tile before moves too,
+    to the same place. `ends` tells whether this turn also moves the rows at both ends of each column that
+    fill no whole word (family packed). `read_sectors` and `written_sectors` count the turn's sectors;
+    `untiled` counts those it would write if it wrote x row by row.
     """
 
     block: Block
@@ -36,18 +36,18 @@ def _permute(tiling: Tiling) -> PermuteProblem:
 
 
 def lanes_of(tiling: Tiling) -> int:
-    """Rows to a word that the kernel moves: one, but for family packed."""
+    """Return how many rows one moved word holds: one, except in family packed."""
     return permute.WORD // _permute(tiling).itemsize if tiling.config.family == permute.PACKED else 1
 
 
 def whole_rows(tiling: Tiling) -> int:
-    """Rows that tiles cover: of each column as many as fill whole words; the others are its ends."""
+    """Count the rows that tiles cover: in each column those that fill whole words; the rest are its ends."""
     lanes = lanes_of(tiling)
     return (_permute(tiling).m - lanes + 1) // lanes * lanes
 
 
 def offsets(sizes: Sequence[int], strides: Sequence[int], indices: Any) -> Any:
-    """Elements to these indices of a run of dimensions, innermost first."""
+    """Return the offsets, in elements, of indices into dimensions given innermost first."""
     found = np.zeros_like(indices)
     for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         last = i == len(sizes) - 1
@@ -57,7 +57,7 @@ def offsets(sizes: Sequence[int], strides: Sequence[int], indices: Any) -> Any:
 
 
 def strides_of(problem: PermuteProblem) -> dict[str, Any]:
-    """Sizes of the dimensions of m, of n (innermost first) and of the batch, with strides of x and out."""
+    """Return sizes, strides of x and strides of out for m, n and batch, each innermost first."""
     return {
         name: [[of[i] for i in dims] for of in (problem.shape, problem.x_strides, problem.out_strides)]
         for name, dims in (
@@ -69,7 +69,7 @@ def strides_of(problem: PermuteProblem) -> dict[str, Any]:
 
 
 def starts(tiling: Tiling, matrix: int, columns: Any) -> Any:
-    """The row at which the first whole word of out starts, in each of these columns of a matrix."""
+    """Return the row at which the first whole word of out starts, for each column of a matrix."""
     dims = strides_of(_permute(tiling))
     (batch, _, batch_out), (n, _, n_out) = dims["batch"], dims["n"]
     at = offsets(batch, batch_out, np.asarray(matrix)) + offsets(n, n_out, columns)
@@ -77,7 +77,7 @@ def starts(tiling: Tiling, matrix: int, columns: Any) -> Any:
 
 
 def covered(tiling: Tiling, turn: int) -> tuple[Any, Any]:
-    """Rows and columns, both [height, width], of the elements of x in a turn's tile, ends left out."""
+    """Return rows and columns, both [height, width], of the elements of x in a turn's tile, without ends."""
     problem, place = _permute(tiling), tiling.place(turn)
     (height, width), whole = tiling.covers, whole_rows(tiling)
     top, left = min(place.row * height, whole - height), min(place.column * width, problem.n - width)
@@ -87,7 +87,7 @@ def covered(tiling: Tiling, turn: int) -> tuple[Any, Any]:
 
 
 def move_of(tiling: Tiling, turn: int) -> Move:
-    """What a turn of a permutation moves."""
+    """Return what a turn of a permutation moves."""
     problem, config, place = _permute(tiling), tiling.config, tiling.place(turn)
     (height, width), whole = tiling.covers, whole_rows(tiling)
     rows, columns = covered(tiling, turn)

@@ -1,4 +1,4 @@
-"""Which tile each program takes and when, as a frozen value."""
+"""The tiles of a kernel, and which program makes each of them when, as a frozen value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
 from tritile.families.matmul_split import family as split
 from tritile.families.permute import family as permute
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.lab.report.tiling.together import resident_of
 
 
 class Place(NamedTuple):
-    """A tile: which matrix of the batch it is of, and its row and column among the tiles."""
+    """Name a tile: the matrix of the batch, then the tile's row and column."""
 
     matrix: int
     row: int
@@ -32,16 +32,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel of a config cuts a problem into tiles, and which program takes which of them, in order.
+    """Describe how a config's kernel cuts a problem into tiles, and which program makes which tile when.
 
-    A *turn* is a tile that a program makes or, where `parts` programs share each tile (SPLIT_K), its part of
-    it. Turns are numbered in the order in which they start: turn t is of program `t % programs`, of tile
-    `t % tiles`, and part `t // tiles` of that. A program that is not persistent has one turn.
+    A *turn* is one work unit of a program: a tile or, where `parts` programs share each tile (SPLIT_K), one
+    part of a tile. Turns are numbered in the order in which they start. Turn t belongs to program `t %
+    programs` and is part `t // tiles` of tile `t % tiles`. A program that is not persistent has one turn.
 
-    `rows`, `columns`: of tiles, in each of `matrices` matrices. `group`: tile rows in a band, down which
-    tiles are taken. `resident`: programs that a processor holds at once. `covers`: rows and columns of a
-    tile: those of its block or, in a permutation, fewer where tiles would overlap too far. `copied`: operands
-    that are copied first, as the kernel could not read them, or not fast.
+    `rows` and `columns` count the tiles in each of `matrices` matrices. `group` counts the tile rows in a
+    band; tiles are taken down a band, column by column. `resident` is how many programs an SM holds at once.
+    `covers` has the rows and columns of a tile: those of its block or, in a permutation, fewer where tiles
+    would overlap too far. `copied` names operands that are copied first, as the kernel cannot read them, or
+    not fast.
     """
 
     problem: MatmulProblem | PermuteProblem
@@ -59,67 +60,54 @@ class Tiling:
 
     @property
     def tiles(self) -> int:
-        """Tiles of the result, over all matrices."""
+        """Count the tiles of the result, over all matrices."""
         return self.rows * self.columns * self.matrices
 
     @property
     def turns(self) -> int:
-        """Turns of all programs together."""
+        """Count the turns of all programs."""
         return self.tiles * self.parts
 
     @property
     def blocks(self) -> int:
-        """Blocks of K that make up a tile; 1 in a permutation."""
+        """Count the blocks of K of a tile; 1 in a permutation."""
         problem = self.problem
         return -(-problem.k // self.config["BLOCK_K"]) if isinstance(problem, MatmulProblem) else 1
 
     @property
     def at_once(self) -> int:
-        """Programs that the device runs at the same time: a wave, which makes as many turns."""
+        """Count the programs that the device runs at the same time: a wave, which makes as many turns."""
         return min(self.programs, self.device.processors * self.resident)
 
     @property
     def waves(self) -> int:
-        """Waves from the first turn to the last."""
+        """Count the waves from the first turn to the last."""
         return -(-self.turns // self.at_once)
 
     def wave(self, number: int) -> range:
-        """The turns of a wave, from 0. Raises InvalidValueError where there is no such wave."""
+        """Return the turns of a wave, counted from 0. Raises InvalidValueError for no such wave."""
         _among(number, self.waves, "wave")
         first = number * self.at_once
         return range(first, min(first + self.at_once, self.turns))
 
     def program(self, turn: int) -> int:
-        """The program, from 0, in the order in which the launch starts them, whose turn it is."""
+        """Return the program of a turn; programs count from 0 in the order of their start."""
         return _among(turn, self.turns, "turn") % self.programs
 
     def part(self, turn: int) -> int:
-        """Which of the programs that share a tile this is."""
+        """Return which part of its tile a turn makes."""
         return _among(turn, self.turns, "turn") // self.tiles
 
     def place(self, turn: int) -> Place:
-        """The tile of a turn, walked down bands of `group` tile rows, matrix after matrix."""
+        """Return the tile of a turn, going down bands of `group` tile rows, matrix after matrix."""
         matrix, index = divmod(_among(turn, self.turns, "turn") % self.tiles, self.rows * self.columns)
-        return Place(
-            matrix, *grouped_tile.fn(index, self.rows, self.columns, self.group)
-        )  # as kernels have it
-
-    def turn_of(self, place: Place, part: int = 0) -> int:
-        """The turn in which a tile is made, the inverse of `place`."""
-        band = place.row // self.group
-        first = band * self.group
-        high = min(self.rows - first, self.group)
-        index = first * self.columns + place.column * high + place.row - first
-        return part * self.tiles + place.matrix * self.rows * self.columns + index
-
-    def turns_of(self, program: int) -> range:
-        """The turns of a program, one after the other."""
-        return range(_among(program, self.programs, "program"), self.turns, self.programs)
+        row, column = grouped_tile.fn(index, self.rows, self.columns, self.group)  # the kernels' own function
+        return Place(matrix, row, column)
 
     def k_blocks(self, turn: int) -> range:
-        """The blocks of K that a turn goes through, step by step."""
+        """Return the blocks of K that a turn goes through, step by step."""
         part = self.part(turn)
-        if self.config.family == split.NAME:  # each takes a range
+        if self.config.family == split.NAME:  # each part takes a range
             return range(part * self.blocks // self.parts, (part + 1) * self.blocks // self.parts)
         return range(part, self.blocks, self.parts)
 
@@ -130,12 +118,24 @@ def _among(number: int, count: int, what: str) -> int:
     return number
 
 
+def _resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> int:
+    """Estimate how many programs of a legal config an SM holds at once, at least 1.
+
+    A persistent kernel is launched with one program per SM.
+    """
+    if dict(config.kwargs).get("PERSISTENT"):
+        return 1
+    resident = FAMILIES[problem.op][config.family].resident
+    assert resident is not None  # families of products and permutations tell it
+    return resident(config, problem, device)
+
+
 def _pointer(dtype: str, elements: int) -> Pointer:
     return Pointer(getattr(torch, dtype))
 
 
 def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Work:
-    """What a call of the problem launches: its grid and arguments are what a tiling is read from."""
+    """Return the work of a call of the problem; a tiling is read from its grid and arguments."""
     reason = illegal(config, problem, device)
     if reason is not None:
         raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
@@ -146,13 +146,13 @@ def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: D
 
 
 def _copied(work: Work) -> tuple[str, ...]:
-    """The operands that a launch before the last one reads."""
+    """Name the operands that a launch before the last one reads."""
     read = {arg.buffer for step in work.steps[:-1] for arg in step.args.values() if isinstance(arg, Buffer)}
     return tuple(name.upper() for name in "ab" if name in read)
 
 
 def _covers(extent: int, tiles: int, side: str, lanes: int, values: Mapping[str, Any]) -> int:
-    """How much of an extent each of so many tiles covers, as `tile_span` of the permute kernels has it."""
+    """Return how much of an extent each tile covers, as `tile_span` of the permute kernels has it."""
     block: int = values[f"BLOCK_{side}"] // lanes
     if not values.get(f"UNEVEN_{side}"):
         return block
@@ -164,15 +164,15 @@ def _covers(extent: int, tiles: int, side: str, lanes: int, values: Mapping[str,
 def tiling_of(
     problem: MatmulProblem | PermuteProblem, config: Config, device: Device, resident: int | None = None
 ) -> Tiling:
-    """The tiling of a problem by the kernel of a config, as a launch on a device would have it.
+    """Return the tiling of a problem by a config's kernel, as a launch on a device would have it.
 
-    `resident`: programs that a processor holds at once; default: as estimated from what the config takes.
+    `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
     Raises InvalidValueError where the config is not legal for the problem on the device.
     """
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
     if resident is not None and resident < 1:
-        raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each processor")
+        raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each SM")
     work = _launched(problem, config, device)
     step = work.steps[work.main]
     values = step.args
@@ -184,13 +184,13 @@ def tiling_of(
     rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
     covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
-    if config.family == split.NAME and not values["whole"]:  # else the last wave's parts are not shown
+    if config.family == split.NAME and not values["whole"]:  # else the parts of the last wave are not shown
         parts = values["split"]
     return Tiling(
         problem, config, device, rows, columns, problem.batch,
         group=rows if values.get("FLAT") else config["GROUP_M"],
-        programs=min(prod(step.grid), tiles * parts),  # beyond these are some that find no matrix
-        resident=resident or resident_of(problem, config, device),
+        programs=min(prod(step.grid), tiles * parts),  # further programs find no matrix
+        resident=resident or _resident_of(problem, config, device),
         covers=covers,
         parts=parts,
         copied=_copied(work),

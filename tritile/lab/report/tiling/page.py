@@ -1,4 +1,4 @@
-"""The tiling of a problem as a page that is stepped through, of one file that asks for nothing."""
+"""The tiling of a problem as an interactive page: one HTML file that loads nothing else."""
 
 import json
 from typing import Any, Final
@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.order import Tiling, tiling_of
-from tritile.lab.report.tiling.words import lead, notes, order_name, title
+from tritile.lab.report.tiling.texts import lead, notes, order_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 
@@ -28,7 +28,7 @@ def _of_problem(tiling: Tiling) -> dict[str, Any]:
 
 
 def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
-    """All that the page's script knows: sizes and counts, from which it tells tiles and blocks itself."""
+    """Return the sizes and counts from which the page's script finds tiles and blocks itself."""
     names = (
         "rows",
         "columns",
@@ -53,9 +53,9 @@ def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def checked_start(tiling: Tiling, tile: int, step: int) -> tuple[int, int]:
-    """The turn and step, both from 0, that are named by a turn from 0 and a step from 1.
+    """Return a turn and a step, both from 0, given a turn from 0 and a step from 1.
 
-    Raises InvalidValueError where there is none.
+    Raises InvalidValueError where they do not exist.
     """
     if not 0 <= tile < tiling.turns:
         raise InvalidValueError(f"tile {tile}: wanted one of 0 to {tiling.turns - 1}")
@@ -72,10 +72,10 @@ def page(
     tile: int | None = None,
     step: int | None = None,
 ) -> str:
-    """The page for a problem and a config, as HTML.
+    """Return the page for a problem and a config, as HTML.
 
-    It starts at the first step of the first tile and plays, or stands at `tile` (a turn, from 0, in the order
-    in which they start) and `step` (from 1). Raises InvalidValueError where the config is not legal for the
+    The page plays from the first step of the first tile, or stands at `tile` (turns from 0 in the order in
+    which they start) and `step` (from 1). Raises InvalidValueError where the config is not legal for the
     problem on the device, or where there is no such tile or step.
     """
     tiling = tiling_of(problem, config, device)

@@ -1,4 +1,4 @@
-"""One step of a tiling as a picture that stands still: SVG, 800 wide, on a light ground."""
+"""One step of a tiling as a still picture: SVG, 800 pixels wide, on a light background."""
 
 import math
 import textwrap
@@ -8,18 +8,19 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.lab.report.tiling.blocks import Block, step_of
-from tritile.lab.report.tiling.moves import move_of
+from tritile.lab.report.tiling.moves import Move, move_of
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.page import PAGES, checked_start
-from tritile.lab.report.tiling.words import by, size, span, times, title
+from tritile.lab.report.tiling.texts import by, size, span, times, title
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels
 _LEAST_HEIGHT = 420.0  # of the picture: what the words need
-_THIN = 7  # no side is drawn thinner than this part of the longest
+_THIN = 7  # no side is drawn thinner than the longest by more than this
+_THIN_NOTE = "Thin sides are drawn wider than they are."
 
 
 class Shape(NamedTuple):
-    """A rectangle, in pixels; `kind` says how it is drawn."""
+    """Describe a rectangle in pixels; `kind` selects how it is drawn."""
 
     kind: str
     x: float
@@ -29,7 +30,7 @@ class Shape(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A text at a place, in pixels."""
+    """Describe a text and where it stands, in pixels."""
 
     kind: str
     x: float
@@ -38,7 +39,7 @@ class Word(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Where a matrix is drawn: its first element, and pixels of a row and of a column."""
+    """Hold where a matrix is drawn: its first element, and the pixels of a row and of a column."""
 
     x: float
     y: float
@@ -48,12 +49,12 @@ class Frame(NamedTuple):
     def shape(
         self, kind: str, top: float, left: float, height: float, width: float, least: float = 0
     ) -> Shape:
-        """A rectangle of elements, at least so many pixels either way."""
+        """Return a rectangle of elements, at least `least` pixels high and wide."""
         sides = max(least, width * self.across), max(least, height * self.down)
         return Shape(kind, self.x + left * self.across, self.y + top * self.down, *sides)
 
     def block(self, kind: str, block: Block) -> list[Shape]:
-        """A block, and hatched what of it lies past the edge."""
+        """Return a block, its parts past the edge hatched."""
         top, left, height, width, rows, columns = block
         return [
             self.shape("masked", top + rows, left, height - rows, width),
@@ -62,7 +63,7 @@ class Frame(NamedTuple):
         ]
 
     def grid(self, name: str, rows: int, columns: int, height: int, width: int) -> list[Shape]:
-        """Lines between blocks of this size, where they are 4 pixels apart or more, as thin rectangles."""
+        """Return the lines between blocks as thin rectangles, none where they are under 4 pixels apart."""
         lines = []
         if height * self.down >= 4:
             lines += [self.shape(name, top, 0, 0, columns, 0.8) for top in range(height, rows, height)]
@@ -72,7 +73,7 @@ class Frame(NamedTuple):
 
 
 def first_tiles(tiling: Tiling, count: int) -> list[tuple[int, int, int, int]]:
-    """The first `count` tiles of a matrix in at most three rectangles: row, column, rows, columns."""
+    """Cover the first `count` tiles of a matrix by up to three rectangles: row, column, rows, columns."""
     band, within = divmod(count, tiling.group * tiling.columns)
     first = min(band * tiling.group, tiling.rows)
     high = min(tiling.rows - first, tiling.group)
@@ -90,7 +91,7 @@ def _scaled(lengths: tuple[int, ...]) -> list[float]:
 
 
 def _made(tiling: Tiling, frame: Frame, turn: int, kind: str = "had-c", turned: bool = False) -> list[Shape]:
-    """The tiles of a matrix that were made before a turn."""
+    """Return the tiles of a matrix that were made before a turn."""
     if tiling.parts > 1:
         return []
     count = turn - tiling.place(turn).matrix * tiling.rows * tiling.columns
@@ -110,16 +111,23 @@ def _picture(
     bars_title: str,
     low: float,
 ) -> dict[str, Any]:
-    """What the template takes: `lines` are (kind, text), `bars` (text, number, share of the width, kind)."""
+    """Return the template's values; `lines` are (kind, text), `bars` (text, number, share of width, kind)."""
     return {
         "shapes": shapes, "words": words, "lines": lines, "bars": bars, "bars_title": bars_title,
         "height": max(low + 24, _LEAST_HEIGHT),
     }  # fmt: skip
 
 
-def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
-    problem, now, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
-    assert isinstance(problem, MatmulProblem)
+class _Product(NamedTuple):
+    """Hold the frames of a product's matrices; `thin` says that some side is drawn wider than it is."""
+
+    a: Frame
+    b: Frame
+    c: Frame
+    thin: bool
+
+
+def _product_frames(tiling: Tiling) -> _Product:
     (height, width), depth, gap = tiling.covers, tiling.config["BLOCK_K"], 44.0
     tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.blocks * depth
     m, n, k = _scaled((tall, wide, deep))
@@ -127,7 +135,17 @@ def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
     down, across, along = m * scale / tall, n * scale / wide, k * scale / deep
     left = _LEFT + (_WIDTH - (k + n) * scale - gap) / 2
     cx, cy = left + k * scale + gap, _TOP + k * scale + gap
-    a, b, c = Frame(left, cy, down, along), Frame(cx, _TOP, along, across), Frame(cx, cy, down, across)
+    return _Product(
+        Frame(left, cy, down, along), Frame(cx, _TOP, along, across), Frame(cx, cy, down, across),
+        (m, n, k) != (tall, wide, deep),
+    )  # fmt: skip
+
+
+def _product_shapes(tiling: Tiling, turn: int, step: int, frames: _Product) -> list[Shape]:
+    problem, now, (a, b, c, _) = tiling.problem, step_of(tiling, turn, step), frames
+    assert isinstance(problem, MatmulProblem)
+    (height, width), depth = tiling.covers, tiling.config["BLOCK_K"]
+    tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.blocks * depth
     shapes: list[Shape] = []
     sizes = (problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n)
     blocks = ((height, depth), (depth, width), (height, width))
@@ -136,74 +154,88 @@ def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
         shapes += [frame.shape("beyond", 0, 0, *whole), frame.shape("matrix", 0, 0, *inside)]
         shapes += frame.grid("grid", *inside, *block)
     shapes += _made(tiling, c, turn)
-    shapes.append(
-        Shape("band-a", a.x, a.y + now.a.top * down, c.x + now.c.left * across - a.x, now.a.rows * down)
-    )
-    shapes.append(
-        Shape("band-b", b.x + now.b.left * across, b.y, now.b.columns * across, c.y + now.c.top * down - b.y)
-    )
+    x, y = c.x + now.c.left * c.across, c.y + now.c.top * c.down  # of the tile of C
+    shapes.append(Shape("band-a", a.x, y, x - a.x, now.a.rows * a.down))
+    shapes.append(Shape("band-b", x, b.y, now.b.columns * b.across, y - b.y))
     for k_block in tiling.k_blocks(turn)[:step]:
         shapes.append(a.shape("had-a", now.a.top, k_block * depth, now.a.rows, depth))
         shapes.append(b.shape("had-b", k_block * depth, now.b.left, depth, now.b.columns))
-    shapes += a.block("a", now.a) + b.block("b", now.b) + c.block("c", now.c)
-    low = cy + tall * down + 20
-    words = [
-        Word("name a", a.x, cy - 8, f"A\u2002{by(problem.m, problem.k)}"),
-        Word("name b", b.x, _TOP - 8, f"B\u2002{by(problem.k, problem.n)}"),
-        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
-    ]
-    masked = now.a.masked or now.b.masked
-    if masked:
-        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
-    if (m, n, k) != (tall, wide, deep):
-        words.append(Word("of", left, low + 20, "Thin sides are drawn wider than they are."))
-        low += 20
-    steps = len(tiling.k_blocks(turn))
-    lines = [
+    return shapes + a.block("a", now.a) + b.block("b", now.b) + c.block("c", now.c)
+
+
+def _product_lines(tiling: Tiling, turn: int, step: int) -> list[tuple[str, str]]:
+    now, place = step_of(tiling, turn, step), tiling.place(turn)
+    matrix = f", matrix {place.matrix:,}" if tiling.matrices > 1 else ""
+    filled = f"; {math.floor(100 * now.masked + 1e-9)}% zero-filled" if now.a.masked or now.b.masked else ""
+    return [
         ("", f"Program {tiling.program(turn):,} makes"),
-        (
-            "c",
-            f"tile ({place.row:,}, {place.column:,}) of C"
-            + f", matrix {place.matrix:,}" * (tiling.matrices > 1),
-        ),
+        ("c", f"tile ({place.row:,}, {place.column:,}) of C{matrix}"),
         ("small", f"rows {span(now.c.top, now.c.rows)}"),
         ("small", f"columns {span(now.c.left, now.c.columns)}"),
-        ("gap", f"Step {step + 1:,} of {steps:,} along K loads"),
+        ("gap", f"Step {step + 1:,} of {len(tiling.k_blocks(turn)):,} along K loads"),
         ("a", f"{by(now.a.height, now.a.width)} of A"),
         ("b", f"{by(now.b.height, now.b.width)} of B"),
         ("small", f"k = {span(now.a.left, now.a.columns)}"),
-        (
-            "small",
-            f"{size(now.bytes)}; {math.floor(100 * now.masked + 1e-9)}% zero-filled"
-            if masked
-            else size(now.bytes),
-        ),
+        ("small", f"{size(now.bytes)}{filled}"),
     ]
+
+
+def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
+    problem, now, frames = tiling.problem, step_of(tiling, turn, step), _product_frames(tiling)
+    assert isinstance(problem, MatmulProblem)
+    a, b, c, thin = frames
+    low = c.y + tiling.rows * tiling.covers[0] * c.down + 20
+    words = [
+        Word("name a", a.x, c.y - 8, f"A\u2002{by(problem.m, problem.k)}"),
+        Word("name b", b.x, b.y - 8, f"B\u2002{by(problem.k, problem.n)}"),
+        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
+    ]
+    if now.a.masked or now.b.masked:
+        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
+    if thin:
+        words.append(Word("of", a.x, low + 20, _THIN_NOTE))
+        low += 20
     bars = [
         ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
         (f"element by element: {times(now.untiled / now.so_far)} times", size(now.untiled), 1.0, "bad"),
     ]
+    shapes, lines = _product_shapes(tiling, turn, step, frames), _product_lines(tiling, turn, step)
     return _picture(shapes, words, lines, bars, "Bytes so far, for this tile", low)
 
 
-def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
-    problem, move, place = tiling.problem, move_of(tiling, turn), tiling.place(turn)
-    assert isinstance(problem, PermuteProblem)
-    (height, width), gap, turned = tiling.covers, 48.0, problem.turns
+class _Permutation(NamedTuple):
+    """Hold the frames of x and out; `low` is where both end, `thin` as of a product."""
+
+    x: Frame
+    out: Frame
+    low: float
+    thin: bool
+
+
+def _permutation_frames(problem: PermuteProblem) -> _Permutation:
+    gap, turned = 48.0, problem.turns
     m, n = _scaled((problem.m, problem.n))
     scale = min((_WIDTH - gap) / (n + (m if turned else n)), _HEIGHT / (max(m, n) if turned else m))
     down, across = m * scale / problem.m, n * scale / problem.n
-    x, left = Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + gap
+    left = _LEFT + n * scale + gap
     out = Frame(left, _TOP, across, down) if turned else Frame(left, _TOP, down, across)
+    low = _TOP + max(m, n if turned else m) * scale
+    return _Permutation(Frame(_LEFT, _TOP, down, across), out, low, (m, n) != (problem.m, problem.n))
 
-    def way(top: float, left: float, tall: float, wide: float) -> tuple[float, float, float, float]:
+
+def _permutation_shapes(tiling: Tiling, turn: int, move: Move, x: Frame, out: Frame) -> list[Shape]:
+    problem, (height, width) = tiling.problem, tiling.covers
+    assert isinstance(problem, PermuteProblem)
+    turned = problem.turns
+
+    def in_out(top: float, left: float, tall: float, wide: float) -> tuple[float, float, float, float]:
         return (left, top, wide, tall) if turned else (top, left, tall, wide)
 
     block, (rows, columns) = move.block, move.again
     area = (block.top, block.left, block.rows, block.columns)
     shapes = [
         x.shape("matrix", 0, 0, problem.m, problem.n),
-        out.shape("matrix", *way(0, 0, problem.m, problem.n)),
+        out.shape("matrix", *in_out(0, 0, problem.m, problem.n)),
     ]
     shapes += x.grid("grid", problem.m, problem.n, height, width)
     shapes += (
@@ -212,28 +244,19 @@ def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
         else out.grid("grid", problem.m, problem.n, height, width)
     )
     shapes += _made(tiling, x, turn, "had-a") + _made(tiling, out, turn, "had-c", turned)
-    shapes += [x.shape("a", *area, 3), out.shape("c", *way(*area), 3)]
+    shapes += [x.shape("a", *area, 3), out.shape("c", *in_out(*area), 3)]
     for tall, wide in ((rows, block.columns if rows else 0), (block.rows if columns else 0, columns)):
         again = (block.top, block.left, tall, wide)
-        shapes += [x.shape("masked", *again), out.shape("masked", *way(*again))]
-    low = _TOP + max(m, n if turned else m) * scale + 20
-    first, second = (problem.n, problem.m) if turned else (problem.m, problem.n)
-    words = [
-        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
-        Word("name c", out.x, _TOP - 8, f"out\u2002{by(first, second)}"),
-    ]
-    if (m, n) != (problem.m, problem.n):
-        words.append(Word("of", x.x, low + 20, "Thin sides are drawn wider than they are."))
-        low += 20
-    if rows or columns:
-        words.append(Word("edge", x.x, low, "hatched: moved by the tile before, too"))
-    lines = [
+        shapes += [x.shape("masked", *again), out.shape("masked", *in_out(*again))]
+    return shapes
+
+
+def _permutation_lines(tiling: Tiling, turn: int, move: Move) -> list[tuple[str, str]]:
+    place, block = tiling.place(turn), move.block
+    matrix = f" of matrix {place.matrix:,}" if tiling.matrices > 1 else ""
+    return [
         ("", f"Program {tiling.program(turn):,} moves"),
-        (
-            "",
-            f"tile ({place.row:,}, {place.column:,})"
-            + f" of matrix {place.matrix:,}" * (tiling.matrices > 1),
-        ),
+        ("", f"tile ({place.row:,}, {place.column:,}){matrix}"),
         ("small", f"rows {span(block.top, block.rows)}"),
         ("small", f"columns {span(block.left, block.columns)}"),
         ("gap a", f"reads {_sectors(move.read_sectors)}"),
@@ -242,11 +265,29 @@ def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
         ("small", "along rows of out"),
         ("small", f"{size(move.bytes)} of elements"),
     ]
+
+
+def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
+    problem, move = tiling.problem, move_of(tiling, turn)
+    assert isinstance(problem, PermuteProblem)
+    x, out, low, thin = _permutation_frames(problem)
+    low += 20
+    rows, columns = (problem.n, problem.m) if problem.turns else (problem.m, problem.n)  # of out
+    words = [
+        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
+        Word("name c", out.x, _TOP - 8, f"out\u2002{by(rows, columns)}"),
+    ]
+    if thin:
+        words.append(Word("of", x.x, low + 20, _THIN_NOTE))
+        low += 20
+    if any(move.again):
+        words.append(Word("edge", x.x, low, "hatched: moved by the tile before, too"))
     ratio = move.untiled / move.written_sectors
     bars = [
         ("tile by tile", f"{move.written_sectors:,}", min(1.0, 1 / ratio), "good"),
         (f"row by row of x: {times(ratio)} times", f"{move.untiled:,}", min(1.0, ratio), "bad"),
     ]
+    shapes, lines = _permutation_shapes(tiling, turn, move, x, out), _permutation_lines(tiling, turn, move)
     return _picture(shapes, words, lines, bars, "Sectors written, for this tile", low)
 
 
@@ -257,10 +298,10 @@ def svg(
     tile: int | None = None,
     step: int | None = None,
 ) -> str:
-    """One step of a tiling as an SVG picture, 800 pixels wide, for documents and slides.
+    """Draw one step of a tiling as an SVG picture, 800 pixels wide, for documents and slides.
 
-    `tile` is a turn, from 0, in the order in which they start, `step` one of its steps, from 1; default: the
-    middle one of each. Raises InvalidValueError as `page` does.
+    `tile` numbers turns from 0 in the order in which they start, `step` the steps of a turn from 1; both
+    default to the middle one. Raises InvalidValueError as `page` does.
     """
     tiling = tiling_of(problem, config, device)
     turn = tiling.turns // 2 if tile is None else tile
@@ -280,7 +321,7 @@ def svg(
 
 
 def png(svg_text: str) -> bytes:
-    """The same picture as PNG, 1600 pixels wide."""
+    """Convert a picture to PNG, 1600 pixels wide."""
     import vl_convert
 
     made: bytes = vl_convert.svg_to_png(svg_text, scale=2)

@@ -1,16 +1,16 @@
-"""A climb of the ladders as a value: what was read off each rung, where and when; kept in a JSON file."""
+"""A climb, the readings of all steps of one or more ladders on one device; kept in a JSON file."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tritile.errors import InvalidValueError
-from tritile.lab.explain.telling import bytes_text
-from tritile.lab.rungs.climb import ITEMSIZE, LADDERS
-from tritile.lab.rungs.race import LARGEST
-from tritile.lab.rungs.reading import Reading
+from tritile.lab.explain.texts import bytes_text
+from tritile.lab.ladder.race import LARGEST
+from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.steps import ITEMSIZE, LADDERS
 
 PICTURES: Final = (".svg", ".png", ".html")
 _FIELDS: Final = ("n", "device", "timed", "env", "rungs")
@@ -18,10 +18,10 @@ _FIELDS: Final = ("n", "device", "timed", "env", "rungs")
 
 @dataclass(frozen=True)
 class Climb:
-    """Readings of the rungs on n x n matrices.
+    """Hold the readings of ladders on n x n matrices.
 
-    `device` names the GPU that they ran on, to be timed; or, where not `timed`, that they were compiled for,
-    and ran in the interpreter. `env` is as `tritile.lab.report.environment` gives it.
+    If `timed`, `device` names the GPU that steps ran on; else they ran in the interpreter, and it names the
+    GPU that they were compiled for. `env` is as `tritile.lab.report.environment` returns it.
     """
 
     n: int
@@ -31,7 +31,7 @@ class Climb:
     readings: tuple[Reading, ...]
 
     def only(self, ops: Iterable[str]) -> "Climb":
-        """The same of some ladders. Raises InvalidValueError where none of them was climbed."""
+        """Keep some ladders only. Raises InvalidValueError where none of them was climbed."""
         wanted = list(ops)
         readings = tuple(reading for reading in self.readings if reading.op in wanted)
         if not readings:
@@ -39,17 +39,17 @@ class Climb:
         return replace(self, readings=readings)
 
     def of(self, op: str) -> list[Reading]:
-        """The readings of one ladder, from the first rung up."""
+        """Return the readings of one ladder, from the first step up."""
         return [reading for reading in self.readings if reading.op == op]
 
     @property
     def ops(self) -> list[str]:
-        """The ladders that were climbed."""
+        """Return the ladders that were climbed."""
         return list(dict.fromkeys(reading.op for reading in self.readings))
 
 
 def rate(reading: Reading, n: int) -> float | None:
-    """TFLOP/s of a product, GB/s of a transpose, each byte read and written counted once; None untimed."""
+    """Return TFLOP/s of a product or GB/s, read and written, of a transpose; None if not timed."""
     if not reading.us:
         return None
     if reading.op == "matmul":
@@ -58,12 +58,12 @@ def rate(reading: Reading, n: int) -> float | None:
 
 
 def unit(op: str) -> str:
-    """That of `rate`."""
+    """Return the unit of `rate`."""
     return "TFLOP/s" if op == "matmul" else "GB/s"
 
 
 def gains(readings: Iterable[Reading]) -> dict[str, tuple[float, float]]:
-    """By rung's name: how many times as fast as the first that was timed, and the share of the fastest."""
+    """Return by step's name its speed over that of the first timed step, and over that of the fastest."""
     times = {reading.name: reading.us for reading in readings if reading.us}
     if not times:
         return {}
@@ -73,22 +73,22 @@ def gains(readings: Iterable[Reading]) -> dict[str, tuple[float, float]]:
 
 def save(climb: Climb, path: Path) -> None:
     """Write a climb as JSON. Raises OSError where the file cannot be written."""
-    rungs = [reading.to_dict() for reading in climb.readings]
     data = {
-        "n": climb.n, "device": climb.device, "timed": climb.timed, "env": dict(climb.env), "rungs": rungs
+        "n": climb.n, "device": climb.device, "timed": climb.timed, "env": dict(climb.env),
+        "rungs": [asdict(reading) for reading in climb.readings],
     }  # fmt: skip
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def read(path: Path) -> Climb:
-    """The climb that `save` wrote. Raises InvalidValueError for anything else, OSError for no file."""
+    """Read the climb that `save` wrote. Raises InvalidValueError for anything else, OSError for no file."""
     try:
         data: Any = json.loads(path.read_text())
     except ValueError as error:
         raise InvalidValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict) or data.keys() != set(_FIELDS):
         raise InvalidValueError(
-            f"{path} is of no climb: wanted {', '.join(_FIELDS)}, as tritile ladder writes"
+            f"{path} holds no climb: wanted {', '.join(_FIELDS)}, as tritile ladder writes"
         )
     n, device, timed, env, rungs = (data[name] for name in _FIELDS)
     if not (type(n) is int and 1 <= n <= LARGEST):
@@ -96,9 +96,9 @@ def read(path: Path) -> Climb:
     good = isinstance(device, str) and isinstance(timed, bool) and isinstance(rungs, list) and rungs
     if not (good and isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
         raise InvalidValueError(
-            f"{path}: wanted a device's name, true or false in timed, texts in env, and rungs"
+            f"{path}: wanted a device's name, true or false in timed, texts in env, and a list of rungs"
         )
-    readings = tuple(Reading.from_dict(rung) for rung in rungs)
+    readings = tuple(Reading.from_dict(step) for step in rungs)
     for reading in readings:
         if reading.op not in LADDERS or reading.dtype not in ITEMSIZE:
             raise InvalidValueError(f"{path}: {reading.name!r} is of op {reading.op!r} and {reading.dtype!r}")
@@ -106,22 +106,22 @@ def read(path: Path) -> Climb:
 
 
 def rate_text(value: float | None) -> str:
-    """A rate in few digits: 2.62, 743, 3,160; "-" for None."""
+    """Write a rate in few digits: 2.62, 743, 3,160; "-" for None."""
     return "-" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def share_text(share: float | None) -> str:
-    """A share in few digits: 0.6%, 64%; "-" for None."""
+    """Write a share in few digits: 0.6%, 64%; "-" for None."""
     return "-" if share is None else f"{share:.1%}" if share < 0.095 else f"{share:.0%}"
 
 
 def size_text(count: int | None) -> str:
-    """Bytes in few letters: 7.11 MB; "-" for None."""
+    """Write a number of bytes in few letters: 7.11 MB; "-" for None."""
     return "-" if count is None else bytes_text(count)
 
 
 def time_text(us: float | None) -> str:
-    """A time in few letters: 12.3 us, 4.56 ms; "-" for None."""
+    """Write a time in few letters: 12.3 us, 4.56 ms; "-" for None."""
     if us is None:
         return "-"
     for unit in ("us", "ms"):

@@ -1,4 +1,4 @@
-"""What pictures of tilings say in words."""
+"""Texts beside pictures of tilings."""
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
@@ -14,7 +14,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit of which there is one: "12.5 KiB"."""
+    """Write a number of bytes in the largest unit it reaches: "12.5 KiB"."""
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -23,29 +23,29 @@ def size(count: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """How many times as much: "7.4", "128"."""
+    """Write a ratio in few digits: "7.4", "128"."""
     return f"{ratio:,.1f}".removesuffix(".0") if ratio < 10 else f"{ratio:,.0f}"
 
 
 def by(rows: int, columns: int) -> str:
-    """The size of a matrix, with a multiplication sign."""
+    """Write the size of a matrix with a multiplication sign."""
     return f"{rows:,} \u00d7 {columns:,}"
 
 
 def span(first: int, count: int) -> str:
-    """The first and last of so many in a row: "128 to 255"."""
+    """Write the first and last of `count` numbers in a row: "128 to 255"."""
     return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
 
 
 def title(tiling: Tiling) -> str:
-    """What a picture is of."""
+    """Return a picture's title."""
     if isinstance(tiling.problem, MatmulProblem):
         return "C = A \u00d7 B, one tile at a time"
     return "A transpose, one tile at a time" if tiling.problem.turns else "A permutation, one tile at a time"
 
 
 def lead(tiling: Tiling) -> str:
-    """What a tile is, in HTML, for somebody who has never met one."""
+    """Explain in HTML what a tile is, to a reader who has never met one."""
     if isinstance(tiling.problem, MatmulProblem):
         return (
             'Each program makes one tile of <b class="c">C</b>. Step by step along K it loads a block of '
@@ -60,7 +60,7 @@ def lead(tiling: Tiling) -> str:
 
 
 def order_name(tiling: Tiling) -> str:
-    """The order of tiles, where it is not row by row anyway."""
+    """Name the order of tiles, "" where tiles go row by row."""
     if tiling.group == 1 or min(tiling.rows, tiling.columns) == 1 or tiling.problem.op != "matmul":
         return ""
     return "column by column" if tiling.group >= tiling.rows else f"GROUP_M = {tiling.group}"
@@ -82,7 +82,7 @@ def _order(tiling: Tiling) -> str:
         )
     return (
         f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each: "
-        "tiles that are made together then lie together, and find each other's blocks in the L2 cache."
+        "tiles made at the same time then lie together, and find each other's blocks in the L2 cache."
     )
 
 
@@ -93,7 +93,7 @@ def _programs(tiling: Tiling) -> str:
             f"{-(-tiling.turns // tiling.programs):,} tiles, {tiling.programs:,} places apart."
         )
     held = f"{tiling.at_once:,} of {tiling.programs:,} programs run at once"
-    return f"{held}, by an estimate of {tiling.resident} on each of {tiling.device.processors} processors."
+    return f"{held}, by an estimate of {tiling.resident} on each of {tiling.device.processors} SMs."
 
 
 def _edges(tiling: Tiling, config: Config) -> str:
@@ -120,32 +120,32 @@ def _edges(tiling: Tiling, config: Config) -> str:
 
 
 def _copied_for(tiling: Tiling, name: str) -> str:
-    """What operand A or B of a product is copied for."""
+    """Say why operand A or B of a product is copied first."""
     problem = tiling.problem
     assert isinstance(problem, MatmulProblem)
     if problem.by_rows:
-        return "row by row: without tensor cores, columns that are contiguous are read one by one"
+        return "row by row: without tensor cores, contiguous columns are read element by element"
     if problem.core != problem:
-        return "and made over, for the product that makes this one"
+        return "and converted, for the product that makes this one"
     if turned(problem)["AB".index(name)]:
-        return "so that K is contiguous: tensor cores take TF32 no other way"
+        return "so that K is contiguous: tensor cores take TF32 only so"
     if realigned(problem)["AB".index(name)]:
-        return "to where rows start on whole lines of memory: tiles of others take longer to read"
-    return "to where rows start on 16 bytes: TMA reads nothing else"
+        return "to rows that start on memory lines: tiles of other rows take longer to read"
+    return "to rows that start on 16 bytes: TMA reads no others"
 
 
 def _tail(tiling: Tiling) -> str:
-    """How the K of the last tiles is shared out."""
+    """Say how programs share the K of the last tiles."""
     assert isinstance(tiling.problem, MatmulProblem)
     tail = split.tail(tiling.config, tiling.problem.core, tiling.device)
     return (
-        f"The last {tail.rest:,} of the tiles would leave processors idle: {tail.split} programs share each, "
-        "with a range of K each, and the last of them to be done adds their sums in the order of K."
+        f"The last {tail.rest:,} tiles would leave SMs idle: {tail.split} programs share each tile, "
+        "with a range of K each, and the last of them to finish adds their sums in the order of K."
     )
 
 
 def notes(tiling: Tiling) -> list[str]:
-    """How the kernel of a tiling goes about it, a sentence or two each."""
+    """Describe how a tiling's kernel works, a sentence or two a note."""
     problem, config, found = tiling.problem, tiling.config, [_order(tiling), _programs(tiling)]
     if config.family == split.NAME:
         found.append(_tail(tiling))
@@ -155,7 +155,8 @@ def notes(tiling: Tiling) -> list[str]:
             "K, and their sums are added in a fixed order."
         )
     found += [
-        f"{name} is first copied {_copied_for(tiling, name)}; blocks are of it." for name in tiling.copied
+        f"{name} is first copied {_copied_for(tiling, name)}; its blocks are the copy's."
+        for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
     if config.family in (warpgroups.NAME, split.NAME):
@@ -175,7 +176,7 @@ def notes(tiling: Tiling) -> list[str]:
         )
     elif lanes_of(tiling) > 1:
         found.append(
-            "Elements are put together to words of 4 bytes, each from where out has a word on; the few rows "
-            "before the first and after the last word of a column are copied by the first row of tiles."
+            "Elements are packed into words of 4 bytes, aligned as out is; the few rows before the first "
+            "and after the last word of a column are copied by the first row of tiles."
         )
     return found

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # The body of a jitted function is Triton's language, to which Python's types do not apply.
-"""A peer to measure against: a matmul as Triton's tutorial teaches it, each case tuned by triton.autotune."""
+"""Triton's tutorial matmul as a baseline, each case tuned by triton.autotune."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,8 +11,8 @@ import triton.language as tl
 
 DTYPES: Final = ("float16", "bfloat16", "float32")
 
-# BLOCK_M, BLOCK_N, BLOCK_K, warps, stages: the tutorial's. The deepest need more shared memory than there is
-# where rows of 16-bit types are aligned, and triton.autotune passes them by; with odd rows they run.
+# BLOCK_M, BLOCK_N, BLOCK_K, warps, stages: the tutorial's. With aligned rows of 16-bit types the deepest need
+# more shared memory than there is, and triton.autotune skips them; with odd rows they run.
 _TILES: Final = (
     (128, 256, 64, 8, 3),
     (64, 256, 32, 4, 4),
@@ -88,25 +88,28 @@ def tutorial_kernel(
 
 
 def arguments(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str) -> tuple:
-    """What the kernel takes for out = a @ b, of three (batch, rows, columns) tensors: all but its tiles."""
+    """Return the kernel's arguments for out = a @ b, its tile sizes left out.
+
+    All three tensors have shape (batch, rows, columns).
+    """
     sizes = (a.shape[1], b.shape[2], a.shape[2])
     return (a, b, out, *sizes, *a.stride(), *b.stride(), *out.stride(), precision)
 
 
 def grid_of(batch: int, m: int, n: int) -> Callable[[dict], tuple[int, int]]:
-    """The kernel's grid, of the blocks that a config names."""
+    """Return the kernel's grid as a function of a config's blocks."""
     return lambda meta: (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), batch)
 
 
 def configs_for(itemsize: int) -> list[triton.Config]:
-    """The configs to choose from: without those that never fit 4-byte elements, and compile for minutes."""
+    """Return the configs to try, without those that never fit 4-byte elements and compile for minutes."""
     return [config for config in CONFIGS if itemsize < 4 or config.kwargs["BLOCK_K"] < 128]
 
 
 def tuned(itemsize: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], None]:
-    """The kernel with a choice of config of its own, made by measuring in the first call.
+    """Return the kernel as a function of a, b, out and a precision; its first call measures the configs.
 
-    What comes back is called with a, b and out as (batch, rows, columns) tensors, and the precision.
+    The tensors have shape (batch, rows, columns).
     """
     kernel = triton.autotune(configs=configs_for(itemsize), key=[])(tutorial_kernel)
 

@@ -9,7 +9,7 @@ from tritile.core import of_torch
 from tritile.core.config import Config
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import bench, block_peers, peers, tutorial
+from tritile.lab.report import baselines, bench, block_baselines, tutorial_baseline
 from tritile.lab.report import run as benchmark
 from tritile.lab.report.results import Measurement, read, result
 from tritile.tune.measure import timing
@@ -20,7 +20,7 @@ ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x"
 
 
 class Graph:
-    """A graph that is no graph: it runs over all calls, once."""
+    """Stand for a graph: run over all calls, once."""
 
     def __init__(self, run, calls):
         for call in calls:
@@ -43,7 +43,7 @@ def calls_of(case):
 
 def graphs(case, names):
     told = []
-    return bench._peer_graphs(case, calls_of(case), names, told.append), told
+    return bench._baseline_graphs(case, calls_of(case), names, told.append), told
 
 
 def right(call):
@@ -55,7 +55,7 @@ def right(call):
 @pytest.mark.parametrize("shape", ["9x7x5", "3x9x7x5"])
 def test_a_right_answer_is_measured(shape, layout, monkeypatch):
     case = parse_shape(shape, dtype="float32", layout=layout)
-    monkeypatch.setitem(peers.PEERS, "inductor", lambda call: right)
+    monkeypatch.setitem(baselines.ON_REQUEST, "inductor", lambda call: right)
     found, told = graphs(case, ["inductor"])
     assert list(found) == ["inductor"]
     assert told == []
@@ -77,8 +77,8 @@ def failing(call):
 )
 def test_a_peer_that_fails_costs_itself_alone(peer, said, monkeypatch):
     case = parse_shape("9x7x5", dtype="float16")
-    monkeypatch.setitem(peers.PEERS, "inductor", peer)
-    monkeypatch.setitem(peers.PEERS, "tutorial", lambda call: right)
+    monkeypatch.setitem(baselines.ON_REQUEST, "inductor", peer)
+    monkeypatch.setitem(baselines.ON_REQUEST, "tutorial", lambda call: right)
     found, (told,) = graphs(case, ["inductor", "tutorial"])
     assert list(found) == ["tutorial"]
     assert told.startswith("9x7x5 NN float16: not measured against inductor: ")
@@ -103,7 +103,7 @@ def test_the_tutorial_writes_into_out(monkeypatch):
         assert precision == "tf32"
         out.copy_(a @ b)
 
-    monkeypatch.setattr(tutorial, "tuned", lambda itemsize: multiply)
+    monkeypatch.setattr(tutorial_baseline, "tuned", lambda itemsize: multiply)
     for shape in ("9x7x5", "3x9x7x5"):
         case = parse_shape(shape, dtype="float32", layout="TN", precision="tf32")
         assert graphs(case, ["tutorial"])[1] == []
@@ -119,16 +119,16 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
-    made = peers.inductor(call)(call)
+    made = baselines.inductor(call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
-    peers.torch_matmul(call)
+    baselines.torch_matmul(call)
     assert torch.equal(made, torch_calls.matrices(call)[2][0])
 
 
 def test_names_are_checked():
-    assert peers.check_names(["tutorial", "inductor", "tutorial"]) == ("tutorial", "inductor")
+    assert baselines.check_names(["tutorial", "inductor", "tutorial"]) == ("tutorial", "inductor")
     with pytest.raises(InvalidValueError, match=r"'cutlass'.*inductor, tutorial"):
-        peers.check_names(["cutlass"])
+        baselines.check_names(["cutlass"])
 
 
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_host_costs_are_kept(tmp_path, monkeypatch):
     ("shape", "dims"), [((5, 6, 4), (1, 0, 2)), ((3, 7), (1, 0)), ((2, 3, 4, 5), (3, 1, 0, 2))], ids=str
 )
 def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
-    """On random bytes, as the measurement draws them, however wide the words are that the problem moves."""
+    """Compare on random bytes, as the measurement draws them, for words of any width."""
     case = Case("given", "permute", dtype, shape=shape, dims=dims)
 
     def make(kind, elements):
@@ -194,22 +194,22 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_torch_does_what_is_fused(dtype, epilogue, batch):
     case = Case("given", "matmul", dtype, "NT", batch, 9, 7, 5, epilogue=epilogue)
-    run = peers.torch_side(case)
+    run = baselines.torch_side(case)
     for call in calls_of(case):
         assert answers.check(run, call) < 1e-5
-        (*inputs,), out = peers._as_a_user_has_them(call)
-        made = peers._product(call)(*inputs)
+        (*inputs,), out = baselines._as_a_user_has_them(call)
+        made = baselines._product(call)(*inputs)
         torch.testing.assert_close(made, out, rtol=1e-5, atol=1e-5)
 
 
 def test_torch_scales_whole_numbers(monkeypatch):
     monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
     case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
-    assert answers.check(peers.torch_side(case), calls_of(case)[0], every=False) < 4e-3
+    assert answers.check(baselines.torch_side(case), calls_of(case)[0], every=False) < 4e-3
 
 
 def block_scaled(shared="1x128", dtype="float32", **fields):
-    """float32 stands for fp8, which torch multiplies nowhere but on a GPU."""
+    """Let float32 stand for fp8, which torch multiplies only on a GPU."""
     return Case("given", "matmul", dtype, "NT", 1, 150, 160, 300, block_scales=shared, **fields)
 
 
@@ -219,9 +219,9 @@ def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
     case = block_scaled(shared, epilogue=epilogue)
     call = calls_of(case)[0]
     rows, columns = map(int, shared.split("x"))
-    assert block_peers.way_of(call) == peers.torch_call(call) == block_peers.WIDE
+    assert block_baselines.way_of(call) == baselines.torch_call(call) == block_baselines.WIDE
     with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
-        answers.check(peers.torch_side(case), call)
+        answers.check(baselines.torch_side(case), call)
     a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
     of_a, of_b = call.scales.a.view(-1, 3), call.scales.b.view(3, -1)
     assert of_a.shape[0] == -(-150 // rows)
@@ -245,26 +245,26 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
         return torch.zeros(150, 160, dtype=out_dtype)
 
     monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(block_peers, "_ways", {})
+    monkeypatch.setattr(block_baselines, "_ways", {})
     case = block_scaled(dtype="float8_e4m3fn")
     call = calls_of(case)[0]
-    assert peers.torch_call(call) == block_peers.OWN
-    peers.torch_side(case)(call)
+    assert baselines.torch_call(call) == block_baselines.OWN
+    baselines.torch_side(case)(call)
     of_a, of_b = asked[-1]
     assert torch.equal(of_a, call.scales.a.view(150, 3))
     assert of_a.stride() == (1, 150)
     assert torch.equal(of_b, call.scales.b.view(3, 2))
     assert of_b.stride() == (1, 4)  # three blocks of K, in rows of four
-    peers.torch_side(case)(call)
+    baselines.torch_side(case)(call)
     assert asked[-1][0] is of_a  # made once
 
 
 def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
     case = block_scaled(dtype="float8_e4m3fn")
     times = (1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
-    line = result(case, Measurement(*times, torch_call=block_peers.WIDE), ENV)
+    line = result(case, Measurement(*times, torch_call=block_baselines.WIDE), ENV)
     assert line["block_scales"] == "1x128"
-    assert line["torch_call"] == block_peers.WIDE
+    assert line["torch_call"] == block_baselines.WIDE
     assert "epilogue" not in line
     assert "torch_call" not in result(case, Measurement(*times), ENV)
 
@@ -274,11 +274,11 @@ def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
 )
 def test_torch_does_both_products_of_a_gated_unit(epilogue):
     case = Case("given", "matmul", "float32", "NT", 1, 9, 7, 5, epilogue=epilogue)
-    run = peers.torch_side(case)
+    run = baselines.torch_side(case)
     for call in calls_of(case):
         assert answers.check(run, call) < 1e-5
-        inputs, out = peers._as_a_user_has_them(call)
-        torch.testing.assert_close(peers._product(call)(*inputs), out, rtol=1e-5, atol=1e-5)
+        inputs, out = baselines._as_a_user_has_them(call)
+        torch.testing.assert_close(baselines._product(call)(*inputs), out, rtol=1e-5, atol=1e-5)
         call.up.tensor.add_(9.0)
         with pytest.raises(TuningError, match="wrong answer"):
             answers.answer_error(call)
@@ -302,7 +302,7 @@ def test_answers_take_zero_points_away(zeros, monkeypatch):
     out.copy_((wide_a @ wide_b) * of.scale_a.tensor.view(-1, 1) * of.scale_b.tensor)
     wanted = out.clone()
     monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
-    assert answers.check(peers.torch_side(case), call) < 4e-3
+    assert answers.check(baselines.torch_side(case), call) < 4e-3
     torch.testing.assert_close(out, wanted, rtol=1e-2, atol=0)
     (of.zero_b or of.zero_a).tensor.add_(3)
     with pytest.raises(TuningError, match="wrong answer"):

@@ -1,20 +1,65 @@
-"""Errors of products, tritile's and torch's, on the same data."""
+"""Measure the errors of tritile's and torch's products by precision, on easy and on hard data."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 
 from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
-from tritile.lab.report.accuracy.data import FINITE, SPECIAL, Pair
 from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
 from tritile.tune.subject.elements import torch_fp32
 
-# Precisions by dtype, each beside what torch does at best for that dtype; "" where there is no choice.
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _graded(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    steps = torch.arange(a.shape[1], device=a.device) * (60 / a.shape[1])
+    return a * torch.exp2(-steps), b * torch.exp2(steps)[:, None]
+
+
+def _cancelling(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    half = a.shape[1] // 2
+    a, b = a.clone(), b.clone()
+    a[:, half : 2 * half] = a[:, :half]
+    b[half : 2 * half] = b[:half] * (1e-4 * b[:half] - 1)
+    return a, b
+
+
+def _badly_ranged(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    return a * torch.exp(8 * torch.randn_like(a)), b * torch.exp(8 * torch.randn_like(b))
+
+
+def _with(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x[1, 2] = value
+        return x
+
+    return changed
+
+
+# Functions of normal a and b, by name. Elements of "graded" span 2^60 along K, their products do not.
+# Elements of "badly ranged" span some 10^20 anywhere. Sums of "cancelling" end near 1e-4 of their terms.
+FINITE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
+    "normal": lambda a, b: (a, b),
+    "uniform": lambda a, b: (a.frac().abs(), b.frac().abs()),
+    "log-normal": lambda a, b: (a.exp(), b.exp()),
+    "cancelling": _cancelling,
+    "graded": _graded,
+    "badly ranged": _badly_ranged,
+}
+# The same with NaN, infinities, or elements at the ends of their type's range.
+SPECIAL: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
+    "NaN": lambda a, b: (_with(float("nan"))(a), b),
+    "infinite": lambda a, b: (_with(float("inf"))(a), _with(float("-inf"))(b)),
+    "huge": lambda a, b: (_with(float(torch.finfo(a.dtype).max) * 0.9)(a), b),
+    "denormal": lambda a, b: (a * float(torch.finfo(a.dtype).tiny) * 0.1, b),
+}
+# Precisions by dtype; "" where there is no choice.
 PRECISIONS: Final = {
     "float32": ("ieee", "fp16x3", "tf32x3", "tf32"),
     "float64": ("ieee", "ozaki"),
@@ -25,18 +70,17 @@ PRECISIONS: Final = {
     "float8_e4m3fn": ("ieee", "fast"),
     "int8": ("",),
 }
-_ROWS: Final = 16  # of what is compared with numbers of 64 bits of mantissa, and as many columns
+_ROWS: Final = 16  # rows and columns of 64-bit products that are compared
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far a product of (n, k) by (k, n) is from exact.
+    """Hold how far a product of (n, k) by (k, n) is from exact.
 
-    `error` is of the norm, |out - a b| / |a b|; `worst` the largest error of an element, as a share of
-    (|a| |b|) there. `torch_error` and `torch_worst` are torch's, which is asked for TF32 where tritile is.
-    `bound` is what `worst` is proved to stay below, None where nothing is stated. Of data with NaN or
-    infinities, or elements at the ends of their type, `differing` counts elements that are NaN, infinite or
-    finite where torch's is something else; other fields are None where a product is not finite.
+    `error` is |out - a b| / |a b|, by norm. `worst` is the largest error of an element over (|a| |b|) there.
+    `torch_error` and `torch_worst` are torch's, which uses TF32 where tritile does. `bound` is the proved
+    bound of `worst`, None where there is none. `differing` counts the elements that are NaN, infinite or
+    finite where torch's are not. Where a product is not finite the other fields are None.
     """
 
     dtype: str
@@ -50,10 +94,6 @@ class Accuracy:
     torch_worst: float | None
     bound: float | None
     differing: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON holds."""
-        return asdict(self)
 
 
 def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
@@ -79,10 +119,10 @@ def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
 
 
 def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """a b and |a| |b| in float64, of more digits than any product has that is compared with it.
+    """Return a b and |a| |b| in float64, more exact than any product that is compared with them.
 
-    Products of 64-bit types by numpy's longdouble, which has 64 bits of mantissa on x86, and so of some rows
-    and columns only: see `_shown`.
+    Products of 64-bit types are computed in numpy's longdouble, which has 64 bits of mantissa on x86. This is
+    slow: see `_shown`.
     """
     wide = torch.complex128 if a.is_complex() else torch.float64
     if a.dtype not in (torch.float64, torch.complex128):
@@ -97,7 +137,7 @@ def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _shown(dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
-    """What of a product is compared: all, or the rows and columns that `_exact` is asked for."""
+    """Return the part of a product that is compared: all, or 16 rows and columns of 64-bit types."""
     return out[:_ROWS, :_ROWS].cpu() if dtype in (torch.float64, torch.complex128) else out
 
 
@@ -109,7 +149,7 @@ def _errors(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> 
 
 
 def _kinds(out: torch.Tensor) -> torch.Tensor:
-    """1 for a NaN, 2 and 3 for infinities, else 0."""
+    """Return 1 for a NaN, 2 and 3 for infinities, else 0."""
     out = torch.view_as_real(out) if out.is_complex() else out
     if not out.is_floating_point():
         return torch.zeros_like(out, dtype=torch.int8)
@@ -119,7 +159,7 @@ def _kinds(out: torch.Tensor) -> torch.Tensor:
 def _posed(
     dtype: str, n: int, k: int, make: Callable[[torch.Tensor, torch.Tensor], Pair], where: str
 ) -> Pair:
-    """a (n, k) and b (k, n), of whose columns each is contiguous."""
+    """Return a (n, k) and b (k, n), b with contiguous columns."""
     kind, device = getattr(torch, dtype), torch.device(where)
     generator = torch.Generator(device=device).manual_seed(k)
     if dtype == "int8":
@@ -140,14 +180,14 @@ def _posed(
 
 
 def _bound(dtype: str, precision: str, data: str, k: int) -> float | None:
-    """What is proved of `worst`: of fp16x3 before its result is rounded to fp32, which adds half a step."""
+    """Return the proved bound of `worst`: fp16x3's, and the rounding of its result to fp32."""
     if (dtype, precision) == ("float32", "fp16x3") and data in FINITE:
         return error_bound(k) + 2.0**-24
     return None
 
 
 def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) -> Accuracy:
-    """The errors of one product, on this device ("cuda" or "cpu")."""
+    """Measure the errors of one product on a device, "cuda" or "cpu"."""
     kind = getattr(torch, dtype)
     a, b = _posed(dtype, n, k, (FINITE | SPECIAL)[data], where)
     ours, theirs = _ours(a, b, precision), _torchs(a, b, precision)
@@ -165,7 +205,7 @@ def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) 
 
 
 def cases(dtypes: tuple[str, ...], ks: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
-    """dtype, precision, data and K of every product that is looked at."""
+    """Yield dtype, precision, data and K of every product to measure."""
     for dtype in dtypes:
         small = dtype in ("float8_e4m3fn", "int8")
         names = (

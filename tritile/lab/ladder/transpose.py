@@ -1,8 +1,8 @@
-"""Transposes of n x n matrices, row after row in memory: out[j, i] = x[i, j]. One idea a rung.
+"""Tutorial kernels that transpose n x n row-major matrices, out[j, i] = x[i, j], one idea each.
 
-All ask for n^2 elements and write as many: what tells them apart is how many threads are at it, how much
-of each sector of 32 bytes they use, and whether they wait for each other at shared memory.
-Offsets have 32 bits: n is 46,340 at the most.
+All read n^2 elements and write as many. They differ in how many threads work, how much of each 32-byte
+sector they use, and whether threads wait for each other at shared memory.
+Offsets have 32 bits: n is 46,340 at most.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""A climb as a picture: a bar for each rung on a logarithmic scale, a panel for each ladder."""
+"""A climb as a picture: a bar for each step on a logarithmic scale, a panel for each ladder."""
 
 import io
 import math
@@ -8,30 +8,30 @@ from typing import Any, Final
 import altair as alt
 import jinja2
 
-from tritile.lab.report.climbing import Climb, gains, rate, rate_text, share_text, size_text, time_text, unit
-from tritile.lab.rungs.reading import Reading
+from tritile.lab.ladder.climbing import Climb, gains, rate, rate_text, share_text, size_text, time_text, unit
+from tritile.lab.ladder.reading import Reading
 
 _WIDTH: Final = 760
-_STEP: Final = 44  # pixels of a rung: a line of text, and the bar under it
-_NAME: Final = 150  # pixels from a rung's name to what is new on it
+_STEP: Final = 44  # pixels of a step: a line of text, and the bar under it
+_NAME: Final = 150  # pixels from a step's name to what is new
 _FONT: Final = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 _INK, _FAINT, _RULE = "#1f2430", "#5d6472", "#e3e6ec"
-_COLORS: Final = {"rung": "#4c78a8", "tritile": "#e4572e", "yardstick": "#b3b9c4"}
+_COLORS: Final = {"kernel": "#4c78a8", "tritile": "#e4572e", "yardstick": "#b3b9c4"}
 
 
 def _kind(reading: Reading) -> str:
     if reading.yardstick:
         return "yardstick"
-    return "tritile" if reading.name.startswith("tritile.") else "rung"
+    return "tritile" if reading.name.startswith("tritile.") else "kernel"
 
 
 def _traffic(reading: Reading) -> int | None:
-    """What tells rungs apart that were not timed: bytes asked for, or of sectors touched by transposes."""
+    """Return the bytes that compare untimed steps: counted in products, in sectors in transposes."""
     return reading.bytes_counted if reading.op == "matmul" else reading.touched
 
 
 def _bar(reading: Reading, climb: Climb, gained: dict[str, tuple[float, float]]) -> tuple[float | None, str]:
-    """A rung's value, and the words at its bar's end."""
+    """Return the value of a step's bar and the label at its end."""
     if not climb.timed:
         traffic = _traffic(reading)
         return traffic, size_text(traffic) if traffic else "not interpreted"
@@ -57,7 +57,7 @@ def _rows(op: str, climb: Climb) -> list[dict[str, Any]]:
 
 def _subtitle(op: str, climb: Climb) -> str:
     if climb.timed:
-        shown = "times the first rung; share of the best; grey: to compare"
+        shown = "times the first step; share of the best; grey: to compare"
         return f"{unit(op)} on {climb.device}, logarithmic; {shown}"
     asked = "bytes asked of global memory" if op == "matmul" else "bytes of the sectors touched"
     return f"{asked}, counted in the interpreter, logarithmic; less is better"
@@ -67,7 +67,7 @@ def _panel(op: str, climb: Climb) -> alt.LayerChart:
     rows = _rows(op, climb)
     values = [row["value"] for row in rows if row["value"]] or [1.0]
     low = 10 ** math.floor(math.log10(min(values) * 0.9))
-    high = max(values) * (max(values) / low) ** 0.6  # room for the longest bar's words
+    high = max(values) * (max(values) / low) ** 0.6  # room for the longest bar's label
     for row in rows:
         row["low"] = low
         row["value"] = row["value"] or low
@@ -101,7 +101,7 @@ def _panel(op: str, climb: Climb) -> alt.LayerChart:
 
 
 def picture(climb: Climb) -> alt.VConcatChart:
-    """The chart of a climb: rates where it was timed, else traffic."""
+    """Return the chart of a climb: rates where it was timed, else traffic."""
     panels = alt.vconcat(*(_panel(op, climb) for op in climb.ops), spacing=28, background="white")
     return (
         panels.configure_view(stroke=None)
@@ -122,7 +122,7 @@ def _svg(climb: Climb) -> str:
 
 
 def _page(climb: Climb) -> str:
-    """A page that holds the picture and, as a table, what it shows and more."""
+    """Return an HTML page with the picture and tables of all readings."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "pages")
     pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"size": size_text, "time": time_text, "rate": rate_text, "share": share_text}

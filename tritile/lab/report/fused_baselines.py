@@ -1,4 +1,4 @@
-"""What a torch user calls for a product and what follows it: the peer of fused epilogues."""
+"""A product and its epilogue as a torch user writes them: the baseline of fused epilogues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from tritile.core import of_torch
 from tritile.core.epilogue import activated
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import MatmulCall
-from tritile.lab.report import block_peers
+from tritile.lab.report import block_baselines
 from tritile.tune.subject import operands
 
 Side = torch.Tensor | None
 
 
 def sides(call: MatmulCall) -> list[torch.Tensor]:
-    """The epilogue's tensors, as a user has them, in no more dimensions than they differ by; and `up`."""
+    """Return the epilogue's tensors with broadcast dimensions of extent 1 or dropped, then `up`."""
     found = []
     for view in call.fused.views:
         if view is not None:
@@ -33,7 +33,7 @@ def sides(call: MatmulCall) -> list[torch.Tensor]:
 
 
 def _gated(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """activation(linear(x, gate)) * linear(x, up), as a torch user writes it; of one matrix."""
+    """Return activation(linear(x, gate)) * linear(x, up) as a torch user writes it, for one matrix."""
     fused = call.fused
 
     def linear(
@@ -60,7 +60,7 @@ def _in_place(out: torch.Tensor, activation: str) -> torch.Tensor:
 def without_zeros(
     sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side
 ) -> torch.Tensor:
-    """The sums of (a - zero_a) (b - zero_b), of those of a b, in int32."""
+    """Return (a - zero_a) @ (b - zero_b) in int32, from `sums`, which is a @ b."""
     kind = torch.int32
     if zero_a is not None:
         of_b = b.sum(0, keepdim=True, dtype=kind)
@@ -69,13 +69,9 @@ def without_zeros(
     return sums if zero_b is None else sums - zero_b.to(kind) * a.sum(1, keepdim=True, dtype=kind)
 
 
-def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """The product, scaled, with what is added and its activation; all in place where `out` is given."""
-    if call.up is not None:
-        return _gated(call)
-    fused, kind = call.fused, getattr(torch, call.out_dtype)
-    names = [view is not None for view in fused.views]
-
+def _scaled_product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """Return a @ b with its scales and zero points as a function of a, b, scales, zero points and `out=`."""
+    kind = getattr(torch, call.out_dtype)
     one = torch.ones((), device=call.a.tensor.device)
 
     def scaled(
@@ -94,12 +90,21 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
             sums = torch.mul(sums, scale, **out)
         return sums
 
+    return scaled
+
+
+def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """Return the product with its epilogue as a function; it works in place where `out` is given."""
+    if call.up is not None:
+        return _gated(call)
+    fused, scaled = call.fused, _scaled_product(call)
+    present = [view is not None for view in fused.views]
     if call.scales is not None:
-        multiply, of_blocks = block_peers.product(call), len(block_peers.inputs(call)) - 2
+        multiply, of_blocks = block_baselines.product(call), len(block_baselines.inputs(call)) - 2
 
     def run(a: torch.Tensor, b: torch.Tensor, *given: torch.Tensor, **out: Any) -> torch.Tensor:
         tensors = iter(given if call.scales is None else given[of_blocks:])
-        read = (next(tensors) if there else None for there in names)
+        read = (next(tensors) if there else None for there in present)
         scale_a, scale_b, bias, residual, _, zero_a, zero_b, *_ = read
         scales = [scale for scale in (scale_a, scale_b) if scale is not None]
         own = call.scales is None

@@ -1,4 +1,4 @@
-"""What a torch user calls for products of groups: the peer of `tritile.grouped_matmul`."""
+"""Products of groups as a torch user writes them: the baseline of `tritile.grouped_matmul`."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from tritile.tune.subject import operands
 
 
 def _as_a_user_has_it(view: View, groups: int) -> torch.Tensor:
-    """A matrix, or one for each group."""
+    """Return one matrix, or a matrix for each group."""
     return operands.matrix(view, groups) if view.batch_strides else operands.matrix(view, 1)[0]
 
 
 def inputs(call: GroupedCall) -> list[torch.Tensor]:
-    """a, b, offs, and the scales of a call that groups share rows, or K, of."""
+    """Return a, b and offs, then the scales where there are any."""
     a, b = (_as_a_user_has_it(view, call.groups) for view in (call.a, call.b))
     if call.scales is None:
         return [a, b, call.offs]
@@ -25,15 +25,15 @@ def inputs(call: GroupedCall) -> list[torch.Tensor]:
 
 
 def result(call: GroupedCall) -> torch.Tensor:
-    """Where a call's result goes."""
+    """Return the tensor that a call writes."""
     return _as_a_user_has_it(call.out, call.groups)
 
 
 def product(call: GroupedCall) -> Callable[..., torch.Tensor]:
-    """What makes the products of inputs as `inputs` gives them; it allocates its results.
+    """Return a function that multiplies what `inputs` returns; it allocates its results.
 
-    torch offers bfloat16 on its fast path, and of fp8 float8_e4m3fn, with scales; for others it reads where
-    groups end on the host, which no graph can hold, and raises.
+    torch's fast path takes bfloat16, and float8_e4m3fn with scales. For other dtypes torch reads the offsets
+    on the host, which raises under graph capture.
     """
     if call.dtype not in FP8_DTYPES:
         return lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs)

@@ -1,6 +1,6 @@
-"""torch's product with scales for each 128 of K: its own where it takes them, else one of wider operands.
+"""torch's product with scales per 128 of K: `_scaled_mm` where it takes the operands, else a bfloat16 matmul.
 
-Everything is made ready at a call's first run: later runs, which are timed or captured, find it done.
+A call's first run prepares its operands, so that later runs, timed or captured, only multiply.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,10 @@ _ways: Final[dict[Any, str]] = {}  # by problem
 
 
 def _laid_out(scales: torch.Tensor, shared: int) -> torch.Tensor:
-    """Scales of (rows, blocks of K), as torch wants them: columns contiguous, or rows of whole fours.
+    """Lay scales of shape (rows, blocks of K) out as torch wants them.
 
-    After `is_blockwise_1x128_scaling` and `is_blockwise_128x128_scaling` of aten/src/ATen/native/cuda.
+    Scales per row have contiguous columns; scales per 128 rows have rows padded to multiples of 4. See
+    `is_blockwise_1x128_scaling` and `is_blockwise_128x128_scaling` in aten/src/ATen/native/cuda.
     """
     if shared == 1:
         return scales.t().contiguous().t()
@@ -44,7 +45,7 @@ def _own(call: MatmulCall) -> list[torch.Tensor]:
 
 
 def _wide(call: MatmulCall) -> list[torch.Tensor]:
-    """Both operands times their scales, in bfloat16."""
+    """Return both operands times their scales, in bfloat16."""
     return [tensor.bfloat16() for tensor in applied(call, torch.float32)]
 
 
@@ -61,19 +62,19 @@ def _product(way: str, kind: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def way_of(call: MatmulCall) -> str:
-    """What a torch user would call: what multiplies with the scales, where it takes these operands."""
+    """Name what a torch user would call, OWN or WIDE; found by trying, once for each problem."""
     problem = call.problem
     if problem not in _ways:
         try:
             _product(OWN, getattr(torch, call.out_dtype))(*_own(call))
             _ways[problem] = OWN
-        except (RuntimeError, ValueError, NotImplementedError):  # of this kind or size it takes none
+        except (RuntimeError, ValueError, NotImplementedError):  # torch refuses this dtype or size
             _ways[problem] = WIDE
     return _ways[problem]
 
 
 def inputs(call: MatmulCall) -> list[torch.Tensor]:
-    """Operands, and scales, as `product` takes them."""
+    """Return the operands, and any scales, that `product` takes."""
     assert call.scales is not None
     if call.scales.a not in _ready:
         _ready[call.scales.a] = (_wide if way_of(call) == WIDE else _own)(call)
@@ -82,7 +83,7 @@ def inputs(call: MatmulCall) -> list[torch.Tensor]:
 
 
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """The product of what `inputs` gives; `out=` or none."""
+    """Return a function that multiplies what `inputs` returns; `out=` is optional."""
     kind = getattr(torch, call.out_dtype)
     multiply = _product(way_of(call), kind)
     if way_of(call) == OWN or kind == torch.bfloat16:

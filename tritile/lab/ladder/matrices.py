@@ -1,4 +1,4 @@
-"""The matrices that rungs work on, and whether what they wrote is right."""
+"""Make the matrices that tutorial kernels work on, and check what they wrote."""
 
 import math
 from typing import Final
@@ -13,7 +13,7 @@ _CHECKED_ROWS: Final = 256
 
 
 def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices:
-    """Random n x n matrices, the same for the same seed, and one full of NaN for the answer."""
+    """Return random n x n matrices, the same for the same seed, and one full of NaN for the answer."""
     generator = torch.Generator(where).manual_seed(seed)
     kind = getattr(torch, dtype)
     given = [
@@ -24,15 +24,15 @@ def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices
 
 
 def allowed_error(dtype: str, n: int) -> float:
-    """How large `error_of` a product may be: rounding of the answer, and of n terms summed in fp32.
+    """Return the largest `error_of` of a right product: rounding of the answer, and of n sums in fp32.
 
-    A running sum errs by about sqrt(n) steps of its own, twice as much in the adders of tensor cores.
+    A running sum errs by about sqrt(n) roundings of its own, twice as much in the adders of tensor cores.
     """
     return _ROUNDING[dtype] + 4e-7 * math.sqrt(n)
 
 
 def error_of(op: str, given: Matrices) -> float:
-    """The relative error of the last matrix: |out - a b| / |a b| in float64 over up to 256 rows.
+    """Return the relative error of the last matrix: |out - a b| / |a b| in float64 over up to 256 rows.
 
     A transpose has to be exact. Raises TuningError for a wrong answer.
     """

@@ -1,4 +1,4 @@
-"""The rungs of each ladder, from a naive kernel up to the library's own, as frozen values."""
+"""The steps of each ladder, from a naive kernel up to the library's own, as frozen values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,27 +11,27 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, alignment
-from tritile.lab.rungs import matmul as products
-from tritile.lab.rungs import transpose as transposes
+from tritile.lab.ladder import matmul as products
+from tritile.lab.ladder import transpose as transposes
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.tune.subject.elements import torch_fp32
 
-Values = Mapping[str, Any] | Config  # of a kernel's parameters, by name
+Values = Mapping[str, Any] | Config  # a kernel's parameters by name
 Grid = tuple[int, ...]
-Problem = MatmulProblem | PermuteProblem  # that have ladders
+Problem = MatmulProblem | PermuteProblem
 ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of ours, and how it is launched on n x n matrices.
+    """Hold a tutorial kernel and how to launch it on n x n matrices.
 
-    Of several `configs` the fastest is found by measuring. `grid(n, config, processors)` gives the
-    programs, `asked(n, itemsize, config)` the bytes that they ask of global memory, read and written.
-    `blocks(config)`, where there is one, gives the tile of each matrix that a tensor descriptor moves; else
-    kernels take pointers. `unfit(device, n)` says why it does not run there, if it does not; the device may
-    be `tritile.core.device.INTERPRETER`.
+    The fastest of several `configs` is found by measuring. `grid(n, config, processors)` returns the grid,
+    `asked(n, itemsize, config)` the bytes that all programs read from and write to global memory.
+    `blocks(config)` returns the tile of each matrix that a tensor descriptor moves; a kernel without it takes
+    pointers. `unfit(device, n)` returns why the kernel cannot run there, or None; the device may be
+    `tritile.core.device.INTERPRETER`.
     """
 
     jitted: Any
@@ -44,10 +44,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Library:
-    """A call that a user would make; `call(*matrices)`, of which the last is written.
+    """Hold a call that a user would make: `call(*matrices)` writes the last of them.
 
-    `problem(n)` is the same as the library plans it; another's call has none. `checked` is off for one that
-    does something else, in as many bytes.
+    `problem(n)` returns the problem that tritile plans; a call of torch has none. `checked` is false for a
+    call that does something else with as many bytes.
     """
 
     call: Callable[..., object]
@@ -56,10 +56,10 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A step of a ladder: its name, what is new on it, in a few words, and what runs.
+class Step:
+    """Hold a step of a ladder: its name, what is new in a few words, and what runs.
 
-    `dtype` is that of all matrices: a and b into out (op "matmul"), or x into out (op "transpose").
+    All matrices have `dtype`: a, b and out (op "matmul"), or x and out (op "transpose").
     """
 
     op: str
@@ -70,16 +70,16 @@ class Rung:
 
     @property
     def yardstick(self) -> bool:
-        """Whether it is another's, and of interest for its time alone."""
+        """Tell whether the step is not ours, and is run for its time alone."""
         return isinstance(self.runs, Library) and self.runs.problem is None
 
     @property
     def checked(self) -> bool:
-        """Whether its answer is the ladder's."""
+        """Tell whether the step computes what its ladder does, so that its answer is checked."""
         return isinstance(self.runs, Kernel) or self.runs.checked
 
     def unfit(self, device: Device, n: int) -> str | None:
-        """Why it does not run on a device, as of a `Kernel`; None where it does."""
+        """Return why the step cannot run on a device, as `Kernel.unfit` does; None if it can."""
         return self.runs.unfit(device, n) if isinstance(self.runs, Kernel) else None
 
 
@@ -117,7 +117,7 @@ def _asked_naively(n: int, itemsize: int, config: Values) -> int:
 
 
 def _asked_by_tiles(n: int, itemsize: int, config: Values) -> int:
-    """All of a once for each column of tiles, all of b once for each row of them, and out."""
+    """Count all of a for each column of tiles, all of b for each row of tiles, and out once."""
     times = _programs(n, config["BLOCK_N"]) + _programs(n, config["BLOCK_M"]) + 1
     return times * n * n * itemsize
 
@@ -126,7 +126,7 @@ def _asked_once(n: int, itemsize: int, config: Values) -> int:
     return 2 * n * n * itemsize
 
 
-def _described(config: Values) -> tuple[tuple[int, int], ...]:
+def _moved_by_tma(config: Values) -> tuple[tuple[int, int], ...]:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     return (m, k), (k, n), (m, n)
 
@@ -163,7 +163,7 @@ def _shared(swizzle: bool) -> Kernel:
 
 
 def _square_product(n: int) -> MatmulProblem:
-    rows = alignment(n * ITEMSIZE["bfloat16"]) if n > 1 else 16  # nothing steps over the only row
+    rows = alignment(n * ITEMSIZE["bfloat16"]) if n > 1 else 16  # a stride over one row is never used
     return MatmulProblem(1, n, n, n, "bfloat16", "bfloat16", a_align=rows, b_align=rows, out_align=rows)
 
 
@@ -172,13 +172,13 @@ def _square_turn(n: int) -> PermuteProblem:
 
 
 def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """torch's product; of fp32 matrices, in fp32 and not in TF32."""
+    """Multiply with torch, fp32 matrices in fp32 and not in TF32."""
     with torch_fp32():
         torch.matmul(a, b, out=out)
 
 
 def _torch_transpose(x: torch.Tensor, out: torch.Tensor) -> None:
-    """x.t().contiguous(), into an output that is there."""
+    """Write x.t().contiguous() into out."""
     out.copy_(x.t())
 
 
@@ -187,60 +187,60 @@ _SHAPES = ((128, 128, 8), (128, 256, 8), (256, 128, 8), (64, 256, 8), (64, 128, 
 _TURNS = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 128, 4), (128, 32, 4))
 
 MATMUL: Final = (
-    Rung(
+    Step(
         "matmul", "naive", "each thread fetches a row and a column of its own", "float32",
         Kernel(products.matmul_naive, (Config.of(8, 1, BLOCK=256),), _by_element, _asked_naively),
     ),
-    Rung(
+    Step(
         "matmul", "shared tiles", "1,024 threads share what they fetch, a sum each", "float32",
         replace(_product(_tiles(32, 32, 32, 32)), unfit=_too_many_threads),
     ),
-    Rung(
+    Step(
         "matmul", "register blocks", "64 sums a thread: shared memory is read less often", "float32",
         _product(_tiles(128, 128, 16, 8)),
     ),
-    Rung("matmul", "torch, fp32", "torch.matmul, without TF32", "float32", Library(_torch_matmul)),
-    Rung(
+    Step("matmul", "torch, fp32", "torch.matmul, without TF32", "float32", Library(_torch_matmul)),
+    Step(
         "matmul", "tensor cores", "16-bit operands, multiplied tile by tile", "bfloat16",
         _product(_tiles(*_FIXED)),
     ),
-    Rung(
+    Step(
         "matmul", "autotuned", "tile, stages and order by tritile.autotune", "bfloat16",
         _product(
             _tiles(*_FIXED, group=8),
             *(_tiles(m, n, 64, warps, stages, 8) for m, n, warps in _SHAPES for stages in (3, 4)),
         ),
     ),
-    Rung(
+    Step(
         "matmul", "persistent, TMA", "the copy engine fetches; programs go on from tile to tile", "bfloat16",
         Kernel(
             products.matmul_persistent, (_tiles(128, 256, 64, 8, 3, 8),), _by_processor, _asked_by_tiles,
-            _described, _without_tma,
+            _moved_by_tma, _without_tma,
         ),
     ),
-    Rung("matmul", "tritile.matmul", "the library's kernels and its choice", "bfloat16",
+    Step("matmul", "tritile.matmul", "the library's kernels and its choice", "bfloat16",
          Library(lambda a, b, out: matmul(a, b, out=out), _square_product)),
-    Rung("matmul", "torch, bf16", "torch.matmul", "bfloat16", Library(_torch_matmul)),
+    Step("matmul", "torch, bf16", "torch.matmul", "bfloat16", Library(_torch_matmul)),
 )  # fmt: skip
 
 TRANSPOSE: Final = (
-    Rung(
+    Step(
         "transpose", "row by row", "a program reads a row and writes a column", "float32",
         Kernel(transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),), _by_row, _asked_once),
     ),
-    Rung(
+    Step(
         "transpose", "element by element", "a thread an element: far more of them under way", "float32",
         Kernel(transposes.transpose_elements, (Config.of(4, 1, BLOCK=128),), _by_element, _asked_once),
     ),
-    Rung(
+    Step(
         "transpose", "shared tiles", "turned in shared memory: writes fill whole sectors", "float32",
         _shared(False),
     ),
-    Rung(
+    Step(
         "transpose", "no bank conflicts", "swizzled: a column of the tile is in 32 banks, not one", "float32",
         _shared(True),
     ),
-    Rung(
+    Step(
         "transpose", "autotuned", "tile shapes, square or not, by tritile.autotune", "float32",
         Kernel(
             transposes.transpose_tiles,
@@ -248,10 +248,10 @@ TRANSPOSE: Final = (
             _by_two_axes, _asked_once,
         ),
     ),
-    Rung("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
+    Step("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
          Library(lambda x, out: transpose(x, out=out), _square_turn)),
-    Rung("transpose", "torch", "x.t().contiguous()", "float32", Library(_torch_transpose)),
-    Rung("transpose", "device copy", "out.copy_(x), which turns nothing: the limit", "float32",
+    Step("transpose", "torch", "x.t().contiguous()", "float32", Library(_torch_transpose)),
+    Step("transpose", "device copy", "out.copy_(x), which turns nothing: the limit", "float32",
          Library(lambda x, out: out.copy_(x), checked=False)),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""An explanation in words and figures."""
+"""An explanation as rows of text."""
 
 import math
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes as people write it: 134 MB. Powers of 1000, as rates of memory are given."""
+    """Write a number of bytes in decimal units, as memory rates are given: 134 MB."""
     for unit in _UNITS[:-1]:
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -21,7 +21,7 @@ def bytes_text(count: float) -> str:
 
 
 def rows(of: "Explanation") -> list[tuple[str, str, str]]:
-    """A name, a figure, and what it means."""
+    """Return rows of a name, a figure and its meaning."""
     return [*_traffic(of), *_roofline(of), *_tiles(of), *_kernel(of), *_time(of)]
 
 
@@ -46,7 +46,7 @@ def _cut(of: "Explanation") -> str:
 
 
 def _down(share: float) -> str:
-    """Percent, rounded down: 100% is all of it."""
+    """Write a share in percent, rounded down, so that 100% means all."""
     return f"{math.floor(100 * share)}%"
 
 
@@ -62,7 +62,7 @@ def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
         told = f"{side}: the ridge of this GPU is at {of.ridge:.0f} ({of.peak_tflops:.0f} TFLOP/s)"
     return [
         ("intensity", f"{of.intensity:.1f} op/byte", told),
-        ("roof", f"{of.roof_us:.1f} us", "no kernel gets below on this GPU" + shared),
+        ("roof", f"{of.roof_us:.1f} us", "no kernel is faster on this GPU" + shared),
     ]
 
 
@@ -84,7 +84,7 @@ def _kernel(of: "Explanation") -> list[tuple[str, str, str]]:
     if of.taken is None or of.occupancy is None:
         return [("kernel", "none", of.refusal)]
     taken, held = of.taken, of.occupancy
-    shared = f"of {bytes_text(of.device.shared_memory)} a program may have"
+    shared = f"of {bytes_text(of.device.shared_memory)} that a program may have"
     programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
     spilled = "none" if not taken.spills else "registers that spill to memory cost time"
     return [

@@ -1,7 +1,6 @@
-"""Matrix products of n x n matrices, row after row in memory, one idea a rung.
+"""Tutorial kernels that multiply n x n row-major matrices, one idea each.
 
-Offsets have 32 bits: n is 46,340 at the most. Traffic is what a kernel asks of global memory, whether or
-not a cache has it.
+Offsets have 32 bits: n is 46,340 at most. Traffic counts what a kernel asks of global memory, cached or not.
 """
 
 import triton

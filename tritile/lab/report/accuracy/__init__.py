@@ -1,1 +1,0 @@
-"""How far products are from exact, by precision, on data that are easy and on data that are hard."""
