@@ -92,7 +92,7 @@ class ForkServer:
         ours.settimeout(START_S)
         self._control = ours
 
-    def fork(self, connection: int, said: int) -> int:
+    def fork(self, connection: int, stderr: int) -> int:
         """Start a process that serves a socket and writes its errors to a file; return its pid.
 
         Raises TuningError where none can be started.
@@ -101,7 +101,7 @@ class ForkServer:
             for _ in range(2):
                 control = self._control or self._start()
                 with self._in_step():
-                    socket.send_fds(control, [b"f"], [connection, said])
+                    socket.send_fds(control, [b"f"], [connection, stderr])
                     return int(_line(control))
         raise TuningError("no process can be started")
 
@@ -173,7 +173,7 @@ class Child:
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self._connection: Connection | None = None
-        self._said: Any = None
+        self._stderr: Any = None
         self.pid: int | None = None  # None where it does not run
 
     def ask(self, function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
@@ -219,9 +219,9 @@ class Child:
     def _start(self) -> None:
         try:
             ours, theirs = socket.socketpair()
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
             with theirs:
-                self.pid = self._fork_server.fork(theirs.fileno(), self._said.fileno())
+                self.pid = self._fork_server.fork(theirs.fileno(), self._stderr.fileno())
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_STALLED_S), 0))
             self._connection = Connection(ours.detach())
         except OSError as error:
@@ -245,8 +245,8 @@ class Child:
 
     def _death(self) -> ChildError:
         """Return the error that says how the process ended."""
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
-        lines = self._said.read().decode(errors="replace").split("\n")
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 4096))
+        lines = self._stderr.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         code = self.close()
         how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
@@ -258,10 +258,10 @@ class Child:
 
     def close(self) -> int | None:
         """End the process if it has not ended, and return its status. A later request starts another."""
-        connection, pid, said = self._connection, self.pid, self._said
-        self._connection = self.pid = self._said = None
-        if said is not None:
-            said.close()
+        connection, pid, stderr = self._connection, self.pid, self._stderr
+        self._connection = self.pid = self._stderr = None
+        if stderr is not None:
+            stderr.close()
         if connection is not None:
             connection.close()  # the process ends at that, unless it is amid a request
         return self._fork_server.status(pid) if pid is not None else None
