@@ -1,4 +1,4 @@
-"""A rank of `tritile tune` as torchrun starts it, on a made-up H200 whose kernels are timed by a formula."""
+"""Be a rank of `tritile tune` as torchrun starts it, on a made-up H200 that times kernels by a formula."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""The pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
+"""Run the pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
 
 import multiprocessing
 import os
@@ -123,7 +123,7 @@ def test_a_process_killed_from_outside_costs_no_config(shop, tmp_path, fault):
 
 
 def test_kill_of_the_measuring_process_while_it_works(shop, tmp_path):
-    """It is killed again and again while configs are timed: each is timed all the same."""
+    """Kill it again and again while configs are timed: each is timed all the same."""
     kept, pids = {}, []
 
     def keep(digest, trial):
@@ -165,7 +165,7 @@ def test_a_subject_without_room_for_one_copy_fails_alone(shop, tmp_path):
 
 
 def test_no_config_is_blamed_where_operands_cannot_be_made_again(shop, tmp_path):
-    """One crashes; the others are not measured any more, and are not held to be bad."""
+    """Let one crash; the others are not measured any more, and are not held to be bad."""
     crash, kept = config(1, "crashes"), []
     task = Task(Fake(str(tmp_path), "once"), Listed([crash, config(2), config(3)]))
     (tuned,) = tune([task], shop, replace(RULES, batch=1), lambda digest, trial: kept.append(trial))
@@ -329,7 +329,7 @@ def test_a_signal_to_a_whole_job_is_its_callers_to_answer(program):
 
 
 def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tmp_path):
-    """The fork server is killed too, as where memory runs out."""
+    """Kill the fork server too, as where memory runs out."""
     fork_server, slow = QuickForkServer(server), config(1, "takes long once")
     with Workshop(None, jobs=1, limit_s=600.0, fork_server=fork_server) as shop:
 
@@ -355,7 +355,7 @@ def starts_another(folder):
 
 
 def test_what_a_process_started_ends_with_it(shop, tmp_path):
-    """An assembler that hangs, say: else it would go on when its compiler was given up."""
+    """End an assembler that hangs, say: else it would go on when its compiler was given up."""
     future = shop.pool.submit(starts_another, str(tmp_path), limit_s=2)
     assert "hung" in str(future.exception(60))
     pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
@@ -365,7 +365,7 @@ def test_what_a_process_started_ends_with_it(shop, tmp_path):
 
 
 def runs(pid):
-    """Whether a process is there, and not only its entry, which waits for who started it."""
+    """Tell whether a process is there, and not only its entry, which waits for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -445,7 +445,7 @@ def test_an_answer_never_goes_to_another_request(child):
 
 
 def test_a_fork_server_whose_answer_was_not_read_is_not_asked_again(fork_server, child, monkeypatch):
-    """A number read for another would be that of a process to kill."""
+    """Read no number for another: it would be that of a process to kill."""
     assert child.ask(len, "ab", limit_s=60) == 2
     with monkeypatch.context() as patch:
         patch.setattr("tritile.tune.measure.child._line", stopped)

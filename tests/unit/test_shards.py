@@ -38,7 +38,7 @@ def free_port():
 
 @pytest.fixture
 def start(server, tmp_path):
-    """Starts a rank of `size`, with the environment that torchrun gives."""
+    """Return what starts a rank of `size`, with the environment that torchrun gives."""
     started = []
     port = free_port()
 
@@ -63,7 +63,7 @@ def start(server, tmp_path):
 
 
 def ended(processes, limit_s=20):
-    """The exit statuses."""
+    """Wait for the processes, and return their exit statuses."""
     deadline = time.monotonic() + limit_s
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -82,7 +82,7 @@ def until(condition, limit_s=20.0):
 
 
 def busy(folder: Path, rank: int) -> bool:
-    """Whether this rank is amid a problem, having done at least one."""
+    """Tell whether a rank is amid a problem, having done at least one."""
     if not (folder / "done").exists():
         return False
     begun, done = (Counter(line[0] for line in lines(folder, name)) for name in ("begun", "done"))
@@ -90,7 +90,7 @@ def busy(folder: Path, rank: int) -> bool:
 
 
 def assert_all_remembered(folder: Path, count: int) -> None:
-    """Every trial of every problem is in rank 0's store, once, and no other rank wrote one."""
+    """Assert that rank 0's store has every trial of every problem, once, and no other rank wrote one."""
     found = [trial for _, trial in Store(helpers.DEVICE, folder / "rank-0").everything()]
     wanted = [trial for problem in helpers.problems(count) for trial in helpers.trials(problem)]
     assert Counter(found) == Counter(wanted)
@@ -128,7 +128,7 @@ def test_a_killed_rank_0_ends_the_others(start, tmp_path, agent):
 
 
 def kept(port):
-    """A key-value store of no rank, as torchrun's agent keeps it."""
+    """Make a key-value store of no rank, as torchrun's agent keeps it."""
     return torch.distributed.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
     )
@@ -206,7 +206,7 @@ def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
 
 
 def test_under_torchrun(tmp_path):
-    """A rank that is killed: the agent stops the others and starts all again, and the rest is done."""
+    """Kill a rank: the agent stops the others and starts all again, and the rest is done."""
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())]
     script = [helpers.__file__, str(tmp_path), "12", "0.2"]
     process = subprocess.Popen(
@@ -268,7 +268,7 @@ def test_place_is_what_torchrun_says(monkeypatch):
     assert Place.from_environment() is None
     monkeypatch.setenv("WORLD_SIZE", "8")
     for name, value in {"RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}.items():
-        with pytest.raises(InvalidValueError, match="wanted what torchrun sets"):
+        with pytest.raises(InvalidValueError, match="wanted the variables that torchrun sets"):
             Place.from_environment()
         monkeypatch.setenv(name, value)
     assert Place.from_environment() == Place(5, 8, 1, 1, "h", 29500)

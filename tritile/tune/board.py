@@ -41,7 +41,9 @@ class Place:
         given = {name: os.environ.get(name, "") for name in _NAMES}
         whole = all(given[name].isdecimal() for name in _NAMES if name != "MASTER_ADDR")
         if not (whole and given["MASTER_ADDR"] and int(given["RANK"]) < int(given["WORLD_SIZE"])):
-            raise InvalidValueError(f"{given}: wanted what torchrun sets, or no WORLD_SIZE for one process")
+            raise InvalidValueError(
+                f"{given}: wanted the variables that torchrun sets, or no WORLD_SIZE for one process"
+            )
         rank, size, local = (int(given[name]) for name in _NAMES[:3])
         host_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
         local_size = max(1, int(host_size)) if host_size.isdecimal() else 1

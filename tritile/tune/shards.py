@@ -212,7 +212,7 @@ class Shards:
         refusal = leader.refusal
         self._board.put("begin", refusal)
         if missing and not refusal:
-            late = f"ranks {sorted(missing)} did not come within {self._join_s:.0f} s"
+            late = f"ranks {sorted(missing)} did not join within {self._join_s:.0f} s"
             warnings.warn(f"{late}: the others do their share", stacklevel=3)
         return refusal
 
@@ -310,7 +310,7 @@ class Shards:
             done, gone, stopping = json.loads(text)
             self._state = State(frozenset(done), frozenset(gone), stopping)
         if self._watch.lost(_LEADER):
-            raise DistributedError("rank 0, which writes what all measure, is lost; what it wrote is kept")
+            raise DistributedError("rank 0, which writes all trials, is lost; those that it wrote are kept")
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@ The process that tunes calls the functions at the end by name; they return plain
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,7 @@ from tritile.errors import TuningError
 from tritile.tune.measure.protocols import Stage, Subject, Taken
 from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us
 
+T = TypeVar("T")
 _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph holds memory
 _SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
 
@@ -73,41 +75,40 @@ class Bench:
             self._graphs[config] = self._stage.timed(config, self._run(config)[0])
         return self._graphs[config]
 
-    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
-        """Time a config quickly; hold it back where it spills, unless `held_too`."""
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """Call `work`; where memory runs out, again with half the copies of the operands."""
         while True:
             try:
-                _, taken = self._run(config)
-                if (taken.spills or 0) > _SPILLED_WORDS and not held_too:
-                    return Screened(None, None, taken)
-                timing = screen_us(self._graph(config), fastest_us)
-                break
+                return work()
             except torch.cuda.OutOfMemoryError:
                 if not self._shrink():
                     raise
-        _finish()
-        self._times[config] = timing.us
-        for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
-            del self._graphs[slow]
-        return Screened(timing.us, timing.spread, taken)
+
+    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
+        """Time a config quickly; hold it back where it spills, unless `held_too`."""
+
+        def look() -> Screened:
+            _, taken = self._run(config)
+            if (taken.spills or 0) > _SPILLED_WORDS and not held_too:
+                return Screened(None, None, taken)
+            timing = screen_us(self._graph(config), fastest_us)
+            return Screened(timing.us, timing.spread, taken)
+
+        screened = self._fitting(look)
+        if screened.us is not None:
+            _finish()
+            self._times[config] = screened.us
+            for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
+                del self._graphs[slow]
+        return screened
 
     def race(self, configs: Sequence[Config]) -> list[list[float]]:
         """Return microseconds of each config, run after run, the configs taking turns."""
-        try:
-            return interleaved([self._graph(config) for config in configs])
-        except torch.cuda.OutOfMemoryError:
-            if not self._shrink():
-                raise
-            return self.race(configs)
+        return self._fitting(lambda: interleaved([self._graph(config) for config in configs]))
 
     def check(self, config: Config) -> float | None:
         """Return the relative error of a config's answer. Raises TuningError for a wrong one."""
-        try:
-            error = self._stage.check(config, self._run(config)[0])
-        except torch.cuda.OutOfMemoryError:
-            if not self._shrink():
-                raise
-            return self.check(config)
+        error = self._fitting(lambda: self._stage.check(config, self._run(config)[0]))
         _finish()
         return error
 

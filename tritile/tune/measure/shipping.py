@@ -93,7 +93,7 @@ def _rebuilt(data: bytes) -> Any:
         if before is not None:
             linecache.cache[file] = before
     if kernel.src != source:
-        raise UnsupportedError(f"the source of {function.__qualname__} is not found again")
+        raise UnsupportedError(f"the source of {function.__qualname__} is not the one that was jitted")
     return kernel
 
 
@@ -137,9 +137,7 @@ class _Packer(_KernelPacker):
             return None
         if value.device.type == "cpu" and not self._host_too:
             if value.is_pinned():
-                raise UnsupportedError(
-                    "a tensor in pinned memory, which kernels may read, is of this process"
-                )
+                raise UnsupportedError("a tensor in pinned memory belongs to this process alone")
             return None
         if value.layout != torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsupportedError(f"a {type(value).__name__} has no plain memory to send")
@@ -171,7 +169,7 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     found = list(packer.storages.values())
     blocks = tuple(Block(first, end - first) for _, first, end in found)
     if sum(block.size for block in blocks) > most_bytes:
-        raise UnsupportedError(f"its tensors lie in more than {most_bytes} bytes of memory")
+        raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
     contents = [
         torch.empty(0, dtype=torch.uint8, device=tensor.device)
         .set_(tensor.untyped_storage(), first, (end - first,), (1,))

@@ -127,6 +127,14 @@ def _between_us(device: int, count: int) -> float:
     return min(_replayed_us(graph.replay) for _ in range(_REPLAYS))
 
 
+def _net_us(us: float, between_us: float) -> float:
+    """Subtract the time of the neutral kernels. Raises TuningError unless the difference is positive."""
+    net = us - between_us
+    if not 0 < net < math.inf:
+        raise TuningError(f"it was timed at {net:g} us, less than the kernels between launches")
+    return net
+
+
 class Graph:
     """Time a launch in a CUDA graph that runs it on several calls, one after the other.
 
@@ -147,10 +155,7 @@ class Graph:
     def time_us(self) -> float:
         """Return microseconds of a launch, the mean over a replay. Raises TuningError unless positive."""
         self._before()
-        us = _replayed_us(self._graph.replay) - self._between_us
-        if not 0 < us < math.inf:
-            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
-        return us / self.launches
+        return _net_us(_replayed_us(self._graph.replay), self._between_us) / self.launches
 
 
 def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _nothing) -> float:
@@ -199,10 +204,7 @@ class Queued:
     def time_us(self) -> float:
         """Return microseconds of a launch, the mean over all calls. Raises TuningError unless positive."""
         between = _queued_between_us(torch.cuda.current_device(), self.launches)
-        us = _queued_us(self._launches, self._before) - between
-        if not 0 < us < math.inf:
-            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
-        return us / self.launches
+        return _net_us(_queued_us(self._launches, self._before), between) / self.launches
 
 
 class Eager:
