@@ -309,7 +309,7 @@ def test_a_child_answers_and_survives_what_it_is_asked(program):
     pid = child.pid
     with pytest.raises(ChildError, match="ZeroDivisionError") as raised:
         child.ask(divmod, 1, 0, limit_s=60)
-    assert (raised.value.kind, raised.value.lost) == ("ZeroDivisionError", False)
+    assert not raised.value.lost
     assert child.pid == pid
     with pytest.raises(ChildError, match="status 3") as raised:
         child.ask(os._exit, 3, limit_s=60)
@@ -489,8 +489,8 @@ class Broken:
         b"\0",
         struct.pack("!i", 1000),  # and no more
         framed(b"no pickle"),
-        framed(pickle.dumps((4, "", "", False))),
-        framed(bytes(8) + pickle.dumps((4, "", "", False))),
+        framed(pickle.dumps((4, None, False))),
+        framed(bytes(8) + pickle.dumps((4, None, False))),
         None,  # but an answer that does not unpickle
     ],
     ids=["no length", "a byte", "cut short", "no pickle", "no number", "another number", "a value"],
@@ -501,7 +501,7 @@ def test_an_answer_that_cannot_be_read_costs_its_request_alone(monkeypatch, chil
     pid = child.pid
     with pytest.raises(ChildError, match="garbled: its answer cannot be read") as raised:
         child.ask(*((scribbled, written) if written else (Broken,)), limit_s=60)
-    assert (raised.value.kind, raised.value.lost, raised.value.blameless) == ("garbled", True, False)
+    assert (raised.value.lost, raised.value.blameless) == (True, False)
     assert child.ask(len, "abc", limit_s=60) == 3
     assert child.pid != pid
 

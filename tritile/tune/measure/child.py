@@ -40,14 +40,14 @@ _PROGRAM: Final = (
 class ChildError(TuningError):
     """Tell of a request that failed in another process.
 
-    `kind` is "hung", "died", "garbled", or the class of the error raised there. `lost`: the process is gone,
-    and with it all that it held. `blameless`: nothing says that the request was at fault, as the process was
-    killed from outside, nobody knows how it ended, or it had written before it was asked.
+    `lost`: the process is gone, and with it all that it held. `blameless`: nothing says that the request was
+    at fault, as the process was killed from outside, nobody knows how it ended, or it had written before it
+    was asked.
     """
 
-    def __init__(self, text: str, kind: str, lost: bool, blameless: bool = False) -> None:
+    def __init__(self, text: str, lost: bool, blameless: bool = False) -> None:
         super().__init__(text)
-        self.kind, self.lost, self.blameless = kind, lost, blameless
+        self.lost, self.blameless = lost, blameless
 
 
 class _Forked:
@@ -203,17 +203,17 @@ class Child:
             raise
         if answer is None:
             self._drop()
-            raise ChildError(f"hung: no answer in {limit_s:g} s", "hung", True)
+            raise ChildError(f"hung: no answer in {limit_s:g} s", lost=True)
         try:
             if answer[:NUMBER_BYTES] != number:
                 raise ValueError("it answers another request")
-            value, kind, text, lost = pickle.loads(answer[NUMBER_BYTES:])
+            value, failure, lost = pickle.loads(answer[NUMBER_BYTES:])
         except Exception as error:  # whatever unpickling raises
             raise self._garbled(error, stray) from error
         if lost:
             self.close()
-        if kind:
-            raise ChildError(text, kind, lost)
+        if failure is not None:
+            raise ChildError(failure, lost)
         return value
 
     def _start(self) -> None:
@@ -241,7 +241,7 @@ class Child:
     def _garbled(self, error: Exception, stray: bool) -> ChildError:
         """End the process, and return the error that says why its answer cannot be read."""
         self._drop()
-        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", "garbled", True, stray)
+        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", True, stray)
 
     def _death(self) -> ChildError:
         """Return the error that says how the process ended."""
@@ -252,9 +252,7 @@ class Child:
         how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
         # No request kills its process with this signal: somebody else did.
         outside = code is None or code == -signal.SIGKILL
-        return ChildError(
-            f"the process died: {how}{': ' + last[:120] if last else ''}", "died", True, outside
-        )
+        return ChildError(f"the process died: {how}{': ' + last[:120] if last else ''}", True, outside)
 
     def close(self) -> int | None:
         """End the process if it has not ended, and return its status. A later request starts another."""

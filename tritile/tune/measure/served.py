@@ -127,7 +127,7 @@ def _gpu_is_lost() -> bool:
 
 
 def serve(number: int) -> None:
-    """Answer the requests of a socket until it is closed, each by (value, kind of error, text, lost).
+    """Answer the requests of a socket until it is closed, each by (value, failure or None, lost).
 
     A request and its answer are `NUMBER_BYTES` of the request's number, and a pickle.
     """
@@ -138,14 +138,15 @@ def serve(number: int) -> None:
                 request = connection.recv_bytes()
             except (EOFError, OSError):
                 os._exit(0)  # without waiting for a GPU that may not answer
+            answer: tuple[object, str | None, bool]
             try:
                 function, arguments, limit_s = pickle.loads(request[NUMBER_BYTES:])
                 # In C, so that it ends a process that hangs in a compiler after its caller was killed.
                 faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nowhere)
-                answer = (function(*arguments), "", "", False)
+                answer = (function(*arguments), None, False)
             except Exception as error:
-                text = str(error) if isinstance(error, TritileError) else brief(error)
-                answer = (None, type(error).__name__, text, _gpu_is_lost())
+                failure = str(error) if isinstance(error, TritileError) else brief(error)
+                answer = (None, failure, _gpu_is_lost())
             finally:
                 faulthandler.cancel_dump_traceback_later()
             try:
