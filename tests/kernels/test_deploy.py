@@ -36,7 +36,7 @@ from tritile.runtime import ahead, launch, offline
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 from tritile.tune.deploy import fill, folder, modules, rows
 from tritile.tune.deploy import fill as deployment
-from tritile.tune.measure.child import Nursery
+from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.suites import Case
 
@@ -129,7 +129,7 @@ def made(tmp_path_factory):
     return base
 
 
-class Kept(Nursery):
+class Kept(ForkServer):
     """Outlives the pools that fork their processes from it: it imports torch once, in seconds."""
 
     def close(self):
@@ -140,16 +140,16 @@ class Kept(Nursery):
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def fork_server():
     kept = Kept()
     yield kept
     kept.end()
 
 
 @pytest.fixture
-def quick(nursery, monkeypatch):
+def quick(fork_server, monkeypatch):
     """Compiling processes of their own for each fill, which are there at once."""
-    monkeypatch.setattr(fill, "CompilePool", functools.partial(CompilePool, nursery=nursery))
+    monkeypatch.setattr(fill, "CompilePool", functools.partial(CompilePool, fork_server=fork_server))
 
 
 @pytest.fixture

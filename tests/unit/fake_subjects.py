@@ -20,7 +20,7 @@ from tritile.tune.subject import ProblemSubject
 
 
 def config(speed, fault="none"):
-    """A config that takes `speed` microseconds, and goes wrong as its fault says."""
+    """Return a config that takes `speed` microseconds, and goes wrong as its fault says."""
     return Config.of(SPEED=speed, FAULT=fault)
 
 
@@ -39,7 +39,7 @@ def scribbled(text):
 
 @dataclass(frozen=True)
 class Fake:
-    """What it was asked is counted in files of `folder`, by all processes together."""
+    """Count requests in files of `folder`, over all processes."""
 
     folder: str
     name: str = "fake"
@@ -141,7 +141,7 @@ class _Stage:
 
 
 def made_up_us(problem, config):
-    """A time that falls towards one config, and differs for every config."""
+    """Return a time that falls towards one config, and differs for every config."""
     goal = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64}
     steps = sum(
         abs(math.log2(config[name] / value)) for name, value in goal.items() if name in dict(config.kwargs)
@@ -150,7 +150,7 @@ def made_up_us(problem, config):
 
 
 class Formula(ProblemSubject):
-    """One of our problems, timed by a formula; each look at a config takes `TRITILE_TEST_PAUSE` seconds."""
+    """Time one of our problems by a formula; each look at a config takes `TRITILE_TEST_PAUSE` seconds."""
 
     def compile(self, config):
         pass

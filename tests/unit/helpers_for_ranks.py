@@ -1,4 +1,4 @@
-"""A rank of `tritile tune` as torchrun starts it, on a made-up H200 whose kernels are timed by a formula."""
+"""Be a rank of `tritile tune` as torchrun starts it, on a made-up H200 that times kernels by a formula."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ import sys
 from tests.unit.fake_subjects import Formula
 from tritile.cli import tune
 from tritile.core.device import target_device
-from tritile.tune.measure.child import Nursery
+from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.shards import Place, Shards
 from tritile.tune.subject import problem as subjects
@@ -26,5 +26,5 @@ def enter_rank(environment, told):
             os.dup2(file.fileno(), output.fileno())
     subjects.ProblemSubject = Formula
     tune.Shards = functools.partial(Shards, lost_s=LOST_S)
-    wish = tune._Wish(None, True, 1, Rules(), None, Nursery(forked=True))
+    wish = tune._Wish(None, True, 1, Rules(), None, ForkServer(forked=True))
     sys.exit(tune._tune_shared([case.problem for case in CASES], H200, wish, Place.from_environment()))

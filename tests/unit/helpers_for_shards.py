@@ -1,4 +1,4 @@
-"""One rank that measures by sleeping: `python helpers_for_shards.py FOLDER [items] [seconds] [lost_s]`.
+"""Be a rank that measures by sleeping: `python helpers_for_shards.py FOLDER [items] [seconds] [lost_s]`.
 
 What it did is in FOLDER: a line in `begun` and one in `done` for each problem, what it raised in
 `error-RANK`, and on rank 0 the store.
@@ -24,7 +24,7 @@ TRIALS = 3
 
 
 class SlowStore(Store):
-    """A store whose disk lets the first write wait."""
+    """Let the first write wait for the disk."""
 
     pause_s = 0.0
 
@@ -39,7 +39,7 @@ def problems(count):
 
 
 def trials(problem):
-    """What every rank measures of a problem."""
+    """Return the trials that every rank measures of a problem."""
     return [Trial(problem, Config.of(BLOCK_M=16 << i), float(problem.m + i)) for i in range(TRIALS)]
 
 
@@ -71,9 +71,10 @@ def work(
                 hand.append(problem)
             if hand and (problem in (None, claims) or len(hand) == ahead):
                 problem = hand.pop(0)
-                note(folder, "begun", f"{place.rank} {problem.m} {os.getpid()}")
-                for trial in trials(problem):
+                for number, trial in enumerate(trials(problem)):
                     shards.keep(KERNEL, trial)
+                    if number == 0:
+                        note(folder, "begun", f"{place.rank} {problem.m} {os.getpid()}")
                     time.sleep((seconds + first_s) / TRIALS)
                 first_s = 0.0
                 shards.finished(problem)

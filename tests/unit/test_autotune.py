@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 import tritile
-from tests.unit.helpers_for_nurseries import run_script
+from tests.unit.helpers_for_fork_servers import run_script
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER
 from tritile.core.source import source_hash

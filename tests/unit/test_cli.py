@@ -385,6 +385,14 @@ def test_without_a_search_the_likeliest_are_raced(monkeypatch):
     assert "nothing runs" in found.output
 
 
+def test_a_command_that_fails_leaves_no_process_behind(monkeypatch):
+    closed = []
+    monkeypatch.setattr(tune_module.ForkServer, "close", lambda server: closed.append(server))
+    found = run("tune", "64x64x64", "--strategy", "guess")
+    assert isinstance(found.exception, errors.InvalidValueError)
+    assert len(closed) == 1
+
+
 def test_build_says_where_the_library_is_and_why_there_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr("tritile.in_torch.building.build", lambda: tmp_path / "crossing.so")
     assert f"{tmp_path}/crossing.so" in run("build").output.replace("\n", "")

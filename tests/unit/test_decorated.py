@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 import tritile
-from tests.unit.helpers_for_nurseries import QuickNursery
+from tests.unit.helpers_for_fork_servers import QuickForkServer
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, target_device
@@ -145,7 +145,7 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
     subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
-    with CompilePool(1, QuickNursery(server)) as pool:
+    with CompilePool(1, QuickForkServer(server)) as pool:
         assert pool.submit(_compile, subject, GOOD).result(120) is None
         bad = pool.submit(_compile, subject, Config.of(BLOCK=33, STRAY=0))
         assert "power of 2" in str(bad.exception(120))
@@ -257,7 +257,7 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
 
 def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
-    quick = functools.partial(workshop.Workshop, jobs=1, nursery=QuickNursery(server))
+    quick = functools.partial(workshop.Workshop, jobs=1, fork_server=QuickForkServer(server))
     monkeypatch.setattr(workshop, "Workshop", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))

@@ -29,7 +29,7 @@ def free_port():
 
 
 def tuned(folder):
-    """How many of the problems rank 0's store knows a checked winner of."""
+    """Count the problems of which rank 0's store knows a checked winner."""
     store = Store(H200, folder / "rank-0")
     found = [trial for _, trial in store.everything()]
     store.close()

@@ -19,10 +19,8 @@ from tests.unit import helpers_for_shards as helpers
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning.store import Store
 from tritile.planning.trial import row_of
-from tritile.tune.board import Board, Place, Watch
-from tritile.tune.gate import Gate
-from tritile.tune.shards import in_turn, part
-from tritile.tune.writer import Writer
+from tritile.tune.board import Board, Place, Queue, Watch, part
+from tritile.tune.shards import Leader
 
 LOST_S = 1.0
 
@@ -40,7 +38,7 @@ def free_port():
 
 @pytest.fixture
 def start(server, tmp_path):
-    """Starts a rank of `size`, with the environment that torchrun gives."""
+    """Return what starts a rank of `size`, with the environment that torchrun gives."""
     started = []
     port = free_port()
 
@@ -65,7 +63,7 @@ def start(server, tmp_path):
 
 
 def ended(processes, limit_s=20):
-    """The exit statuses."""
+    """Wait for the processes, and return their exit statuses."""
     deadline = time.monotonic() + limit_s
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -84,7 +82,7 @@ def until(condition, limit_s=20.0):
 
 
 def busy(folder: Path, rank: int) -> bool:
-    """Whether this rank is amid a problem, having done at least one."""
+    """Tell whether a rank is amid a problem, having done at least one."""
     if not (folder / "done").exists():
         return False
     begun, done = (Counter(line[0] for line in lines(folder, name)) for name in ("begun", "done"))
@@ -92,7 +90,7 @@ def busy(folder: Path, rank: int) -> bool:
 
 
 def assert_all_remembered(folder: Path, count: int) -> None:
-    """Every trial of every problem is in rank 0's store, once, and no other rank wrote one."""
+    """Assert that rank 0's store has every trial of every problem, once, and no other rank wrote one."""
     found = [trial for _, trial in Store(helpers.DEVICE, folder / "rank-0").everything()]
     wanted = [trial for problem in helpers.problems(count) for trial in helpers.trials(problem)]
     assert Counter(found) == Counter(wanted)
@@ -130,7 +128,7 @@ def test_a_killed_rank_0_ends_the_others(start, tmp_path, agent):
 
 
 def kept(port):
-    """A key-value store of no rank, as torchrun's agent keeps it."""
+    """Make a key-value store of no rank, as torchrun's agent keeps it."""
     return torch.distributed.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
     )
@@ -179,6 +177,16 @@ def test_a_rank_that_never_comes_is_not_waited_for(start, tmp_path):
     assert_all_remembered(tmp_path, 6)
 
 
+def test_a_rank_that_comes_late_takes_part_unless_it_differs(start, tmp_path):
+    ranks = [start(0, size=3, count=30, seconds=0.2, join_s=0.3)]
+    until(lambda: busy(tmp_path, 0))
+    ranks += [start(1, size=3), start(2, size=3, facts={"code": "2"})]
+    assert ended(ranks) == [0, 0, 3]
+    assert_all_remembered(tmp_path, 30)
+    assert {rank for rank, *_ in lines(tmp_path, "done")} == {"0", "1"}
+    assert "rank 2 cannot tune with rank 0: code is '2'" in (tmp_path / "error-2").read_text()
+
+
 def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
     ranks = [start(rank, size=3, count=60, seconds=0.6) for rank in range(3)]
     until(lambda: all(busy(tmp_path, rank) for rank in range(3)))
@@ -198,7 +206,7 @@ def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
 
 
 def test_under_torchrun(tmp_path):
-    """A rank that is killed: the agent stops the others and starts all again, and the rest is done."""
+    """Kill a rank: the agent stops the others and starts all again, and the rest is done."""
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())]
     script = [helpers.__file__, str(tmp_path), "12", "0.2"]
     process = subprocess.Popen(
@@ -219,15 +227,37 @@ def test_under_torchrun(tmp_path):
 # --- Parts ---
 
 
+@pytest.fixture
+def board():
+    return Board(torch.distributed.HashStore())
+
+
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 4), (7, 2), (128, 4), (10, 3)])
-def test_ranks_begin_apart_and_end_with_everything(count, size):
-    places = [Place(rank, size, rank, size, "", 0) for rank in range(size)]
-    orders = [in_turn(count, place) for place in places]
-    assert all(sorted(order) == list(range(count)) for order in orders)
-    own = [order[: len(part(count, rank, size))] for rank, order in enumerate(orders)]
-    assert [number for one in own for number in one] == list(range(count))  # each its own, from the front
-    if size == 2:
-        assert orders[0][len(own[0]) :] == own[1][::-1]  # then the other's, from the end
+def test_ranks_begin_apart_and_end_with_everything(board, count, size):
+    queues = [Queue(board, Place(rank, size, rank, size, "", 0), str(rank), count) for rank in range(size)]
+    assert sorted(number for rank in range(size) for number in part(count, rank, size)) == [*range(count)]
+    begun = [[queue.next() for _ in part(count, rank, size)[:2]] for rank, queue in enumerate(queues)]
+    assert begun == [[*part(count, rank, size)[:2]] for rank in range(size)]  # each its own, from the front
+    rest = [*iter(queues[-1].next, None)]
+    assert rest[: len(part(count, size - 1, size)[2:])] == [*part(count, size - 1, size)[2:]]
+    assert sorted(number for some in [*begun, rest] for number in some) == [*range(count)]
+    assert all(queue.next() is None for queue in queues)
+
+
+def test_what_a_lost_rank_took_is_taken_again(board):
+    here, lost, other = (Queue(board, Place(rank, 3, rank, 3, "", 0), str(rank), 3) for rank in range(3))
+    assert [queue.next() for queue in (here, lost, other)] == [0, 1, 2]
+    assert here.orphan(frozenset(), frozenset()) is None
+    assert here.orphan(frozenset({1}), frozenset({"1"})) is None
+    assert here.orphan(frozenset(), frozenset({"0", "1"})) == 1
+    assert other.orphan(frozenset(), frozenset({"1"})) is None  # it is rank 0's by now
+
+
+def test_what_a_rank_took_that_died_before_it_said_so_is_taken_again(board):
+    board.add("taken/1", 1)
+    queue = Queue(board, Place(0, 2, 0, 2, "", 0), "0", 2)
+    assert [queue.next(), queue.next()] == [0, None]
+    assert queue.orphan(frozenset(), frozenset()) == 1
 
 
 def test_place_is_what_torchrun_says(monkeypatch):
@@ -238,18 +268,13 @@ def test_place_is_what_torchrun_says(monkeypatch):
     assert Place.from_environment() is None
     monkeypatch.setenv("WORLD_SIZE", "8")
     for name, value in {"RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}.items():
-        with pytest.raises(InvalidValueError, match="wanted what torchrun sets"):
+        with pytest.raises(InvalidValueError, match="wanted the variables that torchrun sets"):
             Place.from_environment()
         monkeypatch.setenv(name, value)
     assert Place.from_environment() == Place(5, 8, 1, 1, "h", 29500)
     monkeypatch.setenv("RANK", "8")
     with pytest.raises(InvalidValueError):
         Place.from_environment()
-
-
-@pytest.fixture
-def board():
-    return Board(torch.distributed.HashStore())
 
 
 GOOD = ["trial", helpers.KERNEL, list(row_of(helpers.trials(helpers.problems(1)[0])[0]))]
@@ -266,14 +291,15 @@ GOOD = ["trial", helpers.KERNEL, list(row_of(helpers.trials(helpers.problems(1)[
 )  # fmt: skip
 def test_a_message_that_no_rank_sent_is_skipped(board, tmp_path, message):
     store = Store(helpers.DEVICE, tmp_path)
-    writer = Writer(board, store, 2)
-    for number, text in enumerate([message, json.dumps(GOOD), '["finished", 1]']):
-        board.put(f"said/x/{number}", text)
+    leader = Leader(board, store, 2, LOST_S)
+    for text in [message, json.dumps(GOOD), '["finished", 1]']:
+        board.push(text)
     with pytest.warns(StoreWarning, match="skipped"):
-        assert writer.drain(["x"])
+        leader.turn()
     assert [trial for _, trial in store.everything()] == helpers.trials(helpers.problems(1)[0])[:1]
-    assert (board.read("done/0"), board.read("done/1"), board.count("finished", 0)) == (None, "1", 1)
-    assert not writer.drain(["x"])
+    assert leader.state == (frozenset({1}), frozenset(), False)
+    assert board.get("state") == "[[1], [], false]"
+    assert not board.pop()
 
 
 def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
@@ -286,7 +312,7 @@ def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
         for _ in range(seconds):
             now[0] += 1
             if beats:
-                board.count("beat/a")
+                board.add("beat/a", 1)
             found = watch.lost("a")
         return found
 
@@ -296,24 +322,3 @@ def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
     assert not lost_after(10, beats=False)
     assert lost_after(2, beats=False)
     assert not lost_after(1, beats=True)
-
-
-def test_waiting_for_a_reader_never_asks_for_what_it_may_drop():
-    """A key that is gone when it is asked for is waited for by torch's store, for minutes."""
-
-    class Dropping:
-        seen = 0
-
-        def check(self, keys):
-            self.seen += 1
-            return self.seen < 3
-
-        def get(self, key):
-            raise AssertionError("asked for")
-
-        def delete_key(self, key):
-            return True
-
-    store = Dropping()
-    Gate(Board(store), 1, {}, "session")._await_readers(["somebody"])
-    assert store.seen == 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.fake_subjects import Formula, made_up_us
-from tests.unit.helpers_for_nurseries import QuickNursery
+from tests.unit.helpers_for_fork_servers import QuickForkServer
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
@@ -21,7 +21,7 @@ PROBLEMS = [MatmulProblem(1, 64, 64, 256 * i, "float16", "float16") for i in (1,
 @pytest.fixture(autouse=True)
 def _quick(server, monkeypatch):
     """Processes that are there at once."""
-    monkeypatch.setattr(study, "Workshop", functools.partial(Workshop, nursery=QuickNursery(server)))
+    monkeypatch.setattr(study, "Workshop", functools.partial(Workshop, fork_server=QuickForkServer(server)))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ CYCLES_A_US = 1000.0
 
 
 class Gpu:
-    """A host that enqueues and a stream that runs, both in microseconds."""
+    """Stand for a host that enqueues and a stream that runs, both in microseconds."""
 
     def __init__(self):
         self.host = self.stream = 0.0
@@ -69,7 +69,7 @@ def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
 
 
 def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
-    """What takes the host longer than the first wait is enqueued again behind a longer one."""
+    """Enqueue launches again behind a longer wait where they take the host longer than the first."""
 
     def run(call):
         gpu.host += 400.0

@@ -46,7 +46,7 @@ from tritile.planning.trial import Trial
 from tritile.tune import now, suites, tuner
 from tritile.tune import study as studies
 from tritile.tune.calibrate.predict import CONFIGS
-from tritile.tune.measure.child import Nursery
+from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.log import keeper, logged
 from tritile.tune.measure.pool import CompilePool, processes_for
 from tritile.tune.measure.tasks import Keep, Rules, Tuned, whole
@@ -107,7 +107,7 @@ class _Wish:
     jobs: int | None
     rules: Rules
     log: Path | None
-    nursery: Nursery
+    fork_server: ForkServer
 
 
 def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
@@ -133,7 +133,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     watch = _Watch(keeper(store_of(device), wish.log))
     with (
         interruptible() as keep_on,
-        Workshop(devices.current_index(), wish.jobs, nursery=wish.nursery) as shop,
+        Workshop(devices.current_index(), wish.jobs, fork_server=wish.fork_server) as shop,
         progress() as bar,
     ):
         task = bar.add_task("tuning", total=len(todo))
@@ -194,7 +194,7 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     jobs = wish.jobs or processes_for(place.local_size)
     with (
         interruptible() as keep_on,
-        Workshop(devices.current_index(), jobs, nursery=wish.nursery) as shop,
+        Workshop(devices.current_index(), jobs, fork_server=wish.fork_server) as shop,
         Shards(place, todo, store) as shards,
     ):
         keep = logged(shards.keep, wish.log)
@@ -214,10 +214,12 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     return failed + left
 
 
-def _tune_target(problems: list[Tiled], device: Device, output: Path, jobs: int, nursery: Nursery) -> int:
+def _tune_target(
+    problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer
+) -> int:
     console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
     entries, failed = [], 0
-    with CompilePool(jobs or None, nursery) as pool, progress() as bar:
+    with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
         task = bar.add_task("predicting", total=len(problems))
         for problem in problems:
             config, refused = tuner.predict(problem, device, pool)
@@ -261,6 +263,7 @@ def _among(name: str, value: str, wanted: tuple[str, ...]) -> str:
 
 @app.command()
 def tune(
+    context: typer.Context,
     shapes: Shapes = None,
     suite: Suite = None,
     suites_dir: Directory = SUITES,
@@ -324,9 +327,9 @@ def tune(
 
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
-    nursery = Nursery(
-        forked=not study
-    )  # before a GPU is in use; a study's processes get a cache of their own
+    # Before a GPU is in use; a study's processes get a cache of their own.
+    fork_server = ForkServer(forked=not study)
+    context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     if model:
         return modelling.tune_model(model)
@@ -344,7 +347,7 @@ def tune(
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(problems, device, output or table.predicted_path(device), jobs, nursery)
+        failed = _tune_target(problems, device, output or table.predicted_path(device), jobs, fork_server)
     else:
         place = Place.from_environment()
         if study and place is not None:
@@ -359,7 +362,7 @@ def tune(
         rules = Rules(strategy, verify_all=verify_all)
         if strategy == "exhaustive":
             rules = whole(replace(rules, problem_s=math.inf))
-        wish = _Wish(budget, force, jobs or None, rules, log, nursery)
+        wish = _Wish(budget, force, jobs or None, rules, log, fork_server)
         if study:
             return _study(problems, here, wish, output or Path("study.json"), suites_dir)
         if not search and (place is not None or budget is not None or log is not None):

@@ -1,13 +1,12 @@
-"""The board: torch.distributed's key-value store, as ranks that tune together read and write it.
+"""Share problems, messages and heartbeats among ranks, by torch's key-value store.
 
-Nothing here waits for another rank, so that one that is lost holds up nobody.
+Nothing here waits for another rank, so a lost rank holds up no other.
 """
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -16,13 +15,13 @@ from torch import distributed
 
 from tritile.errors import DistributedError, InvalidValueError, brief
 
-_dist: Any = distributed  # which does not tell type checkers all that it exports
 _NAMES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_dist: Any = distributed  # which does not tell type checkers all that it exports
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of how many processes this one is, and which of its host's, as torchrun tells it."""
+    """Hold the rank of this process, among all ranks and on its host, as torchrun tells it."""
 
     rank: int
     size: int
@@ -33,16 +32,18 @@ class Place:
 
     @classmethod
     def from_environment(cls) -> "Place | None":
-        """The place that RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT name.
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 
-        None where WORLD_SIZE is absent or 1. Raises InvalidValueError for values that name no place.
+        Returns None where WORLD_SIZE is absent or 1. Raises InvalidValueError for values that name no rank.
         """
         if os.environ.get("WORLD_SIZE", "1") == "1":
             return None
         given = {name: os.environ.get(name, "") for name in _NAMES}
         whole = all(given[name].isdecimal() for name in _NAMES if name != "MASTER_ADDR")
         if not (whole and given["MASTER_ADDR"] and int(given["RANK"]) < int(given["WORLD_SIZE"])):
-            raise InvalidValueError(f"{given}: wanted what torchrun sets, or no WORLD_SIZE for one process")
+            raise InvalidValueError(
+                f"{given}: wanted the variables that torchrun sets, or no WORLD_SIZE for one process"
+            )
         rank, size, local = (int(given[name]) for name in _NAMES[:3])
         host_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
         local_size = max(1, int(host_size)) if host_size.isdecimal() else 1
@@ -50,64 +51,29 @@ class Place:
 
 
 @contextlib.contextmanager
-def _ours() -> Iterator[None]:
+def _reached() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # whatever torch raises of a connection
+    except RuntimeError as error:  # torch raises subclasses of it where a connection fails
         raise DistributedError(
             f"the ranks' key-value store is gone, or out of reach: {brief(error)}"
         ) from error
 
 
 class Board:
-    """Texts by key that every rank sees. Raises DistributedError where they are out of reach."""
+    """Share counters, texts and one queue of messages.
+
+    Every method raises DistributedError where the store is out of reach.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def under(self, prefix: str) -> "Board":
-        """The keys that begin so, as a board of their own."""
-        return Board(_dist.PrefixStore(prefix, self._store))
-
-    def put(self, key: str, text: str) -> None:
-        """Set a key."""
-        with _ours():
-            self._store.set(key, text)
-
-    def read(self, key: str) -> str | None:
-        """The text of a key, None where it is not set. Only the one reader of a key may drop it."""
-        with _ours():
-            raw = self._store.get(key) if self._store.check([key]) else None
-        return raw if raw is None else raw.decode("utf-8", "replace")
-
-    def has(self, key: str) -> bool:
-        """Whether a key is set; also for a key that its reader may drop at any moment."""
-        with _ours():
-            return bool(self._store.check([key]))
-
-    def drop(self, key: str) -> None:
-        """Unset a key."""
-        with _ours():
-            self._store.delete_key(key)
-
-    def swap(self, key: str, old: str, new: str) -> str:
-        """Set a key to `new` if it is `old` ("" stands for not set too); what it then is. Atomic."""
-        with _ours():
-            return self._store.compare_set(key, old, new).decode("utf-8", "replace")
-
-    def count(self, key: str, by: int = 1) -> int:
-        """Add to a number, 0 at first; what it then is. Atomic."""
-        with _ours():
-            return self._store.add(key, by)
-
-
-def connect(place: Place, timeout_s: float) -> Board:
-    """The board of this run: kept by torchrun's agent where there is one, else by rank 0.
-
-    Raises DistributedError where it cannot be reached within `timeout_s`.
-    """
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    with _ours():
+    @classmethod
+    @_reached()
+    def connect(cls, place: Place, timeout_s: float) -> "Board":
+        """Connect to the store that torchrun's agent keeps, else to that of rank 0."""
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
         store = _dist.TCPStore(
             place.host,
             place.port,
@@ -116,44 +82,99 @@ def connect(place: Place, timeout_s: float) -> Board:
             wait_for_workers=False,
             multi_tenant=True,  # the script may have a process group at this port
         )
-    return Board(store).under("tritile")
+        return cls(store).under("tritile")
 
+    def under(self, prefix: str) -> "Board":
+        """Return a board of its own, whose keys begin with a prefix."""
+        return Board(_dist.PrefixStore(prefix, self._store))
 
-class Pulse:
-    """Heartbeats, by a thread that does nothing else: a process that waits for its disk is not lost."""
+    @_reached()
+    def add(self, key: str, by: int = 0) -> int:
+        """Add to a counter, 0 at first, and return its value. Atomic."""
+        return self._store.add(key, by)
 
-    def __init__(self, board: Board, names: Sequence[str], every_s: float) -> None:
-        self._keys, self._every_s = [f"beat/{name}" for name in names], every_s
-        self._board, self._ended = board, threading.Event()
-        threading.Thread(target=self._run, name="tritile pulse", daemon=True).start()
+    @_reached()
+    def put(self, key: str, text: str) -> None:
+        """Set the text of a key."""
+        self._store.set(key, text)
 
-    def _run(self) -> None:
-        with contextlib.suppress(DistributedError):  # told to who next needs the board
-            while not self._ended.wait(self._every_s):
-                for key in self._keys:
-                    self._board.count(key)
+    @_reached()
+    def get(self, key: str) -> str | None:
+        """Return the text of a key, None where it is not set."""
+        return self._store.get(key).decode("utf-8", "replace") if self._store.check([key]) else None
 
-    def stop(self) -> None:
-        """Beat no more."""
-        self._ended.set()
+    @_reached()
+    def swap(self, key: str, old: str, new: str) -> bool:
+        """Set a key to `new` if it is `old` ("": not set); return whether it is `new` now. Atomic."""
+        return self._store.compare_set(key, old, new) == new.encode()
+
+    @_reached()
+    def push(self, message: str) -> None:
+        """Append a message. Atomic."""
+        self._store.queue_push("messages", message)
+
+    @_reached()
+    def pop(self) -> list[str]:
+        """Take the messages that are there, oldest first; only one rank may."""
+        count = self._store.queue_len("messages")
+        return [self._store.queue_pop("messages", False).decode("utf-8", "replace") for _ in range(count)]
 
 
 class Watch:
-    """Tells which members are lost: those whose heartbeat stood still for `lost_s` seconds.
+    """Tell which ranks are lost: their heartbeat stood still for `lost_s` seconds.
 
-    Beats are counters, timed by who looks: no two clocks are compared. While nobody looked, a member is
-    not held to have been silent.
+    Heartbeats are counters, timed by the rank that looks: no two clocks are compared. While nobody looked, no
+    rank is held to have been silent.
     """
 
     def __init__(self, board: Board, lost_s: float) -> None:
         self._board, self._lost_s = board, lost_s
-        self._seen: dict[str, tuple[str | None, float, float]] = {}
+        self._seen: dict[str, tuple[int, float, float]] = {}
 
     def lost(self, member: str) -> bool:
-        """Whether a member is lost, as far as looking at it so far can tell."""
-        beat, now = self._board.read(f"beat/{member}"), time.monotonic()
+        """Look at a heartbeat, and return whether its sender is lost."""
+        beat, now = self._board.add(f"beat/{member}"), time.monotonic()
         before, since, looked = self._seen.get(member, (beat, now, now))
         if beat != before or now - looked > self._lost_s / 2:
             since = now
         self._seen[member] = beat, since, now
         return now - since > self._lost_s
+
+
+def part(count: int, rank: int, size: int) -> range:
+    """Return the numbers below `count` that a rank begins with."""
+    return range(rank * count // size, (rank + 1) * count // size)
+
+
+class Queue:
+    """Hand out the numbers below `count`, each once, and again where who took one is gone.
+
+    A rank gets its own part first, from the front, and then those of the ranks after it: problems that are
+    alike, and share compiled kernels, lie side by side.
+    """
+
+    def __init__(self, board: Board, place: Place, member: str, count: int) -> None:
+        self._board, self._member, self._count = board, member, count
+        ranks = ((place.rank + step) % place.size for step in range(place.size))
+        self._parts = {rank: part(count, rank, place.size) for rank in ranks}  # those not exhausted
+
+    def next(self) -> int | None:
+        """Take a number that nobody has taken; None where there is none."""
+        while self._parts:
+            rank, numbers = next(iter(self._parts.items()))
+            taken = self._board.add(f"taken/{rank}", 1)
+            if taken > len(numbers):
+                del self._parts[rank]
+            elif self._board.swap(f"owner/{numbers[taken - 1]}", "", self._member):
+                return numbers[taken - 1]
+        return None
+
+    def orphan(self, done: frozenset[int], gone: frozenset[str]) -> int | None:
+        """Take over a number that is not done, of a member that is gone; None where there is none."""
+        for number in range(self._count):
+            if number not in done:
+                owner = self._board.get(f"owner/{number}") or ""  # "": it was lost before it could tell
+                lost = owner != self._member and owner in gone | {""}
+                if lost and self._board.swap(f"owner/{number}", owner, self._member):
+                    return number
+        return None

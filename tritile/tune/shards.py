@@ -1,44 +1,92 @@
-"""Shards: problems tuned by the ranks of one torchrun, on many GPUs and hosts, and written by rank 0.
+"""Share a list of problems among the ranks of torchrun, on any number of GPUs and hosts.
 
-Ranks meet in torch.distributed's key-value store and never in a collective, so that one that is lost
-holds up none of the others. Each claims its next problem when it has room for it. What a lost rank
-claimed and did not finish is claimed again; one that was only slow does a problem twice, which does no
-harm. Trials go to rank 0 as they are measured, and a problem counts as finished once all of them are
-written. If rank 0 itself is lost, the others stop with an error, and what it wrote is kept.
+The ranks share torch's key-value store and call no collective, so a lost rank holds up no other. Each takes
+problems from a queue. Rank 0 alone writes trials to disk, its own and those that others send, and tells all
+which problems are finished: all their trials are written. Others take the unfinished problems of a rank that
+left or is lost. A rank that was only slow has a problem tuned twice, which does no harm. Without rank 0 the
+others stop with an error; what rank 0 wrote is kept.
 
-Where a process dies, torchrun's agent stops all others: SIGTERM, on which each sends what it has and
-ends, and SIGKILL 30 s later. With `--max-restarts` it then starts all of them again, and problems that
-are remembered by then need not be tuned again. Where ranks are started by something else, which sets
-the same variables, the other ranks go on.
+If a process dies, torchrun's agent stops the others: SIGTERM, on which each hands over its trials and ends,
+and SIGKILL 30 s later. `--max-restarts` starts all ranks again; remembered problems need no tuning then.
+Under other launchers, which set the same variables, the remaining ranks go on.
 """
 
 import contextlib
+import json
 import math
-import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tritile.core.problem import Problem
-from tritile.errors import DistributedError, InvalidValueError, brief
-from tritile.planning.agreement import facts_of
+from tritile.core.problem import Problem, problem_from_dict, problem_to_dict
+from tritile.errors import DistributedError, InvalidValueError, StoreWarning, brief
+from tritile.planning.agreement import difference, facts_of
 from tritile.planning.store import Store
-from tritile.planning.trial import Trial
-from tritile.tune.board import Place, Pulse, Watch, connect
-from tritile.tune.sides import TURN_S, Follower, Leader, process_name
+from tritile.planning.trial import TRIAL_COLUMNS, Trial, parsed, row_of, trial_from
+from tritile.tune.board import Board, Place, Queue, Watch, part
 
-__all__ = ["JOIN_S", "LOST_S", "Place", "Shards", "in_turn", "part"]
+__all__ = ["JOIN_S", "LOST_S", "Place", "Shards", "part"]
 
 LOST_S: Final = 30.0
 JOIN_S: Final = 120.0
-_PATIENCE_S: Final = 10.0  # of rank 0 with the others' last words, where it ends by an error
+_TURN_S: Final = 0.1  # between two looks at the board
+_PATIENCE_S: Final = 10.0  # for the others' last messages, where rank 0 ends by an error
+_LEADER: Final = "0"  # rank 0's name as a member; the others count from 1 as they come
+
+
+class State(NamedTuple):
+    """Hold what rank 0 tells all: finished problems, members that left or are lost, whether to end."""
+
+    done: frozenset[int] = frozenset()
+    gone: frozenset[str] = frozenset()
+    stopping: bool = False
+
+
+class Leader:
+    """Act on the members' messages, on rank 0, and tell all of them the state."""
+
+    def __init__(self, board: Board, store: Store, count: int, lost_s: float) -> None:
+        self.ranks: dict[str, int] = {}  # by member
+        self.refusal = ""  # why some member cannot take part
+        self.state = State()
+        self._board, self._store, self._count, self._watch = board, store, count, Watch(board, lost_s)
+        self._done: set[int] = set()
+        self._left: set[str] = set()
+
+    def turn(self, stopping: bool = False) -> None:
+        """Read the messages that are there, and look who is lost. Messages that no rank sent are skipped."""
+        for text in self._board.pop():
+            try:
+                self._hear(text)
+            except InvalidValueError as error:
+                warnings.warn(f"what another rank sent is skipped: {error}", StoreWarning, stacklevel=2)
+        lost = {member for member in self.ranks if self._watch.lost(member)}
+        state = State(frozenset(self._done), frozenset(self._left | lost), stopping)
+        if state != self.state:
+            self._board.put("state", json.dumps([sorted(state.done), sorted(state.gone), stopping]))
+            self.state = state
+
+    def _hear(self, text: str) -> None:
+        match parsed(text):
+            case ["came", str(member), int(rank), str(refusal)]:
+                self.ranks[member] = rank
+                self.refusal = self.refusal or refusal
+            case ["trial", str(kernel), list(row)] if len(row) == len(TRIAL_COLUMNS):
+                self._store.add(kernel, trial_from(row))
+            case ["finished", int(number)] if 0 <= number < self._count:
+                self._done.add(number)
+            case ["left", str(member)]:
+                self._left.add(member)
+            case _:
+                raise InvalidValueError(f"{text[:80]!r} is no message of a rank's")
 
 
 class Shards:
-    """This rank's part in tuning a list of problems.
+    """Tune a share of a list of problems on this rank.
 
     ```
     place = Place.from_environment()
@@ -49,14 +97,12 @@ class Shards:
 
     Args:
         place: which rank this is, of how many.
-        problems: what is to be tuned, as rank 0 has it: what other ranks give is not read.
+        problems: what is to be tuned, on rank 0; the others take rank 0's.
         store: where rank 0 writes; of other ranks only its device counts.
         facts: what must be the same on every rank, by name. Default: `facts_of(store.device)`.
         lost_s: seconds without a heartbeat after which a rank is held to be lost.
         join_s: seconds to wait, at the start, for the others.
 
-    Each rank begins with a part of the list of its own, from its front, and then helps with the others',
-    from their ends: problems that are alike, and share compiled kernels, belong side by side.
     Entering waits for the other ranks; leaving, on rank 0, until they have left or are lost. Within, in
     the main thread, SIGTERM raises SystemExit(143).
     Entering raises DistributedError, on all ranks, where one differs from rank 0, and where rank 0 is
@@ -73,68 +119,63 @@ class Shards:
         join_s: float = JOIN_S,
     ) -> None:
         self.place, self.problems, self._store = place, tuple(dict.fromkeys(problems)), store
-        self._facts = facts_of(store.device) if facts is None else facts
+        self._facts = dict(facts_of(store.device) if facts is None else facts)
         self._lost_s, self._join_s = lost_s, join_s
-        self._name = process_name(os.getpid())
-        self._mine: dict[Problem, int] = {}  # claimed, and not finished yet
-        self._told: set[int] = set()  # finished here, and maybe not written yet
-        self._ahead: list[int] = []  # not looked at yet, the next one last
-        self._leaving, self._failure = threading.Event(), ""
-        self._undo = contextlib.ExitStack()
+        self._mine: set[int] = set()  # taken, and not finished yet
+        self._state = State()
+        self._leader: Leader | None = None
+        self._threads: list[threading.Thread] = []
+        self._leaving, self._ended, self._failure = False, threading.Event(), ""
 
     def __enter__(self) -> "Shards":
-        entrance = connect(self.place, self._join_s)
-        self._side: Leader | Follower
-        if self.place.rank == 0:
-            self._side = Leader(
-                entrance, self.place, self.problems, self._store, self._facts,
-                self._lost_s, self._join_s, self._name,
-            )  # fmt: skip
-        else:
-            self._side = Follower(
-                entrance, self.place, self._facts, self._lost_s, 2 * self._join_s, self._name
-            )
-        self._board, self._watch = self._side.board, Watch(self._side.board, self._lost_s)
-        self.problems = tuple(self._side.problems)
-        self._numbers = {problem: index for index, problem in enumerate(self._side.problems)}
-        self._ahead = in_turn(len(self.problems), self.place)[::-1]
-        self._pulse = Pulse(self._board, self._side.beats, min(TURN_S, self._lost_s / 10))
-        self._thread = threading.Thread(target=self._turns, name="tritile shards", daemon=True)
-        self._thread.start()
-        self._undo.callback(self._pulse.stop)
-        self._undo.enter_context(_stopped_by_sigterm())
+        entrance = Board.connect(self.place, self._join_s)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            refusal = self._open(entrance) if self.place.rank == 0 else self._join(entrance)
+            if refusal:
+                self._leave(_PATIENCE_S)  # the board may go where rank 0 goes
+                raise DistributedError(refusal)
+            self._numbers = {problem: number for number, problem in enumerate(self.problems)}
+            self._queue = Queue(self._board, self.place, self._member, len(self.problems))
+            undo.enter_context(_stopped_by_sigterm())
+            self._undo = undo.pop_all()
         return self
 
     @property
     def stopping(self) -> bool:
-        """Whether rank 0 leaves, and the others are to end after what they have in hand."""
-        return self._side.stopping
+        """Return whether rank 0 leaves, and the others are to end after what they have in hand."""
+        return self._state.stopping
 
     @property
     def left(self) -> int:
-        """How many problems nobody has finished yet."""
+        """Return how many problems nobody has finished yet."""
         self._check()
-        return len(self.problems) - self._board.count("finished", 0)
+        return len(self.problems) - len(self._state.done)
 
     def claims(self) -> Iterator[Problem | None]:
-        """The next problem for this rank, again and again, until every problem is finished by somebody.
+        """Yield the next problem for this rank, until every problem is finished by somebody.
 
-        None where there is nothing to claim at the moment, as this rank has its share in hand or others
-        may yet be lost: go on with what is in hand, and ask again. Ends early where rank 0 leaves.
+        None stands for none at the moment, as this rank has its share in hand, or others may yet be lost: go
+        on with what is in hand, and ask again. Ends early where rank 0 leaves.
         """
-        unfinished, looked = list(self._numbers.values()), 0.0
-        while unfinished and not self.stopping:
-            problem = self._claimed(unfinished)
-            yield problem
-            if problem is None and time.monotonic() - looked > TURN_S:
-                self._check()
-                looked = time.monotonic()
-                unfinished = [i for i in unfinished if self._board.read(f"done/{i}") is None]
+        while self.left and not self.stopping:
+            share = self.left // (2 * self.place.size)  # so few that at the end none waits long for another
+            number = self._queue.next() if len(self._mine) < max(1, share) else None
+            if number is None and not self._mine:
+                number = self._queue.orphan(self._state.done, self._state.gone)
+            if number is not None:
+                self._mine.add(number)
+            yield None if number is None else self.problems[number]
 
     def keep(self, kernel: str, trial: Trial) -> None:
-        """Have rank 0 remember a trial of the kernel with this digest."""
+        """Have rank 0 remember a trial of the kernel with this digest; warn where it cannot be remembered."""
         self._check()
-        self._side.keep(kernel, trial)
+        if self._leader:
+            return self._store.add(kernel, trial)
+        try:
+            self._say("trial", kernel, row_of(trial))
+        except InvalidValueError as error:
+            warnings.warn(f"a trial cannot be remembered: {error}", StoreWarning, stacklevel=2)
 
     def finished(self, problem: Problem) -> None:
         """Say that a problem is done with, whether or not a config works, all its trials having been kept.
@@ -144,62 +185,11 @@ class Shards:
         self._check()
         if problem not in self._numbers:
             raise InvalidValueError(f"{problem.label} is not among the problems that are tuned here")
-        index = self._numbers[problem]
-        self._told.add(index)
-        self._side.finished(index)
-        self._mine.pop(problem, None)
-
-    def _claimed(self, unfinished: Sequence[int]) -> Problem | None:
-        while self._ahead and len(self._mine) < self._share():
-            index = self._ahead.pop()
-            if self._claim(index, ""):
-                self._board.count("claimed")
-                return self.problems[index]
-        if self._ahead or self._mine:
-            return None
-        for index in unfinished:  # one at a time: there may be others with nothing to do
-            owner = self._orphaned(index)
-            if owner is not None and self._claim(index, owner):
-                return self.problems[index]
-        return None
-
-    def _share(self) -> int:
-        """How many this rank may have in hand, so that at the end none waits long for another."""
-        self._check()
-        unclaimed = len(self.problems) - self._board.count("claimed", 0)
-        return max(1, unclaimed // self.place.size)
-
-    def _claim(self, index: int, owner: str) -> bool:
-        """Take a problem over from `owner`, "" for nobody; whether no other rank was faster."""
-        if self._board.swap(f"owner/{index}", owner, self._name) != self._name:
-            return False
-        self._mine[self.problems[index]] = index
-        return True
-
-    def _orphaned(self, index: int) -> str | None:
-        """Who had claimed a problem and will not finish it, "" if it was given back; else None."""
-        if index in self._told or self._board.read(f"done/{index}") is not None:
-            return None
-        owner = self._board.swap(f"owner/{index}", "", "")
-        return owner if owner == "" or self._watch.lost(owner) else None
-
-    def _turns(self) -> None:
-        try:
-            while not self._leaving.wait(TURN_S):
-                self._side.turn()
-        except DistributedError as error:
-            self._failure = str(error)
-        except Exception as error:
-            self._failure = f"rank {self.place.rank} cannot go on with the others: {brief(error)}"
-
-    def _check(self) -> None:
-        if self._failure:
-            raise DistributedError(self._failure)
+        self._say("finished", self._numbers[problem])
+        self._mine.discard(self._numbers[problem])
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with self._undo:
-            self._leaving.set()
-            self._thread.join()
             if kind is None:
                 self._check()
             try:
@@ -208,29 +198,124 @@ class Shards:
                 self._leave(_PATIENCE_S)
                 raise
 
+    def _open(self, entrance: Board) -> str:
+        """Put up the problems, on rank 0, and wait for the others; return why they cannot begin, or ""."""
+        self._member, self._board = _LEADER, entrance.under(str(entrance.add("sessions", 1)))
+        self._board.put("facts", json.dumps(self._facts))
+        self._board.put("problems", json.dumps([problem_to_dict(problem) for problem in self.problems]))
+        self._leader = leader = Leader(self._board, self._store, len(self.problems), self._lost_s)
+        self._start(self._lead)
+        deadline, everyone = time.monotonic() + self._join_s, set(range(1, self.place.size))
+        while (missing := everyone - {*leader.ranks.values()}) and time.monotonic() < deadline:
+            self._check()
+            time.sleep(_TURN_S)
+        refusal = leader.refusal
+        self._board.put("begin", refusal)
+        if missing and not refusal:
+            late = f"ranks {sorted(missing)} did not join within {self._join_s:.0f} s"
+            warnings.warn(f"{late}: the others do their share", stacklevel=3)
+        return refusal
+
+    def _join(self, entrance: Board) -> str:
+        """Take rank 0's problems once all have come; return why this rank cannot begin, or ""."""
+        self._board = self._session(entrance)
+        self._member = str(self._board.add("members", 1))
+        differs = difference(json.loads(self._board.get("facts") or "{}"), self._facts)
+        refusal = f"rank {self.place.rank} cannot tune with rank 0: {differs}" if differs else ""
+        self._say("came", self._member, self.place.rank, refusal)
+        self._start(self._follow)
+        while (begin := self._board.get("begin")) is None:
+            self._check()
+            time.sleep(_TURN_S)
+        refusal = begin or refusal
+        if not refusal:
+            listed = json.loads(self._board.get("problems") or "[]")
+            self.problems = tuple(problem_from_dict(problem) for problem in listed)
+        return refusal
+
+    def _session(self, entrance: Board) -> Board:
+        """Return the board of rank 0's session, whose heartbeat moves; an earlier attempt's stands still.
+
+        Raises DistributedError where there is none in time.
+        """
+        wait_s, seen = 2 * self._join_s, (0, 0)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            session = entrance.add("sessions")
+            board = entrance.under(str(session))
+            beat = board.add(f"beat/{_LEADER}")
+            if session == seen[0] and beat > seen[1]:
+                return board
+            seen = session, beat
+            time.sleep(_TURN_S)
+        rank = f"rank {self.place.rank}"
+        raise DistributedError(f"{rank} waited {wait_s:.0f} s for rank 0, which does not answer")
+
     def _leave(self, patience_s: float) -> None:
-        with contextlib.suppress(DistributedError):  # who is gone needs no farewell
-            for index in self._mine.values():
-                self._board.swap(f"owner/{index}", self._name, "")
-            self._side.leave(patience_s)
+        """Say that nothing more will come; rank 0 has the others leave, and writes what they still send."""
+        if self._leader is None:
+            with contextlib.suppress(DistributedError):  # who is gone needs no farewell
+                self._say("left", self._member)
+            return
+        deadline, self._leaving = time.monotonic() + patience_s, True
+        while time.monotonic() < deadline and not self._failure:
+            if self.stopping and self._state.gone.issuperset(self._leader.ranks):
+                break
+            time.sleep(_TURN_S)
+        self._store.flush()  # also what a signal interrupted
 
+    def _say(self, *message: Any) -> None:
+        self._board.push(json.dumps(message))
 
-def part(count: int, rank: int, size: int) -> range:
-    """The numbers, of 0 to `count`, that a rank begins with."""
-    return range(rank * count // size, (rank + 1) * count // size)
+    def _check(self) -> None:
+        if self._failure:
+            raise DistributedError(self._failure)
 
+    def _start(self, work: Callable[[], None]) -> None:
+        """Run `work` again and again in a thread, and heartbeats in another: a slow disk is no lost rank."""
+        self._watch = Watch(self._board, self._lost_s)
+        for target, every_s in ((work, _TURN_S), (self._beat, min(_TURN_S, self._lost_s / 10))):
+            thread = threading.Thread(
+                target=self._repeat, args=(target, every_s), name="tritile shards", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
 
-def in_turn(count: int, place: Place) -> list[int]:
-    """In which order a rank claims: its own part, and then each following rank's from the end."""
-    order = list(part(count, place.rank, place.size))
-    for step in range(1, place.size):
-        order += reversed(part(count, (place.rank + step) % place.size, place.size))
-    return order
+    def _repeat(self, work: Callable[[], None], every_s: float) -> None:
+        try:
+            while not self._ended.wait(every_s):
+                work()
+        except DistributedError as error:
+            self._failure = str(error)
+        except Exception as error:
+            self._failure = f"rank {self.place.rank} cannot go on with the others: {brief(error)}"
+
+    def _end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _beat(self) -> None:
+        self._board.add(f"beat/{self._member}", 1)
+
+    def _lead(self) -> None:
+        assert self._leader is not None
+        self._leader.turn(self._leaving)
+        self._state = self._leader.state
+
+    def _follow(self) -> None:
+        """Read rank 0's state. Raises DistributedError where rank 0 is lost."""
+        text = self._board.get("state")
+        if text is not None:
+            done, gone, stopping = json.loads(text)
+            self._state = State(frozenset(done), frozenset(gone), stopping)
+        if self._watch.lost(_LEADER):
+            raise DistributedError("rank 0, which writes all trials, is lost; those that it wrote are kept")
 
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM, with which torchrun's agent stops a rank, ends it by SystemExit; a second changes nothing."""
+    """Have SIGTERM, by which torchrun's agent stops a rank, raise SystemExit; a second changes nothing."""
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

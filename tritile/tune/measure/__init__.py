@@ -1,1 +1,1 @@
-"""Measuring configs of any kernel: compiled side by side, timed in a process that may be killed."""
+"""Measure configs of any kernel: compile them side by side, time them in a process that may be killed."""

@@ -1,4 +1,4 @@
-"""Answers of kernels: outputs poisoned ahead of a launch, and how far they are then from what is right."""
+"""Check answers of kernels: poison outputs before a launch, and compare them with a reference after it."""
 
 import functools
 import math
@@ -11,23 +11,23 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether memory from the first to the last element of one is the other's too."""
+    """Tell whether the memory from the first to the last element of `a` meets that of `b`."""
 
-    def reach(tensor: torch.Tensor) -> tuple[int, int]:
+    def span(tensor: torch.Tensor) -> tuple[int, int]:
         steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.itemsize * bool(tensor.numel())
 
-    (a_first, a_end), (b_first, b_end) = reach(a), reach(b)
+    (a_first, a_end), (b_first, b_end) = span(a), span(b)
     return a_first < b_end and b_first < a_end
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Whole numbers as torch computes with them: those without a sign as those with one."""
+    """View unsigned integers as signed ones, for which torch has operations."""
     return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def poison(out: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Fill an output with what is right nowhere, so that gaps show."""
+    """Fill an output with values that are wrong everywhere, so that elements left unwritten show."""
     if out.is_floating_point():
         out.fill_(float("nan"))
     else:
@@ -35,9 +35,9 @@ def poison(out: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def allowed_error(dtype: torch.dtype) -> float:
-    """The relative error allowed by default: four roundings of the result's type.
+    """Return the relative error allowed by default: four roundings of the result's type, none of integers.
 
-    Of fp32 16, as sums in another order differ by some of them.
+    16 roundings for fp32, as sums in another order differ by several.
     """
     if not dtype.is_floating_point:
         return 0.0
@@ -45,23 +45,23 @@ def allowed_error(dtype: torch.dtype) -> float:
 
 
 def error_of(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None) -> float:
-    """|got - wanted| / |wanted|, the larger of that of all elements and that of the largest.
+    """Return the relative error |got - wanted| / |wanted|, the larger of the 2-norm's and the maximum norm's.
 
-    The latter shows a few that are wrong among many that are right. Raises TuningError above what is
-    allowed.
+    The maximum norm shows a few wrong elements among many right ones. Raises TuningError where the error is
+    above `tolerance`, by default `allowed_error`.
     """
     kind, wanted = got.dtype, wanted.to(got.dtype)
     allowed = allowed_error(kind) if tolerance is None else tolerance
     error = _distance(got, wanted)
     if not error and not kind.is_floating_point and not torch.equal(got, wanted):
-        error = math.ulp(0.0)  # doubles do not tell all whole numbers apart
+        error = math.ulp(0.0)  # doubles do not tell all 64-bit integers apart
     if not error <= allowed:
         raise TuningError(f"wrong answer: relative error of {name} {error:.3g}, above {allowed:.3g}")
     return error
 
 
 def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The larger of two relative errors: of the root of all squares, and of the largest element."""
+    """Return the larger relative error of two norms; infinity where infinities or NaNs differ."""
     got, wanted = got.double(), wanted.double()
     finite = wanted.isfinite()
     if not torch.equal(got[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):

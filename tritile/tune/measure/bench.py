@@ -1,11 +1,12 @@
-"""What the measuring process does: operands of a few subjects, graphs of their fastest configs.
+"""Hold operands of a few subjects in the measuring process, and graphs of their fastest configs.
 
-Functions here are called by name from the process that tunes; what they return is plain values.
+The process that tunes calls the functions at the end by name; they return plain values.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -15,13 +16,14 @@ from tritile.errors import TuningError
 from tritile.tune.measure.protocols import Stage, Subject, Taken
 from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us
 
-_KEPT = 8  # graphs of the fastest configs, which may be finalists; graphs hold memory
-SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
+T = TypeVar("T")
+_KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph holds memory
+_SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
 
 
 @dataclass(frozen=True)
 class Screened:
-    """A quick look at a config: microseconds, their spread (None: held back), and what it takes."""
+    """Hold a quick timing: microseconds and spread (None: held back), and the kernel's resources."""
 
     us: float | None
     spread: float | None
@@ -29,7 +31,7 @@ class Screened:
 
 
 class Bench:
-    """One subject's operands, and the configs that were loaded for it."""
+    """Hold one subject's operands, and time the configs that are loaded for it."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -50,7 +52,7 @@ class Bench:
                 _empty()
 
     def _shrink(self) -> bool:
-        """Halve the copies after memory ran out; False where there is but one."""
+        """Halve the copies of the operands after memory ran out; return False where there is but one."""
         count = len(self._stage.calls)
         self._graphs.clear()
         self._loaded.clear()
@@ -73,47 +75,46 @@ class Bench:
             self._graphs[config] = self._stage.timed(config, self._run(config)[0])
         return self._graphs[config]
 
-    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
-        """Time a config quickly; one that spills is held back unless `held_too`."""
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """Call `work`; where memory runs out, again with half the copies of the operands."""
         while True:
             try:
-                _, taken = self._run(config)
-                if (taken.spills or 0) > SPILLED_WORDS and not held_too:
-                    return Screened(None, None, taken)
-                timing = screen_us(self._graph(config), fastest_us)
-                break
+                return work()
             except torch.cuda.OutOfMemoryError:
                 if not self._shrink():
                     raise
-        _finish()
-        self._times[config] = timing.us
-        for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
-            del self._graphs[slow]
-        return Screened(timing.us, timing.spread, taken)
+
+    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
+        """Time a config quickly; hold it back where it spills, unless `held_too`."""
+
+        def look() -> Screened:
+            _, taken = self._run(config)
+            if (taken.spills or 0) > _SPILLED_WORDS and not held_too:
+                return Screened(None, None, taken)
+            timing = screen_us(self._graph(config), fastest_us)
+            return Screened(timing.us, timing.spread, taken)
+
+        screened = self._fitting(look)
+        if screened.us is not None:
+            _finish()
+            self._times[config] = screened.us
+            for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
+                del self._graphs[slow]
+        return screened
 
     def race(self, configs: Sequence[Config]) -> list[list[float]]:
-        """Microseconds of each, run after run, side by side."""
-        try:
-            return interleaved([self._graph(config) for config in configs])
-        except torch.cuda.OutOfMemoryError:
-            if not self._shrink():
-                raise
-            return self.race(configs)
+        """Return microseconds of each config, run after run, the configs taking turns."""
+        return self._fitting(lambda: interleaved([self._graph(config) for config in configs]))
 
     def check(self, config: Config) -> float | None:
-        """The relative error of a config's answer. Raises TuningError for a wrong one."""
-        try:
-            error = self._stage.check(config, self._run(config)[0])
-        except torch.cuda.OutOfMemoryError:
-            if not self._shrink():
-                raise
-            return self.check(config)
+        """Return the relative error of a config's answer. Raises TuningError for a wrong one."""
+        error = self._fitting(lambda: self._stage.check(config, self._run(config)[0]))
         _finish()
         return error
 
 
 def _finish() -> None:
-    """Wait for the GPU, so that what a config did wrong is found while that config is asked about."""
+    """Wait for the GPU, so that a config's fault shows while the request is about that config."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -127,20 +128,20 @@ _benches: dict[int, Bench] = {}
 
 
 def begin(number: int, subject: Subject, gpu: int | None) -> None:
-    """Make the operands of a subject on a GPU, from now on known by a number."""
+    """Make the operands of a subject on a GPU; later calls name the subject by its number."""
     if gpu is not None:
         torch.cuda.set_device(gpu)
-        _utils = driver.active.utils  # which Triton has a C compiler make, where its cache has none
+        _utils = driver.active.utils  # Triton may have to compile these in C, which takes seconds
     _benches[number] = Bench(subject)
 
 
 def begun(number: int) -> None:
-    """Nothing more. Raises TuningError where the subject is not known here."""
+    """Do nothing. Raises TuningError where the subject was not begun in this process."""
     _bench(number)
 
 
 def end(number: int) -> None:
-    """Give up what was made for it."""
+    """Free a subject's operands."""
     if _benches.pop(number, None) is not None:
         _empty()
 

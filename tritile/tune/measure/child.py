@@ -1,8 +1,8 @@
-"""Processes that answer requests, one at a time, and may be killed without loss.
+"""Ask processes that answer one request at a time, and may be killed without loss.
 
-They are forked from a nursery: a process with a program of its own that has imported what they need, so
-that one more starts in milliseconds, and a script without an `if __name__ == "__main__"` is not run again
-in it. All of them end when the caller does, however that ends.
+They are forked from a fork server: a process with a program of its own that has imported what they need.
+One more starts in milliseconds, and a script without an `if __name__ == "__main__"` is not run again in it.
+All of them end when the caller does, however the caller ends.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 from tritile.errors import TuningError, brief
-from tritile.tune.measure.served import NUMBER_BYTES, kill, nurse_forked
+from tritile.tune.measure.served import NUMBER_BYTES, fork_on_request_here, kill
 
 T = TypeVar("T")
 START_S: Final = 120.0  # for importing torch on a busy machine
@@ -33,25 +33,25 @@ _LARGEST: Final = 1 << 28  # bytes of an answer
 _numbers: Final = itertools.count(1)  # of requests
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tritile.tune.measure.served import nurse; nurse(int(sys.argv[1]))"
+    "from tritile.tune.measure.served import fork_on_request; fork_on_request(int(sys.argv[1]))"
 )
 
 
 class ChildError(TuningError):
-    """A request that failed in another process.
+    """Tell of a request that failed in another process.
 
-    `kind` is "hung", "died", "garbled", or the class of the error raised there; `lost` says that the process
-    is gone, and with it what it held; `blameless` that nothing tells that it was the request's doing: the
-    process was killed from outside, nobody knows how it ended, or it had written before it was asked.
+    `lost`: the process is gone, and with it all that it held. `blameless`: nothing says that the request was
+    at fault, as the process was killed from outside, nobody knows how it ended, or it had written before it
+    was asked.
     """
 
-    def __init__(self, text: str, kind: str, lost: bool, blameless: bool = False) -> None:
+    def __init__(self, text: str, lost: bool, blameless: bool = False) -> None:
         super().__init__(text)
-        self.kind, self.lost, self.blameless = kind, lost, blameless
+        self.lost, self.blameless = lost, blameless
 
 
 class _Forked:
-    """A process forked from this one, as far as it is used like a Popen."""
+    """Stand for a process forked from this one, as far as it is used like a Popen."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -65,10 +65,10 @@ class _Forked:
             os.waitpid(self.pid, 0)
 
 
-class Nursery:
-    """The process that others are forked from, started when first needed, and anew if it was lost.
+class ForkServer:
+    """Start processes by forking a server, which is started when first needed, and again if it was lost.
 
-    A `forked` one is there at once, as this process is now, unless that has other threads. That is for a
+    `forked`: fork the server from this process now, unless this process has other threads. That is for a
     program that has its imports and uses no GPU yet, as the command line when it begins.
     """
 
@@ -85,15 +85,15 @@ class Nursery:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                nurse_forked(theirs.detach())
-            with contextlib.suppress(OSError):  # it may have ended
+                fork_on_request_here(theirs.detach())
+            with contextlib.suppress(OSError):  # the server may have ended
                 os.setpgid(pid, pid)
             self._process = _Forked(pid)
         ours.settimeout(START_S)
         self._control = ours
 
-    def fork(self, connection: int, said: int) -> int:
-        """A new process that serves a socket, and writes its errors to a file; its number.
+    def fork(self, connection: int, stderr: int) -> int:
+        """Start a process that serves a socket and writes its errors to a file; return its pid.
 
         Raises TuningError where none can be started.
         """
@@ -101,12 +101,12 @@ class Nursery:
             for _ in range(2):
                 control = self._control or self._start()
                 with self._in_step():
-                    socket.send_fds(control, [b"f"], [connection, said])
+                    socket.send_fds(control, [b"f"], [connection, stderr])
                     return int(_line(control))
         raise TuningError("no process can be started")
 
     def status(self, pid: int) -> int | None:
-        """How a process ended: its exit status, or the negative of a signal; None where nobody knows."""
+        """Return a process's exit status, or minus the signal it died by; None where nobody knows."""
         with self._lock, self._in_step():
             if self._control is not None:
                 self._control.sendall(b"w%d\n" % pid)
@@ -116,7 +116,7 @@ class Nursery:
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """End it where its answer was not read, whatever the reason: the next to ask would get it."""
+        """End the server where its answer was not read: the next request would get that answer."""
         try:
             yield
         except (OSError, ValueError):
@@ -151,36 +151,36 @@ class Nursery:
             process.wait()
 
     def close(self) -> None:
-        """End it, and the processes that were forked from it."""
+        """End the server, and the processes that were forked from it."""
         with self._lock:
             self._end()
 
 
 def _line(control: socket.socket) -> bytes:
-    """What the nursery answers, up to the end of the line."""
+    """Read the fork server's answer, up to the end of the line."""
     text = b""
     while not text.endswith(b"\n"):
         piece = control.recv(64)
         if not piece:
-            raise OSError("the nursery is gone")
+            raise OSError("the fork server is gone")
         text += piece
     return text
 
 
 class Child:
-    """A process of a nursery, started when it is first asked something, and anew after it was lost."""
+    """Ask one process, forked at the first request, and again after it was lost."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
         self._connection: Connection | None = None
-        self._said: Any = None
+        self._stderr: Any = None
         self.pid: int | None = None  # None where it does not run
 
     def ask(self, function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
-        """What the function returns there. It is sent by name where it can be imported, else whole.
+        """Call a function in the process; it is sent by name where it can be imported, else whole.
 
-        Raises ChildError where it raises, takes more than `limit_s` seconds, ends the process, or writes to
-        its socket so that no answer can be read, and TuningError where there is no process to ask.
+        Raises ChildError where the function raises, takes more than `limit_s` seconds, ends the process, or
+        writes to its socket so that no answer can be read. Raises TuningError where no process starts.
         """
         number = next(_numbers).to_bytes(NUMBER_BYTES, "big")
         request = number + cloudpickle.dumps((function, arguments, limit_s))
@@ -189,7 +189,7 @@ class Child:
         assert self._connection is not None
         answer, stray = None, False
         try:
-            stray = self._connection.poll()  # what was not asked for, or its end
+            stray = self._connection.poll()  # an answer to no request, or the end of the process
             if not stray:
                 self._connection.send_bytes(request)
             if stray or self._connection.poll(limit_s):
@@ -203,32 +203,32 @@ class Child:
             raise
         if answer is None:
             self._drop()
-            raise ChildError(f"hung: no answer in {limit_s:g} s", "hung", True)
+            raise ChildError(f"hung: no answer in {limit_s:g} s", lost=True)
         try:
             if answer[:NUMBER_BYTES] != number:
-                raise ValueError("it is not of this request")
-            value, kind, text, lost = pickle.loads(answer[NUMBER_BYTES:])
+                raise ValueError("it answers another request")
+            value, failure, lost = pickle.loads(answer[NUMBER_BYTES:])
         except Exception as error:  # whatever unpickling raises
             raise self._garbled(error, stray) from error
         if lost:
             self.close()
-        if kind:
-            raise ChildError(text, kind, lost)
+        if failure is not None:
+            raise ChildError(failure, lost)
         return value
 
     def _start(self) -> None:
         try:
             ours, theirs = socket.socketpair()
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
             with theirs:
-                self.pid = self._nursery.fork(theirs.fileno(), self._said.fileno())
+                self.pid = self._fork_server.fork(theirs.fileno(), self._stderr.fileno())
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_STALLED_S), 0))
             self._connection = Connection(ours.detach())
         except OSError as error:
             raise TuningError(f"no process can be started: {brief(error)}") from error
 
     def kill(self) -> None:
-        """End the process, from any thread; a request that waits for it fails."""
+        """End the process, from any thread; a request in progress fails."""
         pid = self.pid
         if pid is not None:
             kill(pid)
@@ -239,29 +239,27 @@ class Child:
         self.close()
 
     def _garbled(self, error: Exception, stray: bool) -> ChildError:
-        """End the process, of which an answer cannot be read; the error that tells so."""
+        """End the process, and return the error that says why its answer cannot be read."""
         self._drop()
-        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", "garbled", True, stray)
+        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", True, stray)
 
     def _death(self) -> ChildError:
-        """The error that tells how the process ended."""
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
-        lines = self._said.read().decode(errors="replace").split("\n")
+        """Return the error that says how the process ended."""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 4096))
+        lines = self._stderr.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         code = self.close()
         how = signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
         # No request kills its process with this signal: somebody else did.
         outside = code is None or code == -signal.SIGKILL
-        return ChildError(
-            f"the process died: {how}{': ' + last[:120] if last else ''}", "died", True, outside
-        )
+        return ChildError(f"the process died: {how}{': ' + last[:120] if last else ''}", True, outside)
 
     def close(self) -> int | None:
-        """End the process at once, if it has not ended; how it ended. A later request starts another."""
-        connection, pid, said = self._connection, self.pid, self._said
-        self._connection = self.pid = self._said = None
-        if said is not None:
-            said.close()
+        """End the process if it has not ended, and return its status. A later request starts another."""
+        connection, pid, stderr = self._connection, self.pid, self._stderr
+        self._connection = self.pid = self._stderr = None
+        if stderr is not None:
+            stderr.close()
         if connection is not None:
-            connection.close()  # at which it ends, unless it is amid a request
-        return self._nursery.status(pid) if pid is not None else None
+            connection.close()  # the process ends at that, unless it is amid a request
+        return self._fork_server.status(pid) if pid is not None else None

@@ -1,13 +1,12 @@
-"""The pipeline of tuning: proposed -> compiled in parallel -> screened -> raced -> checked -> remembered.
+"""Run the pipeline of tuning: proposed -> compiled in parallel -> screened -> raced -> checked -> remembered.
 
-Several problems are under way: while one is measured, others compile. Trials are handed on as soon as
-they are measured, so that a tuner stopped at any moment goes on where it was.
+Several problems are under way: while one is measured, others compile. Trials are handed on as soon as they
+are measured, so that a tuner stopped at any moment goes on where it was.
 """
 
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
@@ -22,50 +21,50 @@ from tritile.tune.measure.timing import timing_of
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import Tried, fastest_first
 
-LOOKAHEAD = 4  # problems under way: one is measured, the others compile
+_LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _numbers = itertools.count()  # of subjects, in a process
-_PAUSE_S = 0.1  # before asking again for a task where there is none at the moment
-_HOPELESS = 4  # times a problem's seconds, after which one without a config that works is given up
-_HELD_BACK = 8  # configs that spill which are timed where nothing else works
+_PAUSE_S = 0.1  # between two requests for a task while there is none
+_HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
+_HELD_BACK = 8  # configs that spill, timed where nothing else works
 
 
 def new_number() -> int:
-    """A number for a subject that no other has in this process."""
+    """Return a number for a subject, unique in this process."""
     return next(_numbers)
 
 
 class _Search:
-    """One problem under way."""
+    """Search the configs of one problem, step by step."""
 
     def __init__(self, number: int, task: Task, shop: Workshop, rules: Rules, keep: Keep) -> None:
-        self.number, self.task, self.shop, self.rules, self._keep_on = number, task, shop, rules, keep
+        self.number, self.task, self.shop, self.rules, self._remember = number, task, shop, rules, keep
         self.subject = task.subject
         self.trials: dict[Config, Trial] = dict(task.known)
         self.held: dict[Config, int] = {}  # configs that spill, and how much
         self.fastest_us = min(tried_of(task.known.values()).values(), default=math.inf)
         self.new = 0
-        self.foreseen: set[Config] = set()  # whose checks were compiled ahead
+        self.foreseen: set[Config] = set()  # configs whose checks were compiled ahead
         self.begun = False
         self.since = time.monotonic()  # when measuring could begin
         self.compiles: dict[Future[None], Config] = {}
         self.compile(self.propose())
 
-    # What is known
+    # Known trials
 
     @property
     def tried(self) -> Tried:
-        """Microseconds by config, infinite for those that failed or are held back."""
+        """Return microseconds by config, infinite for those that failed or are held back."""
         return dict.fromkeys(self.held, math.inf) | tried_of(self.trials.values())
 
     def ranked(self) -> list[Config]:
-        """The configs that work, fastest first."""
+        """Return the configs that work, fastest first."""
         return fastest_first(self.tried)
 
     def keep(self, trial: Trial) -> None:
         """Remember a trial."""
         self.trials[trial.config] = trial
         self.fastest_us = min(self.fastest_us, trial.time)
-        self._keep_on(self.subject.digest(trial.config), trial)
+        self._remember(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, reason: str) -> None:
         """Remember that a config does not work, and why."""
@@ -73,39 +72,39 @@ class _Search:
         known = self.trials.get(config)
         self.keep(replace(known, us=None, failure=reason, measured_utc=now()) if known else failed)
 
-    # What comes next
+    # Steps
 
     def late(self) -> bool:
-        """Whether this problem has had its time, and has something to show for it, or never will."""
+        """Tell whether this problem's time is over, much longer where no config works yet."""
         waited = time.monotonic() - self.since
         return waited > _HOPELESS * self.rules.problem_s or (
             waited > self.rules.problem_s and bool(self.ranked())
         )
 
     def propose(self) -> list[Config]:
-        """The next configs to compile; none where more is not expected to pay."""
+        """Return the next configs to compile; none where the search ends."""
         tried = self.tried
         incumbent = self.task.incumbent
         first = [incumbent] if incumbent is not None and incumbent not in tried and not self.new else []
         return list(dict.fromkeys([*first, *proposed(self.task.space, tried, self.rules)]))
 
     def compile(self, configs: Sequence[Config]) -> None:
-        """Start compiling."""
+        """Start compiling configs."""
         pending = [self.shop.compile(self.subject, config, self.number) for config in configs]
         self.compiles = dict(zip(pending, configs, strict=True))
 
     def ready(self) -> bool:
-        """Whether something can be done now."""
+        """Tell whether a step need not wait for a compiler."""
         return not self.compiles or any(future.done() for future in self.compiles)
 
     def begin(self) -> None:
-        """Put operands on the GPU, while the first configs compile. Raises TuningError where that fails."""
+        """Put operands on the GPU while the first configs compile. Raises TuningError where that fails."""
         self.begun = True
         self.shop.begin(self.number, self.subject)
         self.since = time.monotonic()
 
     def step(self) -> bool:
-        """Do what can be done now; whether that was all of this problem."""
+        """Screen the compiled configs and propose more; return whether screening is over."""
         if not self.begun:
             self.begin()
         done = [future for future in self.compiles if future.done()]
@@ -126,6 +125,11 @@ class _Search:
         for future in self.compiles:
             future.cancel()
         self.compiles = {}
+
+    def abandon(self) -> None:
+        """Compile no more, and free the operands."""
+        self.give_up()
+        self.shop.end(self.number)
 
     # Measuring
 
@@ -153,7 +157,7 @@ class _Search:
         self.keep(trial)
 
     def _release_held(self) -> None:
-        """Time those that spill least where nothing else works; the others failed by it."""
+        """Time the configs that spill least where nothing else works; the others failed by spilling."""
         order = sorted(self.held, key=lambda c: (self.held[c], c.key))
         release = [] if self.ranked() else order[:_HELD_BACK]
         spilled, self.held = self.held, {}
@@ -164,7 +168,7 @@ class _Search:
                 self.fail(config, f"compiled to {4 * spilled[config]} bytes of spilled registers a thread")
 
     def finish(self) -> Tuned:
-        """Race the fastest, then take the first whose answer is right."""
+        """Race the fastest configs, and choose the first whose answer is right."""
         self._release_held()
         ranked = self.ranked()
         limit = 1.15 * (self.tried[ranked[0]] if ranked else 0.0)
@@ -172,7 +176,7 @@ class _Search:
         incumbent = self.task.incumbent
         if incumbent in ranked and incumbent not in finalists:
             finalists.append(incumbent)
-        # Finalists first: a quick look at another may have been lucky, and was not beside theirs.
+        # Finalists first: another's quick timing may have been lucky, and was not taken beside theirs.
         order = self._raced(finalists) if len(finalists) > 1 else finalists
         winner = None
         for config in [*order, *(config for config in ranked if config not in order)]:
@@ -191,7 +195,7 @@ class _Search:
         try:
             times = self.shop.race(self.number, self.subject, finalists)
         except ChildError:
-            return list(finalists)  # as they were screened; the check tells which of them is at fault
+            return list(finalists)  # in the order of screening; the check finds the one at fault
         samples = dict(zip(finalists, times, strict=True))
         for config, measured in samples.items():
             timing = timing_of(measured)
@@ -219,20 +223,19 @@ def tune(
     budget_s: float | None = None,
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
-    """Tune each task's subject, yielding what came of it; `keep` gets every trial as it is measured.
+    """Tune each task's subject, yielding its outcome; `keep` gets every trial as it is measured.
 
-    Tasks are taken from the iterable a few ahead; None stands for none at the moment. Stops before another
-    problem is measured once `budget_s` seconds are spent or `keep_on()` is false. A subject that cannot be
-    posed (out of memory, say), for which no config is legal, or whose every config fails is yielded with its
-    failure.
+    Tasks are taken a few ahead; None stands for none at the moment. Stops before another problem is measured
+    once `budget_s` seconds are spent or `keep_on()` is false. A subject whose operands cannot be made (out of
+    memory, say), that has no legal config, or whose every config fails is yielded with its failure.
     """
     deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     waiting, more = iter(tasks), True
-    active: deque[_Search] = deque()
+    active: list[_Search] = []
     try:
         while True:
             stop = not keep_on() or time.monotonic() > deadline
-            while more and not stop and len(active) < LOOKAHEAD:
+            while more and not stop and len(active) < _LOOKAHEAD:
                 try:
                     task = next(waiting)
                 except StopIteration:
@@ -250,28 +253,30 @@ def tune(
                 continue
             if not active or (stop and not begun):
                 return
-            search = _next_of(begun if stop else [*active][: shop.benches])
-            try:
-                if not search.ready():
-                    search.begin()
-                    continue
-                done = search.step()
-                outcome = search.finish() if done else None
-            except TuningError as error:  # of its operands, not of one config
-                outcome = Tuned(search.subject.problem, None, search.new, 0.0, str(error))
-                search.give_up()
-                shop.end(search.number)
+            search = _next_of(begun if stop else active[: shop.benches])
+            outcome = _advance(search)
             if outcome is not None:
                 active.remove(search)
                 yield outcome
     finally:
         for search in active:
-            search.give_up()
-            shop.end(search.number)
+            search.abandon()
+
+
+def _advance(search: _Search) -> Tuned | None:
+    """Do the next step of a search; return its outcome once it is over."""
+    try:
+        if not search.ready():
+            search.begin()
+            return None
+        return search.finish() if search.step() else None
+    except TuningError as error:  # of its operands, not of one config
+        search.abandon()
+        return Tuned(search.subject.problem, None, search.new, 0.0, str(error))
 
 
 def _next_of(searches: Sequence[_Search]) -> _Search:
-    """The first that has something to measure, else one to begin, else what is first to have something."""
+    """Return a search with something to measure, else one to begin, else the first that a compiler serves."""
     while True:
         for search in searches:
             if search.ready():

@@ -1,4 +1,4 @@
-"""A log of every trial, as it is measured: JSON lines."""
+"""Append every trial to a log as it is measured: JSON lines."""
 
 import json
 import warnings
@@ -13,7 +13,7 @@ from tritile.tune.measure.tasks import Keep
 
 
 def line_of(digest: str, trial: Trial) -> str:
-    """One trial as a line of JSON: problem, config, microseconds, resources, error or failure, kernel."""
+    """Return one trial as a line of JSON."""
     facts = {
         name: getattr(trial, name)
         for name in ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
@@ -23,9 +23,9 @@ def line_of(digest: str, trial: Trial) -> str:
 
 
 def logged(keep: Keep, log: Path | None = None) -> Keep:
-    """`keep` that also appends each trial to a log (default: `TRITILE_TUNE_LOG`, if set).
+    """Return a `keep` that also appends each trial to a log (default: `TRITILE_TUNE_LOG`, if set).
 
-    Where that fails, it warns with `StoreWarning` and goes on.
+    A log that cannot be written is warned of with StoreWarning.
     """
     path = log or tune_log()
     if path is None:
@@ -43,5 +43,5 @@ def logged(keep: Keep, log: Path | None = None) -> Keep:
 
 
 def keeper(store: Store, log: Path | None = None) -> Keep:
-    """What remembers a trial in a store, and appends it to a log."""
+    """Return a function that remembers a trial in a store, and appends it to a log."""
     return logged(store.add, log)

@@ -1,4 +1,4 @@
-"""Compiling in parallel processes, into Triton's cache on disk, from where a launch loads."""
+"""Compile in parallel processes, into Triton's cache on disk, from which a launch loads."""
 
 import itertools
 import os
@@ -9,31 +9,32 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from tritile.tune.measure.child import Child, ChildError, Nursery
+from tritile.tune.measure.child import Child, ChildError, ForkServer
 
 COMPILE_LIMIT_S = 120.0
 _MOST = 16  # processes, each of which holds a copy of torch
-_NICENESS = 10  # of these processes: the one that measures, and the one that asks, go first
-_WORN = 256  # requests that a process serves: Triton keeps what was compiled in it, a megabyte each
+_NICENESS = 10  # so that the process that measures, and the caller, go first
+_WORN = 256  # requests to one process: Triton keeps what it compiled in memory, a megabyte each
 
 
 def processes_for(sharers: int = 1) -> int:
-    """Return how many processes compile for each of so many that share this machine."""
+    """Return how many processes compile for each of `sharers` tuners on this machine."""
     return max(1, min(_MOST, (os.cpu_count() or 1) // sharers))
 
 
 class CompilePool:
-    """Processes that compile; none touches a GPU. One that dies or hangs costs its own request alone.
+    """Compile in several processes, none of which touches a GPU.
 
-    Requests of lower `urgency` are served first, and those of one urgency in their order.
+    A process that dies or hangs costs its own request alone. Requests of lower `urgency` are served first,
+    those of one urgency in their order.
     """
 
-    def __init__(self, processes: int | None = None, nursery: Nursery | None = None) -> None:
-        self._nursery = nursery or Nursery()
+    def __init__(self, processes: int | None = None, fork_server: ForkServer | None = None) -> None:
+        self._fork_server = fork_server or ForkServer()
         self.processes = processes or processes_for()
         self._queue: queue.PriorityQueue[tuple[float, int, Any]] = queue.PriorityQueue()
         self._order = itertools.count()
-        self._children = [Child(self._nursery) for _ in range(self.processes)]
+        self._children = [Child(self._fork_server) for _ in range(self.processes)]
         self._threads: list[threading.Thread] = []
         self._closing = False
 
@@ -44,9 +45,9 @@ class CompilePool:
         urgency: float = 0.0,
         limit_s: float = COMPILE_LIMIT_S,
     ) -> Future[Any]:
-        """Call a function in one of the processes. The future raises ChildError where that fails.
+        """Call a function in one of the processes.
 
-        It raises TuningError where no process can be started.
+        The future raises ChildError where the call fails, TuningError where no process can be started.
         """
         future: Future[Any] = Future()
         self._queue.put((urgency, next(self._order), (future, function, arguments, limit_s)))
@@ -58,7 +59,7 @@ class CompilePool:
         return future
 
     def _serve(self, child: Child) -> None:
-        for turn in itertools.count(1):
+        for served in itertools.count(1):
             job = self._queue.get()[-1]
             if job is None:
                 return
@@ -71,12 +72,12 @@ class CompilePool:
                 future.set_result(self._answer(child, function, arguments, limit_s))
             except Exception as error:
                 future.set_exception(error)
-            if turn % _WORN == 0:
+            if served % _WORN == 0:
                 child.close()  # the next request starts another
             self._queue.task_done()
 
     def _answer(self, child: Child, function: Callable[..., Any], arguments: Any, limit_s: float) -> Any:
-        """Ask; once more where it was not the request that ended the process."""
+        """Ask a process; ask again where something else than the request ended it."""
         try:
             return child.ask(_behind_others, function, arguments, limit_s=limit_s)
         except ChildError as error:
@@ -85,19 +86,19 @@ class CompilePool:
         return child.ask(_behind_others, function, arguments, limit_s=limit_s)
 
     def renew(self) -> None:
-        """Wait for what is asked, then have new processes answer what is asked next."""
+        """Wait for all requests, then have new processes answer the next ones."""
         self._queue.join()
         for child in self._children:
             child.close()
 
     def close(self) -> None:
-        """End the processes; what waits is cancelled."""
+        """End the processes, and cancel the requests that wait."""
         self._closing = True
         for _ in self._threads:
             self._queue.put((-1.0, next(self._order), None))
         for thread, child in zip(self._threads, self._children, strict=False):
             while thread.is_alive():
-                child.kill()  # again, as it may have been about to start
+                child.kill()  # again, as the process may have been about to start
                 thread.join(0.1)
         for child in self._children:
             child.close()
@@ -105,7 +106,7 @@ class CompilePool:
             job = self._queue.get_nowait()[-1]
             if job is not None:
                 job[0].cancel()
-        self._nursery.close()
+        self._fork_server.close()
 
     def __enter__(self) -> "CompilePool":
         return self
@@ -115,7 +116,7 @@ class CompilePool:
 
 
 def _behind_others(function: Callable[..., Any], arguments: Any) -> Any:
-    """Call a function in a process that lets others have the processor first."""
+    """Call a function at a lower priority than other processes."""
     if hasattr(os, "setpriority"):
         os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     return function(*arguments)

@@ -1,4 +1,4 @@
-"""What tuning needs to know of what it tunes: two protocols, and the plain values between processes."""
+"""Describe what can be tuned: two protocols, and the resources of a kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tritile.tune.measure.timing import Run, Timed
 
 @dataclass(frozen=True)
 class Taken:
-    """What a loaded kernel takes: registers and spilled 32-bit words a thread, bytes of shared memory."""
+    """Hold a kernel's resources: registers and spilled 32-bit words a thread, bytes of shared memory."""
 
     registers: int | None = None
     spills: int | None = None
@@ -20,48 +20,48 @@ class Taken:
 
 
 class Stage(Protocol):
-    """Operands on the GPU, in the process that measures."""
+    """Hold a subject's operands on the GPU, in the process that measures."""
 
     @property
     def calls(self) -> Sequence[Any]:
-        """Copies of one call."""
+        """Return copies of one call, each with operands of its own."""
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
-        """What launches this config on a copy. Raises where it does not compile or load."""
+        """Return a function that launches a config on a copy. Raises where it does not compile or load."""
 
     def timed(self, config: Config, run: Run) -> Timed:
-        """What times this config on every copy, each as it was before a launch."""
+        """Return a timer of a config over every copy, each restored before a launch."""
 
     def check(self, config: Config, run: Run) -> float | None:
-        """The relative error of its answer, None where nothing says what is right.
+        """Return the relative error of a config's answer, None where there is no reference.
 
-        Raises TuningError for a wrong answer, or memory written that is not the kernel's to write.
+        Raises TuningError for a wrong answer, and for writes outside the kernel's memory.
         """
 
 
 class Subject(Protocol):
-    """One problem to tune, in values that another process can be sent."""
+    """Describe one problem to tune, in values that can be sent to another process."""
 
     @property
     def problem(self) -> Problem:
-        """What trials are remembered under."""
+        """Return the problem that trials are remembered under."""
 
     @property
     def device(self) -> Device:
-        """The GPU that it is tuned for."""
+        """Return the GPU that the subject is tuned for."""
 
     def digest(self, config: Config) -> str:
-        """The digest of the kernel that a config runs."""
+        """Return the digest of the kernel that a config runs."""
 
     def compile(self, config: Config) -> None:
         """Compile into Triton's cache, with no GPU. Raises where the compiler refuses."""
 
     def compile_check(self, config: Config) -> None:
-        """Compile what else a check of this config runs. What is refused here is refused there too."""
+        """Compile the other kernels that a check of a config runs. The check repeats a refusal."""
 
     @property
     def copies(self) -> int:
-        """How many copies of its operands leave the L2 cache cold."""
+        """Return how many copies of the operands leave the L2 cache cold."""
 
     def stage(self, copies: int) -> Stage:
-        """So many copies of its operands on the current GPU."""
+        """Make copies of the operands on the current GPU."""

@@ -1,4 +1,4 @@
-"""What runs in other processes: a nursery, from which they are forked, and answering requests."""
+"""Run in other processes: the loop of a fork server, and that of a process which answers requests."""
 
 import contextlib
 import ctypes
@@ -18,20 +18,21 @@ from tritile.core.of_triton import read_own_files
 from tritile.errors import TritileError, brief
 
 NUMBER_BYTES: Final = 8  # of a request, ahead of it and of its answer
-_GRACE_S: Final = 20.0  # after its limit, when a process that nobody killed ends itself
+_GRACE_S: Final = 20.0  # beyond its limit, after which a process that nobody killed ends itself
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
 def kill(pid: int) -> None:
-    """End a process, and those that it started, as an assembler that hangs."""
+    """End a process and those that it started, such as an assembler that hangs."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def nurse(number: int) -> None:
-    """Fork a process for each "f" with two files, tell how one ended for each "w", until all is closed.
+def fork_on_request(number: int) -> None:
+    """Be a fork server: serve a socket, by its number, until the caller's end of it is closed.
 
-    The processes end with this one, and this one with its caller, which closes the socket however it ends.
+    "f" with two files forks a process and answers its pid. "w" and a pid answers how that process ended. The
+    processes end with this one, and this one with its caller, which closes the socket however it ends.
     """
     control = socket.socket(fileno=number)
     read_own_files()  # hundreds of megabytes: once for all that are forked
@@ -39,27 +40,27 @@ def nurse(number: int) -> None:
     while True:
         try:
             text, files, _, _ = socket.recv_fds(control, 64, 2)
-        except ConnectionResetError:  # closed before all was read that this process told
+        except ConnectionResetError:  # closed before the caller read all answers
             text, files = b"", []
         if not text:
             for pid in forked:
                 kill(pid)
             os._exit(0)
         if text == b"f":
-            pid = _forked(control, files)
+            pid = _fork(control, files)
             forked.add(pid)
             answer = b"%d\n" % pid
         else:
             pid = int(text[1:])
-            code = _ended(pid)
+            code = _status(pid)
             forked.discard(pid)
             answer = b"\n" if code is None else b"%d\n" % code
         with contextlib.suppress(BrokenPipeError):
             control.sendall(answer)
 
 
-def _forked(control: socket.socket, files: list[int]) -> int:
-    """A process that serves the first of two files, and writes its errors to the second; its number."""
+def _fork(control: socket.socket, files: list[int]) -> int:
+    """Fork a process that serves the first file and writes its errors to the second; return its pid."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -70,7 +71,7 @@ def _forked(control: socket.socket, files: list[int]) -> int:
         serve(files[0])
     for file in files:
         os.close(file)
-    with contextlib.suppress(OSError):  # it may have ended
+    with contextlib.suppress(OSError):  # the process may have ended
         os.setpgid(pid, pid)
     return pid
 
@@ -83,8 +84,8 @@ def _end_with(parent: int) -> None:
         os._exit(0)
 
 
-def nurse_forked(number: int) -> NoReturn:
-    """The same in a process that was just forked from another program, of which nothing is to go on."""
+def fork_on_request_here(number: int) -> NoReturn:
+    """Be a fork server in a process just forked from a program, of which nothing else may go on."""
     try:
         os.setpgid(0, 0)  # signals to all of a terminal's, or a job's, processes are the caller's
         for taken in (signal.SIGINT, signal.SIGTERM):
@@ -92,13 +93,13 @@ def nurse_forked(number: int) -> NoReturn:
         with open(os.devnull, "r+") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), 0)
             os.dup2(nowhere.fileno(), 1)  # a refusal of the assembler prints the whole assembly
-        nurse(number)
+        fork_on_request(number)
     finally:
         os._exit(1)
 
 
-def _ended(pid: int, patience_s: float = 1.0) -> int | None:
-    """How a process ended, killed if it does not by itself; None of one that was not forked here."""
+def _status(pid: int, patience_s: float = 1.0) -> int | None:
+    """Wait for a process, kill it if it does not end, and return its status; None if it is not a child."""
     waited = 0.0
     while True:
         try:
@@ -114,21 +115,21 @@ def _ended(pid: int, patience_s: float = 1.0) -> int | None:
 
 
 def _gpu_is_lost() -> bool:
-    """Whether this process's GPU no longer answers, as after an illegal access."""
+    """Tell whether this process's GPU no longer answers, as after an illegal memory access."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
     try:
         torch.cuda.synchronize()
-    except Exception:  # whatever it is, this process cannot measure any more
+    except Exception:  # whatever the error is, this process cannot measure any more
         return True
     return False
 
 
 def serve(number: int) -> None:
-    """Answer requests from this socket until it is closed: (value, kind of error, text, lost).
+    """Answer the requests of a socket until it is closed, each by (value, failure or None, lost).
 
-    A request is `NUMBER_BYTES` of its number, which its answer has too, and a pickle.
+    A request and its answer are `NUMBER_BYTES` of the request's number, and a pickle.
     """
     connection = Connection(number)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
@@ -137,14 +138,15 @@ def serve(number: int) -> None:
                 request = connection.recv_bytes()
             except (EOFError, OSError):
                 os._exit(0)  # without waiting for a GPU that may not answer
+            answer: tuple[object, str | None, bool]
             try:
                 function, arguments, limit_s = pickle.loads(request[NUMBER_BYTES:])
                 # In C, so that it ends a process that hangs in a compiler after its caller was killed.
                 faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nowhere)
-                answer = (function(*arguments), "", "", False)
+                answer = (function(*arguments), None, False)
             except Exception as error:
-                text = str(error) if isinstance(error, TritileError) else brief(error)
-                answer = (None, type(error).__name__, text, _gpu_is_lost())
+                failure = str(error) if isinstance(error, TritileError) else brief(error)
+                answer = (None, failure, _gpu_is_lost())
             finally:
                 faulthandler.cancel_dump_traceback_later()
             try:

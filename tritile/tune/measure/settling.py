@@ -1,4 +1,4 @@
-"""Which of several raced configs wins: only what is beyond the noise counts."""
+"""Choose the winner of a race: only a difference beyond the noise counts."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ _TIED = 1.01  # times as slow as the fastest, up to which noise may explain a di
 
 
 def slower(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether b is slower than a beyond the noise: runs side by side differ by over two standard errors."""
+    """Tell whether b is slower than a by over two standard errors, of times that were taken in turns."""
     ratios = [math.log(y / x) for x, y in zip(a, b, strict=True)]
     if len(ratios) < 2:
         return ratios[0] > 0
@@ -19,10 +19,10 @@ def slower(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def settled(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
-    """The configs, best first, from times that were taken in turns.
+    """Order raced configs, best first; `samples` are times that were taken in turns.
 
-    The incumbent stays first unless another is faster beyond the noise. Of those that the noise does not
-    tell from the fastest the one whose text comes first leads, so that a repeat chooses the same.
+    The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest break by
+    the config's key, so that a repeated race chooses the same.
     """
     middle = {config: statistics.median(times) for config, times in samples.items()}
     order = sorted(samples, key=lambda config: (middle[config], config.key))

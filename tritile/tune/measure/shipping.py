@@ -1,7 +1,7 @@
-"""Sending a launch to another process: the kernel, its arguments, and the memory they point to.
+"""Send a launch to another process: the kernel, its arguments, and the memory they point to.
 
-Functions that cannot be imported there by name, as those of a script, go whole, by cloudpickle. Memory
-goes through a file, written once, so that a process that takes another's place finds it too.
+Functions that cannot be imported there by name, as those of a script, go whole, by cloudpickle. Memory goes
+through a file, so that a process that replaces another finds it too.
 """
 
 import ast
@@ -20,9 +20,9 @@ import torch
 from tritile.core.of_triton import JITCallable, JITFunction, naming_of
 from tritile.errors import UnsupportedError, brief
 
-GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel has to write
+GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
-_PATTERN: Final = 0xFF  # of guards: NaN as a floating number, -1 as a whole one
+_PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
 _OPTIONS: Final = (
     "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
 )  # fmt: skip
@@ -30,7 +30,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor as it lies in a storage, which has a number; `offset` is in bytes, strides in elements."""
+    """Describe a tensor in a numbered storage; `offset` is in bytes, strides in elements."""
 
     storage: int
     offset: int
@@ -40,12 +40,12 @@ class Place:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return getattr(torch, self.dtype).itemsize
 
     @property
     def end(self) -> int:
-        """Where its last element ends, in bytes."""
+        """Return the byte at which the last element ends."""
         if 0 in self.shape:
             return self.offset
         steps = sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Block:
-    """The part of a storage that tensors lie in, from byte `start` on."""
+    """Describe the part of a storage that tensors lie in: `size` bytes from byte `start` on."""
 
     start: int
     size: int
@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Shipment:
-    """What was packed: the pickle, the blocks of memory, and the file that holds what is in them."""
+    """Hold a packed value: the pickle, its blocks of memory, and the file with their contents."""
 
     data: bytes
     blocks: tuple[Block, ...]
@@ -70,22 +70,22 @@ class Shipment:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that tensors of the call lie in."""
+        """Return the bytes of memory that tensors of the call lie in."""
         return sum(block.size for block in self.blocks)
 
 
 @functools.lru_cache(maxsize=64)
 def _rebuilt(data: bytes) -> Any:
-    """A jitted function again, once in a process: the copies of a call share it, and what it compiled.
+    """Jit a sent function again, once in a process: copies of a call share it and its compiled kernels.
 
-    Its source is what it was when it was jitted, whatever its file holds by now. Raises UnsupportedError
-    where Triton reads another.
+    Triton is given the source from when the function was first jitted, whatever its file holds by now. Raises
+    UnsupportedError where Triton reads another.
     """
     kind, function, options, source, lines, annotating = pickle.loads(data)
     function.__globals__.update(annotating)
     file = function.__code__.co_filename
     before = linecache.cache.get(file)
-    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # no time: not looked for on disk
+    linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: never compared with the file
     try:
         kernel = kind(function, **options)
     finally:
@@ -93,14 +93,14 @@ def _rebuilt(data: bytes) -> Any:
         if before is not None:
             linecache.cache[file] = before
     if kernel.src != source:
-        raise UnsupportedError(f"the source of {function.__qualname__} is not found again")
+        raise UnsupportedError(f"the source of {function.__qualname__} is not the one that was jitted")
     return kernel
 
 
 def _annotating(value: JITCallable) -> dict[str, Any]:
-    """Globals that a jitted function's annotations name, which Triton looks up as it compiles.
+    """Return the globals that a jitted function's annotations name, which Triton looks up as it compiles.
 
-    Of a function, cloudpickle takes along those that its body names.
+    cloudpickle itself takes along the globals that a function's body names.
     """
     nodes = [node for node in ast.walk(ast.parse(value.src)) if isinstance(node, ast.arg | ast.FunctionDef)]
     found = [node.annotation if isinstance(node, ast.arg) else node.returns for node in nodes]
@@ -109,13 +109,13 @@ def _annotating(value: JITCallable) -> dict[str, Any]:
 
 
 class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
-    """Packs jitted functions whole: what a module of their name holds elsewhere may be of another day."""
+    """Pack jitted functions whole: another process may import another version of their module."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, JITCallable):
             return super().reducer_override(value)
         if value.__module__.partition(".")[0] == "triton":
-            return value.__qualname__  # found by name: of one version in all processes
+            return value.__qualname__  # imported by name: all processes have the same Triton
         options = {name: getattr(value, name) for name in _OPTIONS if hasattr(value, name)}
         if isinstance(value, JITFunction):
             options["repr"] = naming_of(value)
@@ -137,9 +137,7 @@ class _Packer(_KernelPacker):
             return None
         if value.device.type == "cpu" and not self._host_too:
             if value.is_pinned():
-                raise UnsupportedError(
-                    "a tensor in pinned memory, which kernels may read, is of this process"
-                )
+                raise UnsupportedError("a tensor in pinned memory belongs to this process alone")
             return None
         if value.layout != torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsupportedError(f"a {type(value).__name__} has no plain memory to send")
@@ -155,11 +153,12 @@ class _Packer(_KernelPacker):
 
 
 def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> Shipment:
-    """Pack a value of functions, numbers and GPU tensors; what tensors point to goes into a file.
+    """Pack a value of functions, numbers and GPU tensors; the tensors' memory goes into a file.
 
-    `host_too`: tensors in host memory are taken like those on a GPU.
+    `host_too`: pack tensors in host memory like those on a GPU.
 
-    Raises UnsupportedError, with the reason, for what cannot be sent, or points to more than `most_bytes`.
+    Raises UnsupportedError, with the reason, for a value that cannot be sent, or points to more than
+    `most_bytes`.
     """
     stream = io.BytesIO()
     packer = _Packer(stream, host_too)
@@ -170,7 +169,7 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     found = list(packer.storages.values())
     blocks = tuple(Block(first, end - first) for _, first, end in found)
     if sum(block.size for block in blocks) > most_bytes:
-        raise UnsupportedError(f"its tensors lie in more than {most_bytes} bytes of memory")
+        raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
     contents = [
         torch.empty(0, dtype=torch.uint8, device=tensor.device)
         .set_(tensor.untyped_storage(), first, (end - first,), (1,))
@@ -195,12 +194,12 @@ class _Unpacker(pickle.Unpickler):
 
 
 def unpack(shipment: Shipment, tensor_of: Callable[[Place], Any]) -> Any:
-    """What was packed, each tensor as `tensor_of` its place."""
+    """Return the packed value, each tensor replaced by `tensor_of` its place."""
     return _Unpacker(shipment.data, tensor_of).load()
 
 
 class StandIn:
-    """Stands for a tensor where nothing is read of it: sizes, dtype and the alignment of its address."""
+    """Stand for a tensor that is never read, with its sizes, dtype and the alignment of its address."""
 
     def __init__(self, place: Place) -> None:
         self._like = torch.empty_strided(
@@ -209,7 +208,7 @@ class StandIn:
         self.dtype, self._address = self._like.dtype, (1 << 20) + place.offset % _ALIGNMENT
 
     def data_ptr(self) -> int:
-        """An address of the tensor's alignment; nothing lies there."""
+        """Return an address of the tensor's alignment, with no memory behind it."""
         return self._address
 
     def __getattr__(self, name: str) -> Any:
@@ -217,7 +216,7 @@ class StandIn:
 
 
 class Memory:
-    """The blocks of a call on the current GPU, each between guards, aligned as they were."""
+    """Hold the blocks of a call on the current GPU, aligned as they were, each between guards."""
 
     def __init__(
         self, blocks: Sequence[Block], contents: Sequence[torch.Tensor], device: str = "cuda"
@@ -231,14 +230,14 @@ class Memory:
             self._buffers.append(buffer)
 
     def contents(self) -> list[torch.Tensor]:
-        """The bytes of each block."""
+        """Return the bytes of each block."""
         return [
             buffer[buffer.numel() - GUARD - block.size : buffer.numel() - GUARD]
             for block, buffer in zip(self._blocks, self._buffers, strict=True)
         ]
 
     def tensor(self, place: Place) -> torch.Tensor:
-        """The tensor that lies at this place."""
+        """Return the tensor at a place."""
         block, buffer = self._blocks[place.storage], self._buffers[place.storage]
         offset = buffer.numel() - GUARD - block.size + place.offset - block.start
         return torch.empty(0, dtype=getattr(torch, place.dtype), device=buffer.device).set_(
@@ -246,7 +245,7 @@ class Memory:
         )
 
     def whole(self) -> bool:
-        """Whether every guard is as it was."""
+        """Tell whether every guard is unchanged."""
         return all(
             bool((buffer[: buffer.numel() - GUARD - block.size] == _PATTERN).all())
             and bool((buffer[-GUARD:] == _PATTERN).all())

@@ -1,4 +1,4 @@
-"""What is to be tuned, how, and what came of it; and what a search would try next, from what is known."""
+"""Describe what is tuned, by which rules, and the outcome; propose the next configs from known trials."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,19 +11,18 @@ from tritile.planning.trial import Trial, best_of
 from tritile.tune.measure.protocols import Subject
 from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, SearchSpace, Tried, expected_gain
 
-_WHOLE = 256  # configs that compile at a time
+_WHOLE = 256  # configs in a batch of a search through all
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Say how a search goes; its defaults are those of every search, whoever starts it.
+    """Set how a search goes: by a strategy of `STRATEGIES`. Its defaults are those of every search.
 
-    `strategy` is a name in `STRATEGIES`, asked for `batch` configs a time; `problem_s` seconds are given to
-    one problem, after which it is screened no further; `verify_all` checks every config's answer and not only
-    the winner's.
-    Configs that spill registers are timed like others if `spilled`, else only where nothing else works. A
-    search ends where its next batch promises less than `least_gain`, or `most` configs were tried.
+    `batch`: configs to ask of the strategy at a time. `finalists`: configs in the final race. `problem_s`:
+    seconds after which a problem is screened no further. `verify_all`: check every config's answer, not only
+    the winner's. `spilled`: time configs that spill registers like others, not only where nothing else works.
+    A search ends where its next batch promises less than `least_gain`, or after `most` configs.
     """
 
     strategy: str = "screening"
@@ -37,13 +36,13 @@ class Rules:
 
 
 def whole(rules: Rules) -> Rules:
-    """The rules for a search that is to ask for every config: nothing is learnt on the way, nor held back."""
+    """Return the rules for a search through every config: in large batches, none held back."""
     return replace(rules, batch=_WHOLE, least_gain=0.0, most=None, spilled=True)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A subject, where to search, what is known of it already, and the config to beat."""
+    """Hold a subject, its search space, the trials known already, and the config to beat."""
 
     subject: Subject
     space: SearchSpace
@@ -53,10 +52,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning one problem came to.
+    """Hold the outcome of tuning one problem: the best trial, or the `failure` to find one.
 
-    The best trial, or why there is none; how many configs were measured now, the seconds that this took
-    from when its operands were there, and how many failed, by reason.
+    `trials`: configs measured now. `seconds`: since the operands were made. `failures`: counts by reason.
     """
 
     problem: Problem
@@ -68,12 +66,12 @@ class Tuned:
 
 
 def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) -> bool:
-    """Whether a search would measure anything beyond what is known already."""
+    """Tell whether a search would measure anything beyond the known trials."""
     return bool(proposed(space, tried_of(known.values()), rules))
 
 
 def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
-    """The next batch of a search; none where it ends."""
+    """Return the next batch of a search; none where the search ends."""
     room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
     found = STRATEGIES[rules.strategy](space, tried, room) if room > 0 else []
     if tried and found and expected_gain(tried, len(found)) < rules.least_gain:
@@ -82,12 +80,12 @@ def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
-    """Microseconds by config, as strategies take them; infinite where one failed."""
+    """Return microseconds by config, as strategies take them; infinite where a config failed."""
     return {trial.config: trial.time for trial in trials}
 
 
 def fastest(trials: Collection[Trial]) -> Config:
-    """The best of what was measured. Raises TuningError where nothing worked."""
+    """Return the config of the best trial. Raises TuningError where none worked."""
     best = best_of(trials)
     if best is None:
         raise TuningError(
@@ -97,5 +95,5 @@ def fastest(trials: Collection[Trial]) -> Config:
 
 
 def now() -> str:
-    """The time as trials tell it."""
+    """Return the time in UTC, as trials record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

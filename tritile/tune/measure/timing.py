@@ -1,9 +1,9 @@
-"""Timing launches on the GPU.
+"""Time launches on the GPU.
 
-A launch is timed in a CUDA graph that runs it over as many copies of its operands as exceed the L2
-cache three times, so that each run finds a cold cache. Ahead of each runs a kernel that does next to
-nothing, as kernels of other kinds do in a program: none then starts behind one of its own kind, part of whose
-end hides its beginning. A graph of that kernel alone is timed too, and its time subtracted.
+A CUDA graph runs a launch over copies of its operands that exceed the L2 cache three times, so each run finds
+a cold cache. A neutral kernel runs ahead of each launch, as other kernels do in a program: the start of a
+launch is then not hidden behind the end of one of its own kind. A graph of the neutral kernel alone is timed
+too, and its time subtracted.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ import torch
 from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
-Run = Callable[[Any], object]  # one launch, on one of several copies of a call
-HOPELESS = 3.0  # times as slow as the fastest, from which on a first look is enough
+Run = Callable[[Any], object]  # launches a config on one copy of a call
+_HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
-_WAITS = tuple(500_000 << i for i in range(8))  # cycles of the GPU's clock that launches wait
-_REPLAYS = 60  # of neutral kernels, by the first of which clocks of an idle GPU have risen
+_WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
+_REPLAYS = 60  # of neutral kernels; the first of them raise the clocks of an idle GPU
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of one launch, and the distance of the 20th and 80th percentiles over it."""
+    """Hold a launch's median microseconds, and its spread: the 20th to 80th percentile over the median."""
 
     us: float
     spread: float
 
 
 def timing_of(samples: Sequence[float]) -> Timing:
-    """The Timing of several measured times, in microseconds."""
+    """Return the median and spread of several times in microseconds."""
     ordered = sorted(samples)
     low, high = ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
     median = statistics.median(ordered)
@@ -44,7 +44,7 @@ def timing_of(samples: Sequence[float]) -> Timing:
 
 
 def copies_wanted(bytes_each: int, l2_bytes: int) -> int:
-    """How many copies of operands of so many bytes exceed the L2 cache three times; 400 at most."""
+    """Return how many copies of operands exceed the L2 cache three times; 400 at most."""
     return min(_MAX_COPIES, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
 
 
@@ -58,28 +58,28 @@ def _replayed_us(work: Callable[[], object]) -> float:
 
 
 def _nothing() -> None:
-    """What is to be done before a run where nothing is."""
+    """Do nothing before a run."""
 
 
 @functools.cache
 def _idle(device: int) -> torch.Tensor:
-    """Return what the kernel between launches works on."""
+    """Return the tensor that the neutral kernel works on."""
     with torch.inference_mode(False):  # else it could be written in inference mode alone
-        return torch.zeros(1, device=f"cuda:{device}").add_(1)  # once, so that the kernel is loaded
+        return torch.zeros(1, device=f"cuda:{device}").add_(1)  # loads the kernel
 
 
 @functools.cache
 def _side(device: int) -> torch.cuda.Stream:
-    """Return the stream that captures on a GPU, of those of high priority, which programs seldom use.
+    """Return the stream for captures on a GPU: one of high priority, which programs seldom use.
 
-    Torch hands its few streams out in turn: what another thread launched on this one would be captured too.
+    Torch hands out its few streams in turn. Launches of another thread on this stream would be captured too.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @functools.cache
 def _kept(device: int) -> torch.cuda.CUDAGraph:
-    """Return a graph whose pool of memory all others take workspaces from, as one runs at a time.
+    """Return a graph whose memory pool serves the workspaces of all others: one graph runs at a time.
 
     A pool lasts as long as one of its graphs.
     """
@@ -92,7 +92,7 @@ def _kept(device: int) -> torch.cuda.CUDAGraph:
 
 
 def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
-    """Return a graph of the calls, the neutral kernel ahead of each."""
+    """Return a graph of a launch on each call, the neutral kernel ahead of each."""
     device = torch.cuda.current_device()
     neutral, graph = _idle(device), torch.cuda.CUDAGraph()
     stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
@@ -111,7 +111,7 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
                 raise
             graph.capture_end()
     except BaseException:
-        _kept.cache_clear()  # the pool may be taken for one that is still captured into
+        _kept.cache_clear()  # torch may hold its pool to be captured into still
         raise
     finally:
         if collects:
@@ -122,13 +122,21 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
 
 @functools.cache
 def _between_us(device: int, count: int) -> float:
-    """Return the microseconds of so many neutral kernels alone: the least, as others may use the GPU too."""
+    """Return the microseconds of `count` neutral kernels: the least, as others may use the GPU too."""
     graph = _captured(lambda call: None, range(count))
     return min(_replayed_us(graph.replay) for _ in range(_REPLAYS))
 
 
+def _net_us(us: float, between_us: float) -> float:
+    """Subtract the time of the neutral kernels. Raises TuningError unless the difference is positive."""
+    net = us - between_us
+    if not 0 < net < math.inf:
+        raise TuningError(f"it was timed at {net:g} us, less than the kernels between launches")
+    return net
+
+
 class Graph:
-    """A CUDA graph that runs something over several calls, one after the other.
+    """Time a launch in a CUDA graph that runs it on several calls, one after the other.
 
     `before` runs ahead of every replay, and is not timed.
     """
@@ -139,22 +147,19 @@ class Graph:
         stream = _side(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            run(calls[0])  # loads modules and workspaces, which a capture may not
+            run(calls[0])  # loads modules and makes workspaces, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = _captured(run, calls)
         self._between_us = _between_us(torch.cuda.current_device(), len(calls))
 
     def time_us(self) -> float:
-        """Microseconds of one launch, the mean over one replay. Raises TuningError where there are none."""
+        """Return microseconds of a launch, the mean over a replay. Raises TuningError unless positive."""
         self._before()
-        us = _replayed_us(self._graph.replay) - self._between_us
-        if not 0 < us < math.inf:
-            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
-        return us / self.launches
+        return _net_us(_replayed_us(self._graph.replay), self._between_us) / self.launches
 
 
 def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _nothing) -> float:
-    """Return microseconds of launches that wait on the GPU until the last of them is enqueued.
+    """Return microseconds of launches that wait on the GPU until the last is enqueued.
 
     `before` runs ahead of them, and is not timed.
     """
@@ -174,15 +179,15 @@ def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _n
 
 @functools.cache
 def _queued_between_us(device: int, count: int) -> float:
-    """Return the microseconds of so many neutral kernels alone, enqueued."""
+    """Return the microseconds of `count` neutral kernels, enqueued."""
     neutral = _idle(device)
     return min(_queued_us(lambda: [neutral.add_(1) for _ in range(count)]) for _ in range(_REPLAYS))
 
 
 class Queued:
-    """Time launches as a program makes them, which wait on the GPU until the last of them is enqueued.
+    """Time launches as a program makes them; they wait on the GPU until the last is enqueued.
 
-    Nothing is captured: while anything is, a program's other threads may not wait for the GPU.
+    Nothing is captured, as during a capture a program's other threads may not wait for the GPU.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
@@ -197,38 +202,35 @@ class Queued:
             self._run(call)
 
     def time_us(self) -> float:
-        """Microseconds of one launch, the mean over all calls. Raises TuningError where there are none."""
+        """Return microseconds of a launch, the mean over all calls. Raises TuningError unless positive."""
         between = _queued_between_us(torch.cuda.current_device(), self.launches)
-        us = _queued_us(self._launches, self._before) - between
-        if not 0 < us < math.inf:
-            raise TuningError(f"it was timed at {us:g} us beside what runs between launches")
-        return us / self.launches
+        return _net_us(_queued_us(self._launches, self._before), between) / self.launches
 
 
 class Eager:
-    """The same without a graph: launches one after the other, as a program would make them."""
+    """Time launches one after the other, without a graph or a wait."""
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
         self.launches = len(calls)
         self._run, self._calls, self._before = run, calls, before
 
     def time_us(self) -> float:
-        """Microseconds of one launch, the mean over all calls."""
+        """Return microseconds of a launch, the mean over all calls."""
         self._before()
         return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
 
 
 class Timed(Protocol):
-    """What can be timed again and again."""
+    """Describe a timer of launches, which may be asked again and again."""
 
     launches: int
 
     def time_us(self) -> float:
-        """Microseconds of one launch, the mean over all copies."""
+        """Return microseconds of a launch, the mean over all copies."""
 
 
 def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Timed:
-    """A graph; launches one by one where what is run cannot be captured."""
+    """Return a Graph; an Eager timer where the launch cannot be captured."""
     before()
     try:
         return Graph(run, calls, before)
@@ -240,7 +242,7 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _not
 
 
 def _timed_us(graph: Timed) -> float:
-    """What it measures. Raises TuningError for a time that no launch takes, as a broken clock tells."""
+    """Time a launch. Raises TuningError for a time that no launch takes, as a broken clock tells."""
     us = graph.time_us()
     if not 0 < us < math.inf:
         raise TuningError(f"it was timed at {us:g} us")
@@ -248,16 +250,16 @@ def _timed_us(graph: Timed) -> float:
 
 
 def screen_us(graph: Timed, fastest_us: float = math.inf) -> Timing:
-    """A quick look: a few replays, fewer of long ones, one where it is hopelessly behind the fastest."""
+    """Time a few replays, fewer of long ones, and one where it is hopelessly behind the fastest."""
     first = _timed_us(graph)
-    if first > HOPELESS * fastest_us:
+    if first > _HOPELESS * fastest_us:
         return Timing(first, 0.0)
     repeats = 2 if first * graph.launches > 20_000 else 4
     return timing_of([_timed_us(graph) for _ in range(repeats)])
 
 
 def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
-    """Microseconds of each graph's launch, A B A B ..., so that clocks and heat touch all alike."""
+    """Return each graph's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
     once_ms = sum(_timed_us(graph) * graph.launches for graph in graphs) / 1e3
     rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
     samples: list[list[float]] = [[] for _ in graphs]

@@ -1,4 +1,4 @@
-"""The processes that tuning works with: some that compile, and one that measures."""
+"""Run the processes that tuning works with: some that compile, and one that measures."""
 
 import contextlib
 import math
@@ -12,21 +12,21 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.errors import TuningError
 from tritile.tune.measure import bench
-from tritile.tune.measure.child import Child, ChildError, Nursery
+from tritile.tune.measure.child import Child, ChildError, ForkServer
 from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
 from tritile.tune.measure.protocols import Subject
 
-_BEGIN_S = 300.0  # for operands, and for starting the GPU
+_BEGIN_S = 300.0  # for making operands and starting the GPU
 _RACE_S = 120.0
-_WORN = 2000  # configs that one process measures: each costs it some memory
+_WORN = 2000  # configs that one process measures: it keeps each kernel in memory
 _AGAIN = 2  # times that a process killed from outside is asked once more
 
 
 class Workshop:
-    """Where subjects are compiled and measured.
+    """Compile and measure subjects.
 
-    `gpu` is the index of the GPU; None where subjects need none. What hangs for `limit_s` seconds, or ends
-    its process, costs the config that was asked about, and the process is started anew.
+    `gpu` is the index of the GPU; None where subjects need none. A config that hangs for `limit_s` seconds,
+    or ends its process, fails alone, and the process is started anew.
     """
 
     benches = 2  # subjects whose operands are on the GPU at a time
@@ -37,32 +37,27 @@ class Workshop:
         jobs: int | None = None,
         limit_s: float = 10.0,
         compile_s: float = COMPILE_LIMIT_S,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
-        nursery = nursery or Nursery()
-        self._measuring = Child(nursery)
-        self.pool = CompilePool(jobs, nursery)
+        fork_server = fork_server or ForkServer()
+        self._measuring = Child(fork_server)
+        self.pool = CompilePool(jobs, fork_server)
         self._begun: set[int] = set()
-        self._screened = 0  # by the process that measures, which keeps every kernel it loaded
+        self._screened = 0  # configs, by the current measuring process
         self._started = self._starting()
 
     def _starting(self) -> list[Future[None]]:
         return [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
 
-    @property
-    def measuring_pid(self) -> int | None:
-        """The process that measures; None where it does not run."""
-        return self._measuring.pid
-
     def start(self) -> None:
-        """Wait until every process is ready: they start by themselves meanwhile."""
+        """Wait until every process has started."""
         self._asked(_nothing, limit_s=_BEGIN_S)
         for future in self._started:
             future.result()
 
     def renew(self) -> None:
-        """Go on with new processes, which have compiled and loaded nothing yet."""
+        """Replace all processes by new ones, which have compiled and loaded nothing."""
         self._begun.clear()
         self._measuring.close()
         self.pool.renew()
@@ -70,14 +65,15 @@ class Workshop:
         self.start()
 
     def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
-        """Start compiling; the future raises ChildError where the compiler refuses, dies or hangs.
+        """Start compiling a config.
 
-        It raises TuningError where there is no process to compile.
+        The future raises ChildError where the compiler refuses, dies or hangs, TuningError where no process
+        can be started.
         """
         return self.pool.submit(_compile, subject, config, urgency=urgency, limit_s=self._compile_s)
 
     def compile_check(self, subject: Subject, config: Config, urgency: float) -> None:
-        """Start compiling what a check of this config will run, so that it need not wait for that."""
+        """Start compiling the kernels that a check of this config runs, so that the check need not wait."""
         self.pool.submit(_compile_check, subject, config, urgency=urgency, limit_s=self._compile_s)
 
     def begin(self, number: int, subject: Subject) -> None:
@@ -92,15 +88,15 @@ class Workshop:
         return self._of(number, subject, bench.screen, config, fastest_us, held_too)
 
     def race(self, number: int, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
-        """Time configs in turns: microseconds of each, run after run. Raises ChildError."""
+        """Time configs in turns; return the microseconds of each, run after run. Raises ChildError."""
         return self._of(number, subject, bench.race, list(configs), limit_s=_RACE_S)
 
     def check(self, number: int, subject: Subject, config: Config) -> float | None:
-        """The relative error of a config's answer. Raises ChildError for a wrong one."""
+        """Return the relative error of a config's answer. Raises ChildError for a wrong one."""
         return self._of(number, subject, bench.check, config, limit_s=_RACE_S)
 
     def end(self, number: int) -> None:
-        """Give up a subject's operands."""
+        """Free a subject's operands."""
         if number in self._begun:
             self._begun.discard(number)
             try:
@@ -124,13 +120,13 @@ class Workshop:
         *arguments: Any,
         limit_s: float = math.nan,
     ) -> Any:
-        """Ask about a subject, begun again if the process that knew it is gone.
+        """Ask the measuring process about a subject, which is begun again if that process is new.
 
-        Raises ChildError where what is asked fails, and TuningError where the subject cannot be begun:
-        that is not the doing of the config that is asked about.
+        Raises ChildError where the request fails, and TuningError where the subject cannot be begun: then
+        the config asked about is not at fault.
         """
         limit_s = self._limit_s if math.isnan(limit_s) else limit_s
-        for turn in range(_AGAIN + 1):
+        for attempt in range(_AGAIN + 1):
             begun = number in self._begun
             try:
                 if not begun:
@@ -139,7 +135,7 @@ class Workshop:
                     begun = True
                 return self._asked(function, number, *arguments, limit_s=limit_s)
             except ChildError as error:
-                if error.blameless and turn < _AGAIN:
+                if error.blameless and attempt < _AGAIN:
                     continue
                 if not begun:
                     raise TuningError(f"its operands cannot be made: {error}") from error
@@ -162,7 +158,7 @@ class Workshop:
 
 
 def _nothing() -> None:
-    """What a process is asked to see that it is there."""
+    """Do nothing: the answer shows that a process is there."""
 
 
 def _compile_check(subject: Subject, config: Config) -> None:
@@ -173,7 +169,7 @@ def _compile(subject: Subject, config: Config) -> None:
     subject.compile(config)
 
 
-_IDLE_S = 30.0  # for which a workshop waits for more before its processes end
+_IDLE_S = 30.0  # without a borrower, after which a workshop ends its processes
 _lock = threading.RLock()
 _shops: dict[int, Workshop] = {}
 _idle: dict[int, threading.Timer] = {}
@@ -181,7 +177,7 @@ _idle: dict[int, threading.Timer] = {}
 
 @contextlib.contextmanager
 def borrowed(gpu: int) -> Iterator[Workshop]:
-    """This process's workshop for a GPU, for one borrower at a time; it ends after half a minute's rest."""
+    """Lend this process's workshop for a GPU to one borrower at a time; close it after half a minute idle."""
     with _lock:
         if gpu in _idle:
             _idle.pop(gpu).cancel()
@@ -203,7 +199,7 @@ def _retire(gpu: int) -> None:
 
 
 def _after_fork() -> None:
-    """The processes are the parent's: this one starts its own."""
+    """Forget workshops in a forked process: their processes are the parent's."""
     global _lock
     _lock = threading.RLock()
     _shops.clear()

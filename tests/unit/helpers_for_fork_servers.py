@@ -1,4 +1,4 @@
-"""Nurseries that are there at once, and the programs that test_engine ends amid what they do."""
+"""Fork servers that are there at once, and programs that test_engine ends amid a request."""
 
 import os
 import runpy
@@ -12,16 +12,16 @@ from pathlib import Path
 from tests.unit.fake_subjects import Fake, config
 from tritile.core.device import INTERPRETER
 from tritile.planning.store import Store
-from tritile.tune.measure.child import START_S, Child, ChildError, Nursery
+from tritile.tune.measure.child import START_S, Child, ChildError, ForkServer
 from tritile.tune.measure.engine import tune
-from tritile.tune.measure.served import nurse_forked
+from tritile.tune.measure.served import fork_on_request_here
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import Listed
 
 
-class QuickNursery(Nursery):
-    """One whose process is forked from the tests' server: a program of its own takes seconds to start."""
+class QuickForkServer(ForkServer):
+    """Fork the server from the tests' own: a program of its own takes seconds to start."""
 
     def __init__(self, server):
         super().__init__()
@@ -30,7 +30,9 @@ class QuickNursery(Nursery):
     def _start(self):
         ours, theirs = socket.socketpair()
         with theirs:
-            process = self._server.Process(target=_nurse, args=(theirs, dict(os.environ)), daemon=True)
+            process = self._server.Process(
+                target=_fork_on_request, args=(theirs, dict(os.environ)), daemon=True
+            )
             process.start()
         process.wait = process.join
         ours.settimeout(START_S)
@@ -38,10 +40,10 @@ class QuickNursery(Nursery):
         return ours
 
 
-def _nurse(control, environment):
+def _fork_on_request(control, environment):
     os.environ.clear()
     os.environ.update(environment)
-    nurse_forked(control.detach())
+    fork_on_request_here(control.detach())
 
 
 def run_script(script, argument, environment, told):
@@ -64,25 +66,25 @@ def _wait_for_another(name):
 
 
 def program(how, told, name):
-    """A program with a nursery and one child: tells their numbers, then ends, or asks what never ends."""
+    """Be a program with a fork server and one child: tell their pids, then end, or ask what never ends."""
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", ResourceWarning)  # it ends amid what it does
-    nursery = Nursery(forked=True)
-    child = Child(nursery)
+    fork_server = ForkServer(forked=True)
+    child = Child(fork_server)
     pid, parent, group = child.ask(_look, limit_s=60)
-    assert (pid, parent, group) == (child.pid, nursery._process.pid, pid)
-    assert os.getpgid(nursery._process.pid) == nursery._process.pid != os.getpid()
+    assert (pid, parent, group) == (child.pid, fork_server._process.pid, pid)
+    assert os.getpgid(fork_server._process.pid) == fork_server._process.pid != os.getpid()
     if how == "started":
-        os.kill(nursery._process.pid, signal.SIGKILL)
+        os.kill(fork_server._process.pid, signal.SIGKILL)
         os.kill(child.pid, signal.SIGKILL)
         try:
             child.ask(len, "", limit_s=60)
         except ChildError:
             assert child.ask(len, "ab", limit_s=60) == 2  # from another, a program of its own
-            assert isinstance(nursery._process, subprocess.Popen)
+            assert isinstance(fork_server._process, subprocess.Popen)
         else:
             raise AssertionError("a lost process answered")
-    told.send([nursery._process.pid, child.pid])
+    told.send([fork_server._process.pid, child.pid])
     if how != "ended":
         child.ask(_wait_for_another, name, limit_s=600)
 
@@ -94,6 +96,6 @@ def tuner(folder, limit_s):
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)
     rules = Rules("exhaustive", batch=1, least_gain=0.0)
-    with Workshop(None, jobs=1, limit_s=limit_s, nursery=Nursery(forked=True)) as shop:
+    with Workshop(None, jobs=1, limit_s=limit_s, fork_server=ForkServer(forked=True)) as shop:
         (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")
