@@ -47,12 +47,12 @@ def code_of(kernel) -> str:
 def codes(slug: str, names: Collection[str]) -> dict[str, str]:
     """The code of each entry of a table that is of these kernels, in the tree that this is run in."""
     from tritile.core.device import target_device
-    from tritile.planning import table
+    from tritile.planning import gpu_tables
     from tritile.runtime.ahead import compiles_for
     from tritile.runtime.offline import compiling_for
 
     device = target_device(slug)
-    entries = [e for shipped in table.shipped(device) for e in shipped.entries if name_of(e) in names]
+    entries = [e for shipped in gpu_tables.shipped(device) for e in shipped.entries if name_of(e) in names]
     found = {}
     for number, entry in enumerate(entries, start=1):
         with compiling_for(device):

@@ -13,7 +13,7 @@ from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Portfolio
@@ -52,7 +52,7 @@ def calibrate(
     for what was measured, a file a class. Not `measured`: the model's times stand for a GPU's, portfolios are
     of `count` configs, which are compiled for it, and written where `output` says.
     """
-    path = output or (table.calibrated_path(device) if measured else table.predicted_path(device))
+    path = output or (gpu_tables.calibrated_path(device) if measured else gpu_tables.predicted_path(device))
     old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
     if old.device["name"] != device.name:
         raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
@@ -60,7 +60,7 @@ def calibrate(
         kinds = ("measured", "predicted") if old.measured else ("predicted", "measured")
         raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
     kept = None if measured else min(count or predict.CONFIGS, MOST)
-    known, leads = table.current_portfolios(old), table.current_leads(old)
+    known, leads = old.current_portfolios(), old.current_leads()
     wanted = [name for name in classes_of(names) if _runs(name, device)]
     if not wanted:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
@@ -143,7 +143,7 @@ def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | Non
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     most = count if kept is None else predict.CANDIDATES * kept
-    configs = run.candidates(name, likely, device, table.shipped(device), most)
+    configs = run.candidates(name, likely, device, gpu_tables.shipped(device), most)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
     if kept is not None:
         return lambda: predict.predicted(problems, configs, device)

@@ -30,7 +30,7 @@ from tritile.core.device import Device
 from tritile.core.forgetting import drop
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.tune import suites
 from tritile.tune.deploy import fill as deployment
 from tritile.tune.deploy import rows as any_rows
@@ -80,7 +80,7 @@ def _device(target: str | None, given: table.Table | None) -> Device:
 
 
 def _shipped(device: Device) -> table.Table:
-    found = next((each for each in table.shipped(device) if each.entries), None)
+    found = next((each for each in gpu_tables.shipped(device) if each.entries), None)
     if found is None:
         raise InvalidValueError(
             f"no table of {device.name} is shipped: name a --table, a --suite or shapes to compile"

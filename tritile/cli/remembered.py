@@ -13,7 +13,8 @@ from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.lab.report import cover
-from tritile.planning import table
+from tritile.planning import gpu_tables, table
+from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, rank
 
@@ -73,15 +74,15 @@ def export(
     """
     device = device_of(target)
     kernels = families.digests()
-    made = table.from_store(store_of(device), device, kernels)
-    own = table.calibrated(device)
+    made = from_store(store_of(device), device, kernels)
+    own = gpu_tables.calibrated(device)
     if own is not None:
-        known = table.current_portfolios(own), table.current_leads(own)
+        known = own.current_portfolios(), own.current_leads()
         made = dataclasses.replace(made, portfolios=known[0], leads=known[1])
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)
-        made = table.completed(made, old)
+        made = completed(made, old)
         if old.device["name"] != device.name or len(made.entries) < len(old.entries):
             raise InvalidValueError(
                 f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "

@@ -39,7 +39,7 @@ from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError, TritileError
 from tritile.families import registry as families
 from tritile.lab.report.environment import environment
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
@@ -344,7 +344,7 @@ def tune(
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(problems, device, output or table.predicted_path(device), jobs, nursery)
+        failed = _tune_target(problems, device, output or gpu_tables.predicted_path(device), jobs, nursery)
     else:
         place = Place.from_environment()
         if study and place is not None:
