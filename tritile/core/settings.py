@@ -1,4 +1,4 @@
-"""How a call chooses its config and sums, how long it may measure, and where results are remembered."""
+"""Read settings: how a call chooses its config and sums, what it may measure, where results are kept."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Rules(NamedTuple):
-    """What is in force for a call: the mode, and whether it is batch-invariant."""
+    """Hold what is in force for a call: the mode, and whether it is batch-invariant."""
 
     mode: str
     invariant: bool
@@ -53,7 +53,7 @@ def _count(by: int) -> None:
 
 
 class _Chosen(Generic[_T]):
-    """What a `with` chose: it counts for as long as any context has it, which a task may do for longer."""
+    """Hold what a `with` chose, for as long as any context refers to it: a task may outlive the `with`."""
 
     def __init__(self, value: _T) -> None:
         self.value = value
@@ -111,7 +111,7 @@ def _switched(name: str, default: str) -> bool:
 
 
 def is_batch_invariant() -> bool:
-    """Whether calls are batch-invariant: by the innermost `batch_invariant(...)`, else by the environment.
+    """Tell whether calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
 
     Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
     """
@@ -202,7 +202,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
 
 
 def tune_budget_s() -> float:
-    """Seconds that mode "tune" may spend measuring one problem: `TRITILE_TUNE_BUDGET`, else 30."""
+    """Return the seconds that mode "tune" may spend on one problem: `TRITILE_TUNE_BUDGET`, else 30."""
     value = os.environ.get("TRITILE_TUNE_BUDGET", "30")
     try:
         seconds = float(value)

@@ -1,4 +1,4 @@
-"""Threads: locks that a forked child gets free, and work that several threads want at the same time."""
+"""Share work among threads, and free locks in a forked child."""
 
 import os
 import threading

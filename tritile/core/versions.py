@@ -1,4 +1,4 @@
-"""The versions of Triton and torch with which tritile is tested."""
+"""Name the versions of Triton and torch with which tritile is tested, and warn of newer ones."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""What fields of problems may hold."""
+"""Check the fields of problems."""
 
 import math
 from typing import Any, Final
@@ -38,7 +38,7 @@ def alignment(*places: int) -> int:
 
 
 def check(condition: bool, problem: Any, wanted: str) -> None:
-    """Raises InvalidValueError, with what was wanted, unless the condition holds."""
+    """Raise InvalidValueError, with what was wanted, unless the condition holds."""
     if not condition:
         raise InvalidValueError(f"{problem!r}: wanted {wanted}")
 

@@ -27,10 +27,10 @@ _ROW_OF: Final = {"row": "row", "strided": "row", "column": "column"}
 
 
 def moved(problem: Any) -> dict[Form, int]:
-    """Complex elements that each form by four products moves beyond a product's own, for each matrix.
+    """Return how many complex elements each way by four products moves beyond a product's own, by matrix.
 
-    "embedded" makes each element of b a 2 x 2 matrix; "pairs" and "planes" make planes of a, where b is
-    contiguous along N, or along K.
+    "embedded" makes each element of b a 2 x 2 matrix. "pairs" and "planes" make planes of a, where b is
+    contiguous along N or along K.
     """
     a, b, out = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
     found: dict[Form, int] = {"embedded": 4 * b + 2 * a * (problem.a_layout != "row")}

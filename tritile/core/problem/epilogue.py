@@ -1,4 +1,4 @@
-"""Epilogues: what is done to the sums of a product before they are stored."""
+"""Describe epilogues: what is done to the sums of a product before they are stored."""
 
 import functools
 from dataclasses import dataclass, fields, replace
@@ -14,19 +14,21 @@ REMAINDER: Final = "remainder"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """out = activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
+    """Describe activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
 
-    `gated`: activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size of b.
+    With `gated` it is activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size
+    of b.
 
-    Operands say how each is spread over the result (see SPREADS), "" where there is none; `activation` is one
-    of ACTIVATIONS or "". `weighted`: alpha and beta are given. Zero points are for whole numbers, of a
-    by row and of b by column.
+    - Each operand says how it is spread over the result (see SPREADS), "" where there is none.
+    - `activation` is one of ACTIVATIONS or "".
+    - `weighted`: alpha and beta are given.
+    - Zero points are for integers, of a by row and of b by column.
 
-    Of int32 sums `activation` may be REMAINDER, for lowered products: they modulo scale_a, which differs by
-    matrix alone, as near 0 as they go.
+    For int32 sums of lowered products, `activation` may be REMAINDER: sums modulo scale_a, as near 0 as
+    possible, where scale_a differs by matrix alone.
 
-    As text it is the names of what there is: "scale_a=column scale_b=row bias=row gelu".
-    Raises InvalidValueError for anything that could not be one.
+    As text it lists what there is: "scale_a=column scale_b=row bias=row gelu". Raises InvalidValueError for a
+    text that describes no epilogue.
     """
 
     scale_a: str = ""

@@ -1,4 +1,4 @@
-"""Calls of kernels that `tritile.autotune` decorates."""
+"""Describe calls of kernels that `tritile.autotune` decorates."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class KernelProblem:
-    """One call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
+    """Describe a call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
 
     op: ClassVar[str] = "kernel"
     kernel: str
