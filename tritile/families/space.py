@@ -1,4 +1,4 @@
-"""Which configs exist for a problem, and the one predicate that says whether a config is legal."""
+"""List the configs of a problem, by the one predicate that says whether a config is legal."""
 
 from collections.abc import Iterable
 
@@ -44,23 +44,23 @@ def invariant(problem: Tiled) -> bool:
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
-    """Those of some configs that are legal, and of which no other does the same or strictly less work."""
+    """Return the legal ones of some configs that are not dominated by another config."""
     families, roomy = FAMILIES[problem.op], _roomy(problem, device)
     legal = (config for config in configs if illegal(config, problem, device) is None)
     return [config for config in legal if not families[config.family].pointless(config, roomy, device)]
 
 
 def _roomy(problem: Tiled, device: Device) -> Tiled:
-    """Tell what tells which configs are pointless for a problem."""
+    """Return the problem by which configs are found to be dominated."""
     core = _core(problem)
     return numerics.roomy(core, device) if invariant(problem) else core
 
 
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
-    """Every config of the space, or of one family, worth running for this problem on this device.
+    """Return every legal config, or those of one family, worth running for this problem on this device.
 
-    A family that is named need be no contender.
-    Raises UnsupportedError, with the reason, where none is legal.
+    A family that is named need not be a contender. Raises UnsupportedError, with the reason, where none is
+    legal.
     """
     roomy = _roomy(problem, device)
     names = contenders(problem) if family is None else (family,)

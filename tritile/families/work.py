@@ -1,4 +1,4 @@
-"""What a call with a config launches: products, also of groups and with packed weights, and permutations."""
+"""Return what any call launches with a config."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device

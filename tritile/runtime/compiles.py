@@ -1,4 +1,4 @@
-"""How tritile has Triton compile, and what Triton compiles while a block of code runs."""
+"""Set how Triton compiles tritile's kernels, and listen to compiles while a block of code runs."""
 
 import contextlib
 import threading
@@ -19,11 +19,11 @@ OPTIONS: Final = {"enable_fp_fusion": True}
 
 @contextlib.contextmanager
 def compiles_heard() -> Iterator[list[float]]:
-    """The seconds that each compile took which this thread asked for inside the `with`, in a list that grows.
+    """Yield a list that grows by the seconds of each compile that this thread asks for inside the `with`.
 
-    A kernel found in Triton's cache, in memory or on disk, is no compile. A listener that is set already
-    goes on hearing everything, and is alone again afterwards. Other threads of tritile compile and prepare
-    before or after.
+    A kernel found in Triton's cache, in memory or on disk, is not a compile. A listener that is already set
+    still hears everything, and is restored afterwards. Other threads of tritile compile and prepare before or
+    after.
     """
     seconds: list[float] = []
     thread = threading.get_ident()
@@ -48,7 +48,7 @@ def compiles_heard() -> Iterator[list[float]]:
 def compiles_refused(what: str, advice: str) -> Iterator[None]:
     """Raise NotCompiledError where this thread asks Triton for a kernel that its cache does not hold.
 
-    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is no
+    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is not a
     compile. `what` names the kernel and `advice` says what to run. Other threads of tritile compile and
     prepare before or after.
     """
@@ -76,5 +76,5 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
 
 
 def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
-    """Have compiles refused in mode "strict", and nothing changed in any other."""
+    """Refuse compiles in mode "strict", and change nothing in any other."""
     return compiles_refused(what, advice) if current_mode() == "strict" else contextlib.nullcontext()

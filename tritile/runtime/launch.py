@@ -1,4 +1,4 @@
-"""Call + config -> running kernel.
+"""Make a running kernel of a call and a config.
 
 `prepare` compiles what `tritile.families.work` says a call launches, and returns a `Launch`, which runs the
 compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
@@ -36,7 +36,7 @@ _TRIES: Final = 3  # configs without a workspace to compile, where there is no m
 
 @dataclass(frozen=True)
 class _At:
-    """An address with a dtype: what Triton takes for a tensor."""
+    """Hold an address with a dtype, which Triton accepts as a tensor."""
 
     address: int
     dtype: torch.dtype
@@ -47,7 +47,7 @@ class _At:
 
 
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
-    """Return an argument as Triton takes it, the buffers being tensors or what stands for them."""
+    """Return an argument as Triton takes it. Buffers are tensors or stand-ins."""
     if isinstance(value, Buffer):
         return buffers[value.buffer]
     if isinstance(value, Descriptor):
@@ -59,14 +59,14 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 
 
 def _addressed(arg: Any) -> Any:
-    """Return a bound argument with addresses for what stands for tensors."""
+    """Return a bound argument with addresses in place of stand-ins."""
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
     return arg.address if isinstance(arg, _At) else arg
 
 
 def _standing(value: Any) -> Any:
-    """Return a call, or a part of one, with addresses for its tensors: it keeps no memory."""
+    """Return a call, or a part of one, with addresses in place of its tensors: it keeps no memory alive."""
     if isinstance(value, torch.Tensor):
         return _At(value.data_ptr(), value.dtype)
     if is_dataclass(value) and not isinstance(value, type):
@@ -92,10 +92,10 @@ def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
 def compiles_of(
     call: Call, config: Config, device: devices.Device, make: Callable[[str], Any]
 ) -> Iterator[Callable[[], Any]]:
-    """All that `prepare` compiles for `call` with `config`: for each kernel a function that compiles it.
+    """Return, for each kernel that `prepare` needs for `call` with `config`, a function that compiles it.
 
-    They compile for the current target and return Triton's kernel; nothing is run. `make(dtype)` gives what
-    stands for a workspace. Where a call takes several kernels, the last is the one that computes.
+    They compile for the current target and return Triton's kernel; nothing runs. `make(dtype)` returns a
+    stand-in for a workspace. If a call takes several kernels, the last is the one that computes.
     """
     for piece in pieces_of(call, config):
         work = work_of(piece, config, device.processors, early(device))
@@ -106,7 +106,7 @@ def compiles_of(
 
 
 class _TritonLaunch:
-    """A compiled kernel launched by Triton's own launcher: on any GPU, and where a profiler listens."""
+    """Launch a compiled kernel by Triton's own launcher: on any GPU, and where a profiler listens."""
 
     def __init__(self, kernel: Any, step: Step, dtypes: Mapping[str, torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
@@ -128,7 +128,7 @@ class _TritonLaunch:
 
 
 def _listened() -> bool:
-    """Tell whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
+    """Tell whether a profiler listens to launches: only Triton's own launcher reports them."""
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
@@ -137,9 +137,9 @@ def _listened() -> bool:
 
 
 class Launch:
-    """The compiled kernels of a call, with every argument but the addresses of its buffers.
+    """Hold the compiled kernels of a call, with every argument but the addresses of its buffers.
 
-    `spare` prepares a launch of the same call that takes no workspace, for where there is no memory for one.
+    `spare` prepares a launch of the same call without a workspace, for where there is no memory for one.
     """
 
     _spare: "Callable[[], Launch] | None" = None
@@ -169,11 +169,11 @@ class Launch:
             self._steps = list(self._triton)
 
     def words(self) -> list[int] | None:
-        """What code without Python launches it by, on the default stream: see `tritile/in_torch/launch.h`.
+        """Return how code without Python launches this on the default stream.
 
-        Where in one piece of memory each workspace begins, how large that is, the addresses of buffers that
-        are always the same, and the steps. The addresses are good for as long as this lives. None where
-        Triton's own launcher does it.
+        See `tritile/in_torch/launch.h`. These are the offset of each workspace in one piece of memory, its
+        size, the addresses of buffers that never change, and the steps. The addresses are valid as long as
+        this lives. None where Triton's own launcher is used.
         """
         steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
         if len(steps) < len(self._steps):
@@ -214,7 +214,7 @@ class Launch:
         return None
 
     def _without_workspace(self, error: torch.OutOfMemoryError) -> "Launch":
-        """Return the launch that takes no workspace. Raises the error where no config does without."""
+        """Return the launch that takes no workspace. Raises `error` where no config does without."""
         if self._bare is None:
             if self._spare is None:
                 raise error
@@ -232,7 +232,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SplitLaunch:
-    """Launches that share the batch of one call, each with the offset of its operands, in elements."""
+    """Hold launches that share the batch of one call, each with its operands' offsets, in elements."""
 
     pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
 
@@ -250,9 +250,9 @@ class SplitLaunch:
 def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
-    `spare`: launches for which there is no memory for a workspace run a config that takes none, rather than
-    raise torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU
-    has, and NotCompiledError where compiles are refused.
+    `spare`: where there is no memory for a workspace, launches run a config without one, and do not raise
+    torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU has,
+    and NotCompiledError where compiles are refused.
     """
     pieces, index = pieces_of(call, config), call.tensors[0].device.index
     if len(pieces) == 1:
@@ -275,7 +275,7 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 def _spared(call: Call, index: int) -> Launch:
     """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
 
-    In mode "strict" one that is not compiled does not count.
+    In mode "strict" a config that is not compiled does not count.
     """
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):

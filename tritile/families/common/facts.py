@@ -1,4 +1,4 @@
-"""What of a product decides, beside its config, how long it takes: see `tritile.planning.formula`."""
+"""Hold what a product's time depends on beside its config: see `tritile.planning.formula`."""
 
 from typing import Any, Final, NamedTuple
 
@@ -7,7 +7,7 @@ LINE: Final = 128  # bytes that a cache looks up at once
 
 
 class Facts(NamedTuple):
-    """Hold what of a product its time depends on: numbers, or tensors with one for each of many products."""
+    """Hold what a product's time depends on: numbers, or tensors over many products."""
 
     m: Any
     n: Any

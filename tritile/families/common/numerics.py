@@ -50,13 +50,15 @@ AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
 
 
 class Numerics(NamedTuple):
-    """What of a config decides the bits of an element; the head of this module tells why.
+    """Hold what of a config decides the bits of an element; the head of this module says why.
 
-    instruction: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
-    parts: of K, that are summed by programs of their own. step: elements of K that are summed apart, 0 where
-    blocks make no difference. rounding: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
-    turned: whether x comes first and the packed weight second. scaled: what scales of a packed weight
-    multiply: "weights", which are rounded then, or "sums" over a block of K.
+    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
+    - `parts`: parts of K that are summed by programs of their own.
+    - `step`: elements of K that are summed apart, 0 where blocks make no difference.
+    - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
+    - `turned`: x comes first and the packed weight second.
+    - `scaled`: what scales of a packed weight multiply: "weights", which are then rounded, or "sums" over a
+      block of K.
     """
 
     instruction: str
@@ -81,7 +83,7 @@ def _scalar(problem: Product) -> str:
 
 
 def _sums_apart(problem: Product) -> bool:
-    """Tell whether the sum of a block of K is made by itself, and then added to those before."""
+    """Tell whether a block of K is summed by itself, and then added to the sums before."""
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
@@ -96,7 +98,7 @@ def matrix(config: Config) -> str:
 
 
 def fastest(device: Device) -> str:
-    """Return the instruction of tensor cores that is fastest where there are many rows."""
+    """Return the instruction of tensor cores that is fastest with many rows."""
     return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
 
 
@@ -113,9 +115,9 @@ def _instruction(config: Config, problem: Product, device: Device) -> str:
 def of_product(
     config: Config, problem: Product, device: Device, rounding: str = "kernel", specialised: bool = False
 ) -> Numerics:
-    """Tell what decides the bits of an element of a product.
+    """Return what decides the bits of an element of a product.
 
-    `rounding`: who rounds to TF32 where anybody does. `specialised`: warps of a group multiply, and promote
+    `rounding`: who rounds to TF32, if anybody does. `specialised`: warps of a group multiply, and promote
     sums of fp8 after as many blocks as have 128 of K.
     """
     instruction = _scalar(problem) or ("warpgroup" if specialised else _instruction(config, problem, device))
@@ -133,9 +135,9 @@ def of_product(
 def canonical_product(problem: Product, device: Device) -> Numerics:
     """Return the numerics that a product has in batch-invariant mode, whatever its m.
 
-    In one part, on the instruction that is fastest where there are many rows. TF32 is rounded by TMA, which
-    reaches every layout but a result that does not lie by rows, as that of a single column may; where groups
-    begin amid a contiguous dimension TMA sees nothing, so of groups the kernel rounds.
+    There is one part, on the instruction that is fastest with many rows. TMA rounds TF32: it reaches every
+    layout except a column-major result, as that of one column may be. Where groups begin amid a contiguous
+    dimension TMA sees nothing, so for groups the kernel rounds.
     """
     instruction = _scalar(problem) or fastest(device)
     if instruction == "exact":

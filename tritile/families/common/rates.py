@@ -1,4 +1,4 @@
-"""What a GPU reaches of products: operations a clock, and bytes."""
+"""State what a GPU reaches on products: operations a clock, and bytes."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -21,7 +21,7 @@ _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
 
 
 def rate(problem: MatmulProblem, device: Device) -> float:
-    """Floating-point operations a clock of one processor, as `tl.dot` reaches them on that type."""
+    """Return floating-point operations a clock of one SM, as `tl.dot` reaches them on that type."""
     if problem.dtype == "float64":
         return _RATE_FP64.get(device.nvidia, _RATE_FP64_ELSEWHERE)
     if not uses_tensor_cores(problem):
@@ -35,11 +35,11 @@ def rate(problem: MatmulProblem, device: Device) -> float:
 
 
 def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
-    """The most that the hardware could do of this product's kind, in TFLOP/s; None where it is not known.
+    """Return the hardware's peak for this product's kind, in TFLOP/s; None where it is not known.
 
-    The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
-    runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
-    tf32x3's multiplications is three on tensor cores. A product made through another counts as that one.
+    It is the maker's dense rate of an SM and clock, times SMs and the device's clock. No kernel reaches it:
+    tensor cores do not hold that clock for long. fp32 counts by its precision: a multiplication of tf32x3 is
+    three on tensor cores. A product made through another counts as that one.
     """
     peak: float | None
     problem = problem.core
@@ -56,7 +56,7 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
 def memory_us(
     config: Config, problem: MatmulProblem, device: Device, short: float, bandwidth: float
 ) -> float:
-    """Microseconds of moving every operand once, slower by the share `short` where rows of a tile are short.
+    """Return microseconds of moving every operand once, slower by the share `short` of short rows in tiles.
 
     `bandwidth`: the share of the device's that is reached.
     """
@@ -66,11 +66,11 @@ def memory_us(
 
 
 def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:
-    """Tell how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
+    """Return how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
 
-    By pointers (`turned` is None) all do, to be rounded; and those whose K is not contiguous, to be turned
-    over, but where `turned` says that a or b is copied first. Measured on an H200, beside tiles that
-    descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
+    By pointers (`turned` is None) all tiles do, to be rounded. By descriptor those do whose K is not
+    contiguous, to be transposed, unless `turned` says that a or b is copied first. Measured on an H200,
+    against tiles that descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
     """
     if problem.precision != "tf32" or device.nvidia != 90:
         return 1.0

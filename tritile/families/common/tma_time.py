@@ -1,7 +1,7 @@
-"""A formula that predicts the time of products whose tiles travel by tensor descriptor, in microseconds.
+"""Predict the time of products whose tiles travel by tensor descriptor, in microseconds.
 
-As that of the tile family it follows one multiprocessor: the tiles that fall to it, in rounds of as many as
-fit at once; in each round the K loop runs at the pace of its slowest part.
+As in the tile family, the formula follows one SM: its tiles come in rounds of as many as fit at once. In each
+round the main loop runs at the pace of its slowest part.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tritile.families.common.rates import memory_us, rate, turning
 
 @dataclass(frozen=True)
 class TmaFit:
-    """The same for kernels whose tiles travel by tensor descriptor."""
+    """Hold the same constants for kernels whose tiles travel by TMA, in clocks and bytes a clock of an SM."""
 
     latency: float = 1220.0  # from asking for a tile to having it, out of device memory
     start: float = 2220.0  # to start a program and fill the pipeline
@@ -44,11 +44,14 @@ TMA_FITTED = TmaFit()
 
 
 class Programs(NamedTuple):
-    """What of a config of either family tells its time.
+    """Hold what the time of a config of either family depends on.
 
-    `pieces`: (rows, columns) of each instruction's tile in one turn: every consumer's, main and rest.
-    `shared`: bytes of a program. `warps`: of a program, those that only load included. `groups`: warpgroups
-    that multiply. `specialised`: other warps load. `split`: programs that share a tile's K.
+    - `pieces`: (rows, columns) of each instruction's tile in a K iteration: every consumer's, main and rest.
+    - `shared`: bytes of a program.
+    - `warps`: of a program, with those that only load.
+    - `groups`: warpgroups that multiply.
+    - `specialised`: other warps load.
+    - `split`: programs that share a tile's K.
     """
 
     pieces: list[tuple[int, int]]
@@ -60,7 +63,7 @@ class Programs(NamedTuple):
 
 
 def resident(made: Programs, device: Device) -> int:
-    """How many programs one processor holds at once of a kernel whose tiles travel by tensor descriptor."""
+    """Return how many programs an SM holds at once of a kernel whose tiles travel by TMA."""
     return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a call's data: an int32 word that tells which of a call's kernels is to make the product."""
+"""Define the fallback flag, an int32 word set by a call's data: it says which kernel runs."""
 
 import triton
 import triton.language as tl

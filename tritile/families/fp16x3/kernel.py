@@ -1,8 +1,8 @@
-"""Splitting float32 matrices into float16 parts whose products tensor cores add up to a float32 product.
+"""Split float32 matrices into float16 parts whose products tensor cores add up to a float32 product.
 
-Rows run along K. One that fits into a program's block is split in one launch (ONCE). Of others each
-tile is split by a program of its own: a launch before finds the peaks, the largest magnitudes of each row's
-chunks, and the counts that decide the verdict are added up in memory.
+Rows run along K. A row that fits into a program's block is split in one launch (ONCE). Otherwise each tile is
+split by a program of its own, after a launch that finds the largest magnitude of each row's chunks. Counts
+that decide the fallback flag are added up in memory.
 """
 
 import triton

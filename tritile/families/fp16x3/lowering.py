@@ -75,7 +75,7 @@ _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROU
 
 
 class _Blocks(NamedTuple):
-    """How an operand is cut into blocks: constants of the kernels.
+    """Hold how an operand is cut into blocks: constants of the kernels.
 
     `turned`: rows, which run along K, lie next to each other. `unit` divides the strides, in elements, and
     the size of the contiguous dimension. `once`: a row is in one block.
@@ -88,13 +88,13 @@ class _Blocks(NamedTuple):
     once: bool
 
     def constants(self, side: str) -> dict[str, Any]:
-        """Return the constants by their names for an operand."""
+        """Return the constants of an operand, by name."""
         names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
         return dict(zip(names, self, strict=True))
 
 
 class _Parts(NamedTuple):
-    """How one operand is split: arguments of the kernels, their programs, and what comes of it."""
+    """Describe how one operand is split: arguments of the kernels, their programs, and the result."""
 
     operand: dict[str, Any]
     made: dict[str, Any]
@@ -108,12 +108,12 @@ class _Parts(NamedTuple):
 
 
 def _warps(k: int) -> int:
-    """Warps of the programs that split."""
+    """Return the warps of the programs that split."""
     return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
 
 
 def _blocks(view: View) -> _Blocks:
-    """Tell how matrices are cut up. Rows run along K."""
+    """Return how matrices are cut into blocks. Rows run along K."""
     rows, k = view.shape
     turned = view.layout == "column"
     unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
@@ -127,10 +127,10 @@ def _blocks(view: View) -> _Blocks:
 def _parts(
     view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], side: str, word: int
 ) -> _Parts:
-    """Tell how to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
+    """Describe how to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
 
-    The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
-    `word`: the first of the words that are this operand's.
+    The parts have the operand's layout. A stretched batch is split once. `word`: the first of this operand's
+    words.
     """
     rows, k = view.shape
     part = part_length(k)
@@ -168,7 +168,7 @@ def _parts(
 
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
-    """The launches that split both operands: one of what has to be done before, and that which splits."""
+    """Return the launches that split both operands: one that prepares, if needed, and one that splits."""
     cut = [parts.blocks for parts in (a, b)]
     simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
     most = _REGISTERS if simple else _MORE_REGISTERS
@@ -184,7 +184,7 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
 
 
 def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdict) -> Step:
-    """Return the product by the tile kernel, where the verdict says so: the first of the workspaces."""
+    """Return the product by the tile kernel, for the fallback flag to ask for."""
     (step,) = tile.work(replace(call, precision=precision, verdict=verdict), config).steps
     return step
 
@@ -195,9 +195,9 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The launches that split the operands, the product of the parts, and what makes it where it may not.
+    """Return the launches that split the operands, the product of the parts, and the fallback.
 
-    Raises TuningError where the caller has scales of its own: the parts' take their place.
+    Raises TuningError where the caller has scales: the parts' scales need their place.
     """
     if call.fused.scale_a is not None or call.fused.scale_b is not None:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")

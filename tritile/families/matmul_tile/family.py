@@ -1,4 +1,4 @@
-"""Products by tiles through pointers, on any GPU: one program makes one tile."""
+"""Make products by tiles through pointers, on any GPU: one program makes one tile."""
 
 import itertools
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
 
 
 def illegal(config: Config, problem: Product, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     return (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -106,7 +106,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: Product, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
@@ -116,9 +116,9 @@ def pointless(config: Config, problem: Product, device: Device) -> bool:
 
 @dataclass(frozen=True)
 class Fit:
-    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
+    `tuning/fit_model.py` fits them to measured trials; these are from an H200.
     """
 
     latency: float = 1330.0  # from asking for a tile to having it, out of device memory
@@ -146,7 +146,7 @@ FITTED = Fit()
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
+    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
     by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
@@ -155,14 +155,14 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
-    """Tell how much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
+    """Return how much longer a load of so many bytes takes than one of 16, and the registers it needs."""
     if alignment < 4:
         return fit.narrow, fit.load_words
     return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
 
 
 def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
-    """Clocks that one turn of the K loop takes of a processor, where so many programs run together."""
+    """Return the clocks that a K iteration takes of an SM, where so many programs run together."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
@@ -209,7 +209,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fi
 
 
 def _units(view: View) -> tuple[int, int, int]:
-    """Return the same of a view's row, column and batch strides."""
+    """Return the largest powers of two that divide a view's row, column and batch strides."""
     rows, columns = (unit(step, view.itemsize) for step in view.strides)
     return rows, columns, least_unit(view.batch_strides, view.itemsize)
 
@@ -222,7 +222,7 @@ def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...],
 
 
 def _args(call: MatmulCall) -> dict[str, Any]:
-    """Tell what `matmul_tile` takes that no config decides, by name."""
+    """Return the arguments of `matmul_tile` that do not depend on the config, by name."""
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
@@ -250,7 +250,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _up_args(call: MatmulCall) -> dict[str, Any]:
-    """Return the same that `gated_tile` takes besides."""
+    """Return the arguments that `gated_tile` takes besides."""
     if call.up is None:
         return {}
     up = call.up
@@ -262,12 +262,12 @@ def _up_args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _masks(values: dict[str, Any]) -> dict[str, bool]:
-    """Tell which edges the tiles of a product overhang."""
+    """Return which edges the tiles of a product overhang."""
     return {f"MASK_{d}": values[d] % values[f"BLOCK_{d}"] != 0 for d in "MNK"}
 
 
 def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
-    """Tell what launches a product: one kernel, the tensors as they lie, on any number of processors."""
+    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
     values = _args(call) | _up_args(call) | dict(config.kwargs)
     kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)

@@ -1,4 +1,4 @@
-"""Products of 16 and 8 bits by specialised warps, on Hopper."""
+"""Make products of 16 and 8 bits by specialised warps, on Hopper."""
 
 import functools
 import itertools
@@ -71,7 +71,7 @@ def _values_fault(config: Config) -> str | None:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
     if problem.itemsize > 2 or problem.dtype == "int8":  # of which Gluon's compiler knows no instruction
@@ -122,7 +122,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
@@ -137,7 +137,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def programs(config: Config, problem: MatmulProblem) -> Programs:
-    """Tell what of a config its time depends on."""
+    """Return what the time of a config depends on."""
     main, consumers = main_columns(config), config["CONSUMERS"]
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers
@@ -145,7 +145,7 @@ def programs(config: Config, problem: MatmulProblem) -> Programs:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once."""
+    """Return how many programs of a config an SM holds at once."""
     return tma_time.resident(programs(config, problem), device)
 
 
@@ -161,10 +161,10 @@ def swizzled(dtype: str) -> Any:
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with a config on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)

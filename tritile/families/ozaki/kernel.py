@@ -1,7 +1,7 @@
-"""Kernels that make an fp64 product of int8 ones, by remainders modulo small coprime numbers.
+"""Make an fp64 product of int8 ones, by remainders modulo small coprime numbers.
 
-A row of A and a column of B are both called a vector here: R vectors of K elements, of which `stride_r` and
-`stride_k` tell how they lie.
+A row of A and a column of B are both called a vector here. There are R vectors of K elements; `stride_r` and
+`stride_k` are their strides.
 """
 
 import triton

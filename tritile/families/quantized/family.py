@@ -1,9 +1,8 @@
-"""Products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
+"""Make products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
 
-x comes through pointers, or by tensor descriptor (TMA). Time is predicted as of other products: programs of
-one multiprocessor go through K at the pace of the slowest of tensor cores, the instructions that unpack the
-weight and ask for x, the L2 cache, and the latency that too few stages leave uncovered; device memory bounds
-the whole.
+x comes through pointers, or by tensor descriptor (TMA). Time is predicted as for other products. Programs of
+one SM go through K at the pace of the slowest of tensor cores, the instructions that unpack the weight and
+load x, the L2 cache, and the latency that too few stages leave uncovered. Device memory bounds the whole.
 """
 
 import itertools
@@ -41,12 +40,12 @@ MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128
 
 
 def accumulator_words(config: Config, device: Device) -> int:
-    """32-bit registers of each thread that hold the accumulator."""
+    """Return the 32-bit registers of each thread that hold the accumulator."""
     return config["BLOCK_M"] * config["BLOCK_N"] // (config.num_warps * device.warp_size)
 
 
 def weight_words(config: Config, device: Device) -> int:
-    """32-bit registers of each thread that hold a block of the weight, unpacked to 16 bits."""
+    """Return the 32-bit registers of each thread that hold a block of the weight, unpacked to 16 bits."""
     return config["BLOCK_N"] * config["BLOCK_K"] // (2 * config.num_warps * device.warp_size)
 
 
@@ -144,7 +143,7 @@ def _configs() -> Iterator[Config]:
 
 
 def interpreted(problem: QuantizedProblem) -> Config:
-    """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
+    """Return large tiles, as the interpreter's time goes by the number of tile operations."""
     m, n = (max(16, min(128, 1 << (size - 1).bit_length())) for size in (problem.m, problem.n))
     # More than a group, so that weights are scaled.
     k = max(unit_columns(problem.bits), 2 * problem.group_size, min(256, 1 << (problem.k - 1).bit_length()))
@@ -165,11 +164,12 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
 
 @dataclass(frozen=True)
 class QuantizedFit:
-    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    Those that a product of plain operands has too are of its fit to an H200; instructions are counted in
-    what was compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17
-    problems on an H200, of which the first pick takes 1.09 times as long as the best, at worst 1.21.
+    Those that products without packed weights have too come from their fit to an H200; instructions are
+    counted in what was compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the
+    trials of 17 problems on an H200, of which the first pick takes 1.09 times as long as the best, at worst
+    1.21.
     """
 
     latency: float = 1220.0  # from asking for a block to having it, out of device memory
@@ -222,7 +222,7 @@ def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts
 
 
 def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:
-    """Clocks that one turn of the K loop takes of a processor."""
+    """Return the clocks that a K iteration takes of an SM."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"

@@ -1,8 +1,8 @@
-"""The configs of products with quantized weights that are unpacked in memory first: those of warpgroups.
+"""Make products whose quantized weight is unpacked in memory first, by the configs of warpgroups.
 
 One launch writes the weight as 16-bit floats, which the dense kernel reads: 2 N K bytes there and back,
-whatever M is. The fused kernels move none of these, but unpack the weight again for each row of tiles, and
-their tensor cores wait meanwhile.
+whatever M is. The fused kernels move none of these, but unpack the weight again for each row of tiles while
+their tensor cores wait.
 """
 
 from dataclasses import replace
@@ -64,7 +64,7 @@ def predicted_us(
 
 
 def lowered(call: QuantizedCall, early: bool) -> Lowered:
-    """The dense product, behind the launch that writes the weight (N, K) into a workspace, row by row."""
+    """Return the dense product, behind the launch that writes the weight (N, K) to a workspace, row-major."""
     n, k = call.out.shape[1], call.x.shape[1]
     block_n, block_k, warps = _TILE
     rows, row = words_shape(n, k, call.bits)[0] * 8, unpacked_row(k)

@@ -1,4 +1,4 @@
-"""int8 products with zero points: sums of rows and columns first, which the epilogue corrects by.
+"""Make int8 products with zero points: sum rows and columns first, and correct in the epilogue.
 
 (a - za) (b - zb) sums over K to a b - za (column sums of b - K zb) - zb (row sums of a), exactly in int32.
 """
