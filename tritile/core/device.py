@@ -77,7 +77,7 @@ def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: f
     return Device(name, backend, arch, sms, l2 << 20, shared, clock, gbps)
 
 
-# Peak figures as the makers' datasheets give them; shared memory as Triton's backends report it.
+# Peak figures are from the makers' datasheets, shared memory is from Triton's backends.
 TARGETS: Final = {
     "nvidia-h200": _target("NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
     "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
@@ -88,7 +88,7 @@ TARGETS: Final = {
     "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
 }
 
-# Host tensors run in Triton's interpreter: no GPU, and nothing a time of it would be good for.
+# Host tensors run in Triton's interpreter, on no GPU: its times tell nothing.
 INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 

@@ -45,6 +45,6 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # another user's
+    except OSError:  # the file belongs to another user
         return True
     return True

@@ -35,15 +35,15 @@ class Rules(NamedTuple):
     invariant: bool
 
 
-# Made once: a key of what is remembered of calls has one.
+# Made once, as each key of the memo of calls has one.
 _RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
 _DEFAULT: Final = _RULES["cached", False]
 
-# What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
+# The dictionary behind os.environ, by names in bytes: read at every call, and twenty times faster.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
-# How many choices that change the rules some context holds, where code without Python can read it.
+# The number of `_Chosen` that are alive, where code without Python can read it.
 CONTEXTS: Final = ctypes.c_int64(0)
-_contexts_lock: Final = threading.RLock()  # a context may be collected anywhere
+_contexts_lock: Final = threading.RLock()  # garbage collection may run anywhere
 at_fork(_contexts_lock)
 
 
@@ -257,7 +257,7 @@ def _folder(given: str | None, *environment: str | None) -> Path:
     wanted = given or platformdirs.user_cache_dir("tritile")
     try:
         return Path(wanted).expanduser()
-    except RuntimeError:  # of a user that nobody knows, or of one without a home
+    except RuntimeError:  # an unknown user, or one without a home
         folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
     text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
     warnings.warn(text, StoreWarning, stacklevel=4)

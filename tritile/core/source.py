@@ -79,7 +79,7 @@ def source_hash(*kernels: Any) -> str:
             value for layer in layers if isinstance(layer, Heuristics) for value in layer.values.values()
         ]
         defaults = [v for v in (function.__defaults__ or ()) if isinstance(v, _PLAIN)]
-        if defaults:  # the source may only name them
+        if defaults:  # the source may name them without their values
             parts.add((f"{function.__qualname__}:defaults", repr(defaults)))
         for name, value in named_values(function):
             if isinstance(value, tl.constexpr):

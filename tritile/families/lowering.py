@@ -19,7 +19,7 @@ from tritile.families.zeros import lowering as zeros
 __all__ = ["Lowered", "joined", "lowered"]
 
 
-# The first that a product wants makes it; what that makes may want another.
+# A product takes the first that it wants; the core may want another.
 LOWERINGS: Final = (complexes, zeros, fp16x3, ozaki, rows)
 
 

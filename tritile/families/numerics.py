@@ -16,7 +16,7 @@ from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES
 
 BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
-_ROWS: Final = 64  # of a tile, from which on warpgroups multiply
+_ROWS: Final = 64  # rows of a tile from which on warpgroups multiply
 
 
 def by_data(problem: Tiled) -> bool:

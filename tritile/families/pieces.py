@@ -14,7 +14,8 @@ from tritile.errors import TuningError
 from tritile.families.common.work import Section
 from tritile.families.work import early, work_of
 
-_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
+# Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
+_MAX_PROGRAMS: Final = 2**31 - 1
 ALIGNMENT: Final = 256  # bytes, of each workspace
 
 

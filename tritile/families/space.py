@@ -67,7 +67,8 @@ def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> 
     families = [own for name, own in FAMILIES[problem.op].items() if name in names]
     found: list[Config] = []
     for one in families:
-        useful = [config for config in one.configs if not one.pointless(config, roomy, device)]  # told faster
+        # The faster test first.
+        useful = [config for config in one.configs if not one.pointless(config, roomy, device)]
         for configs in (useful, one.configs):
             legal = [config for config in configs if illegal(config, problem, device) is None]
             if legal:

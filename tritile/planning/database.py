@@ -24,10 +24,9 @@ from tritile.planning.trial import (
 
 APPLICATION_ID: Final = 0x74726974
 VERSION: Final = 1
-READ_S = 1.0  # that a read waits for a lock at the most
-WRITE_S = 10.0  # that a write waits
-_COMMIT_MS: Final = 100  # that a commit waits for those who read: no new ones come in meanwhile
-_MOST_BYTES: Final = 1 << 30  # of a damaged file that is looked through
+READ_S = 1.0  # for which a read waits for a lock
+WRITE_S = 10.0  # for which a write waits for a lock
+_COMMIT_MS: Final = 100  # for which a commit waits for readers: no new ones come in meanwhile
 # `arch` has no type, so that 90 and "90" stay apart.
 _SCHEMA: Final = (
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, "
@@ -139,7 +138,7 @@ def _facts(connection: sqlite3.Connection) -> tuple[int, int, Row]:
     """Return application id, version and SQL of all tables. Raises DamagedError if unreadable."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
     try:
-        # One snapshot: else the tables that another process creates meanwhile would seem a stranger's.
+        # One snapshot: else tables that another process creates meanwhile would seem to be another program's.
         with contextlib.nullcontext() if connection.in_transaction else transaction(connection, "DEFERRED"):
             owner = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -245,7 +244,7 @@ def rows_of(path: Path) -> list[Any]:
 def rename(path: Path, aside: Path) -> None:
     """Rename a database with its journal. Raises OSError, or sqlite3.Error where it is in use."""
     with contextlib.ExitStack() as held:
-        # Others end their transactions first: a journal of theirs must not meet the fresh file.
+        # Other processes end their transactions first: their journal must not meet the fresh file.
         try:
             connection = held.enter_context(contextlib.closing(connect(str(path))))
             connection.execute("BEGIN EXCLUSIVE")

@@ -12,8 +12,8 @@ from tritile.core.settings import current_mode
 from tritile.errors import NotCompiledError
 from tritile.runtime.interpreter import library_lock
 
-# Of every kernel of tritile's own. Triton's default of fusing multiplications with additions changes in 3.10,
-# and with it the bits of results.
+# Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
+# 3.10, and with it the bits of results.
 OPTIONS: Final = {"enable_fp_fusion": True}
 
 
@@ -40,7 +40,7 @@ def compiles_heard() -> Iterator[list[float]]:
         try:
             yield seconds
         finally:
-            if knobs.compilation.listener is hear:  # else another was set meanwhile, and stays
+            if knobs.compilation.listener is hear:  # else another listener was set meanwhile, and stays
                 knobs.compilation.listener = before
 
 
@@ -60,7 +60,7 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
         def __init__(self, *args: Any, **words: Any) -> None:
             try:
                 super().__init__(*args, **words)
-            except OSError as reason:  # no folder for a key that is not there, where Triton may not write
+            except OSError as reason:  # the key is not there, and Triton may not make its folder
                 raise (error if threading.get_ident() == thread else reason) from reason
 
         def get_group(self, filename: str) -> dict[str, str] | None:

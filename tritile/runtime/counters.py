@@ -44,7 +44,7 @@ class Counters:
                     self._taken += count
                     return ready[start : start + count]
             return self._zeros(count)
-        # One handle, of every thread's own default stream, means another stream in each thread.
+        # This handle means another stream in each thread: the thread's own default stream.
         key = stream, threading.get_ident() if stream == _STREAM_OF_THREAD else 0
         if key not in self._eager:
             self._eager.setdefault(key, self._zeros(MAX_SHARED))

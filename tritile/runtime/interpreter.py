@@ -35,7 +35,7 @@ from tritile.errors import UnsupportedError
 _twins: dict[JITFunction, InterpretedFunction] = {}
 # The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
 library_lock = threading.RLock()
-_undoing: list[Callable[[], None]] = []  # what puts back all that is patched now, the latest last
+_undoing: list[Callable[[], None]] = []  # functions that undo the patches in force, the latest last
 
 
 def _after_fork(ended: bool) -> None:
@@ -61,7 +61,7 @@ def _undone(undo: Callable[[], None]) -> Iterator[None]:
         _undoing.pop()
 
 
-_JITTED = (JITFunction, InterpretedFunction)  # with TRITON_INTERPRET set triton.jit makes the latter
+_JITTED = (JITFunction, InterpretedFunction)  # triton.jit makes the latter if TRITON_INTERPRET is set
 
 
 def interpreted(kernel: Any) -> InterpretedFunction:
@@ -86,7 +86,7 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         vars(function)["tritile_twin"] = True
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
-            if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
+            if isinstance(value, tl.constexpr):  # which the interpreter's own functions do not handle
                 namespace[name] = value.value
             elif isinstance(value, _JITTED):
                 outer, _, attribute = name.partition(".")
@@ -123,7 +123,7 @@ def _interpreted_library() -> Iterator[None]:
         for name, function in before[0][1].items():
             if isinstance(function, _JITTED):
                 setattr(tl, name, interpreted(function))
-        for name in REDUCTIONS:  # others go element by element
+        for name in REDUCTIONS:  # other reductions go element by element
             setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
         yield
 
@@ -193,7 +193,7 @@ def interpret(
     """
     try:
         summed = _summed_in_order() if in_order else contextlib.nullcontext()
-        # A sum that overflows is infinite, as on a GPU, and no matter for numpy to warn of.
+        # A sum that overflows is infinite, as on a GPU: numpy need not warn.
         with (
             library_lock,
             np.errstate(all="ignore"),
@@ -219,7 +219,7 @@ class HostAware:
         self.fn = fn
 
     def __getattr__(self, name: str) -> Any:
-        if "fn" not in self.__dict__:  # while it is unpickled
+        if "fn" not in self.__dict__:  # it is being unpickled
             raise AttributeError(name)
         return getattr(self.__dict__["fn"], name)
 

@@ -31,7 +31,7 @@ from tritile.runtime.loading import listened, loaded
 from tritile.runtime.native import TFLOAT32, NativeLaunch
 
 _RUNTIME: Final = triton.knobs.runtime
-_TRIES: Final = 3  # configs without a workspace to compile, where there is no memory for one
+_TRIES: Final = 3  # configs to compile, at most, in search of one without a workspace
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _TritonLaunch:
         seen = [value for value in step.values if isinstance(value, Descriptor)]
         for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
             if value.rounded:
-                how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
+                how["elem_type"] = TFLOAT32  # Triton's launcher reads it at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         pairs = zip(self._dtypes.items(), pointers, strict=True)
@@ -158,7 +158,7 @@ class Launch:
             _TritonLaunch(kernel, step, dtypes) for kernel, step in zip(kernels, work.steps, strict=True)
         ]
         addresses = [tensor.data_ptr() for tensor in tensors.values()]
-        placeholder = addresses[0] // ALIGNMENT * ALIGNMENT  # any address that could be one
+        placeholder = addresses[0] // ALIGNMENT * ALIGNMENT  # any valid address
         pointers = dict(zip(dtypes, addresses + [placeholder] * (len(dtypes) - len(addresses)), strict=True))
         try:
             self._steps: list[Any] = [
@@ -199,7 +199,7 @@ class Launch:
         stream = current_raw_stream(device)
         pointers = [tensor.data_ptr() for tensor in tensors]
         if self._offsets:
-            # Its memory may be given to others once this returns: what they do comes after, on this stream.
+            # Others may get this memory once this returns: their work comes later on this stream.
             try:
                 memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
             except torch.OutOfMemoryError as error:
@@ -299,7 +299,7 @@ def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> La
                 counters_of(index).make_ready()
             buffers = call.buffers | _workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))
             kernels = [_compiled(step, buffers) for step in work.steps]
-            for kernel in kernels:  # now, so that what the GPU cannot take fails here
+            for kernel in kernels:  # load now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
             bare = functools.partial(_spared, _standing(call), index) if spare and work.scratch else None
             return Launch(work, kernels, call.buffers, index, bare)
@@ -311,7 +311,7 @@ def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> La
 
 def run_interpreted(call: Call, config: Config) -> None:
     """Run on tensors in host memory, in Triton's interpreter."""
-    work = work_of(call, config, 3, False)  # few processors, so that one makes several tiles
+    work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
     scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
     buffers = call.buffers | scratch
     in_order = not isinstance(call, PermuteCall) and call.invariant

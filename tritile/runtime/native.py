@@ -23,7 +23,7 @@ _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
 _VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
-TFLOAT32: Final = 11  # and that of fp32 which is rounded to TF32 as it is copied
+TFLOAT32: Final = 11  # CUtensorMapDataType of fp32 that is rounded to TF32 as it is copied
 _NUMBERS: Final = {
     "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
     "i64": ctypes.c_int64, "u1": ctypes.c_bool, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
@@ -145,7 +145,7 @@ class NativeLaunch:
             raise ValueError("the kernel wants scratch memory or a cooperative grid")
         self._launch, self._replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
         self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
-        self._enter(self._context)  # a thread that has not used the GPU yet has none
+        self._enter(self._context)  # a thread that has not used the GPU yet has no context
         self._kernel, self._lock = kernel, threading.Lock()
         function = loaded(kernel, metadata.shared).function
         self._function = function
@@ -185,7 +185,7 @@ class NativeLaunch:
                 put(_NUMBERS[kind](value))
             else:
                 raise ValueError(f"an argument of type {kind}")
-        put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none
+        put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need
         put(ctypes.c_uint64(0))
         self._check_parameters(library, kernel, function, sizes)
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)

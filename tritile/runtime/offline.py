@@ -51,7 +51,7 @@ def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     if triton.knobs.runtime.interpret:
         raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
     stand_in = _StandInDriver(device, device.target if index is None else index)
-    # A refusal of the assembler comes with the whole assembly printed: the error says enough.
+    # If the assembler refuses, Triton prints the whole assembly: the error says enough.
     with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):
         yield
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.errors import InvalidValueError
 
-# What an operand of an epilogue differs by: not at all, by columns (it is one row), by rows, by both.
+# How an operand varies over the result: not at all, by columns (it is one row), by rows, by both.
 SPREADS: Final = ("one", "row", "column", "full")
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")
 REMAINDER: Final = "remainder"
@@ -77,7 +77,7 @@ class Epilogue:
         return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})
 
 
-# Its operands, in the order kernels take them; what they are in the product out^T = b^T a^T, if another.
+# Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.
 SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up", "zero_a", "zero_b")
 TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b", "zero_b": "zero_a"}
 _FLAGS: Final = ("weighted", "gated")

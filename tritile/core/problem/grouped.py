@@ -11,12 +11,12 @@ from tritile.core.problem.matmul import MatmulProblem, Operand, operand_of
 from tritile.errors import InvalidValueError
 
 GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
-# Where there is a choice, as in `MatmulProblem`.
+# Dtypes with a choice of precision, as in `MatmulProblem`.
 GROUPED_PRECISIONS: Final = {
     "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 RAGGED: Final = ("m", "k", "none")
-MAX_GROUPS: Final = 1024  # a program holds where each of them ends
+MAX_GROUPS: Final = 1024  # a program holds the ends of all groups
 MAX_RAGGED: Final = 2**31 - 2**16  # rows, or K, that groups share: offsets have 32 bits
 LOADS: Final = ("even", "skewed", "sparse")
 
@@ -58,9 +58,9 @@ class GroupedProblem:
     """
 
     op: ClassVar[str] = "grouped"
-    block_scales: ClassVar[str] = ""  # of which groups have none
-    promoted: ClassVar[bool] = False  # no parts of fp32 either
-    rights: ClassVar[int] = 1  # and one b
+    block_scales: ClassVar[str] = ""  # groups have none
+    promoted: ClassVar[bool] = False  # groups have no parts of fp32
+    rights: ClassVar[int] = 1  # groups have one b
     ragged: str
     groups: int
     m: int

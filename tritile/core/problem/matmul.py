@@ -130,7 +130,7 @@ class MatmulProblem:
 
     @property
     def _gateable(self) -> bool:
-        # fp8 wants scales, fp16x3 and ozaki both matrices made over: none is offered
+        # fp8 needs scales, fp16x3 and ozaki transform both matrices: not offered
         lowered = self.precision in ("fp16x3", "ozaki")
         return self.dtype in GATED_DTYPES and not self.block_scales and not lowered
 
@@ -151,7 +151,7 @@ class MatmulProblem:
 
     @property
     def _scalable(self) -> bool:
-        # float32 stands for fp8 in the interpreter, which rounds that wrongly.
+        # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
         return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
 
     @property

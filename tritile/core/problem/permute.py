@@ -134,7 +134,8 @@ class PermuteProblem:
             return Plane((), (dense_x,), ())
         long = max(32, 256 // self.itemsize)
         both = out[dense_x] == min((step for step in out if step), default=0)  # out is densest there too
-        m = _run(rest[0], self.shape, out, rest[1:], long // 2)  # writes need long runs more than reads do
+        # Long runs matter more to writes than to reads.
+        m = _run(rest[0], self.shape, out, rest[1:], long // 2)
         free, rows = [i for i in rest if i not in m], math.prod(self.shape[i] for i in m)
         n = (dense_x,) if both else _run(dense_x, self.shape, x, free, max(long, _TILE // rows))
         columns = math.prod(self.shape[i] for i in n)

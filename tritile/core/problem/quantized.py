@@ -10,8 +10,8 @@ from tritile.core.problem.matmul import MatmulProblem, Operand
 WEIGHT_BITS: Final = (4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
 ACTIVATION_DTYPES: Final = ("bfloat16", "float16")
-_ROWS: Final = 16  # rows of a weight are padded to as many
-_LINE: Final = 128  # bytes, of which rows of an unpacked weight are whole multiples
+_ROWS: Final = 16  # rows of a weight are padded to a multiple
+_LINE: Final = 128  # bytes; rows of an unpacked weight are multiples
 UNIT_WORDS: Final = 128  # words of 32 bits that 8 rows of `unit_columns` are packed into
 
 

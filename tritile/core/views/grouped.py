@@ -26,7 +26,7 @@ class GroupedCall:
     """
 
     op: ClassVar[str] = "grouped"
-    batch_shape: ClassVar[tuple[int, ...]] = ()  # nothing by which a launch could be split
+    batch_shape: ClassVar[tuple[int, ...]] = ()  # no batch, so a launch cannot be split
     ragged: str
     groups: int
     a: View

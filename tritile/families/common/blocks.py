@@ -50,7 +50,7 @@ def promotes_late(config: Config, problem: Product) -> bool:
 def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
     """Tell whether GROUP_M orders tiles that have no order, or leaves unordered those that have one."""
     if isinstance(problem, GroupedProblem):
-        return False  # in bands, as groups may or may not have several rows of tiles
+        return False  # always in bands: groups may or may not have several rows of tiles
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
     if config["GROUP_M"] > 1 and not matters:
         return True

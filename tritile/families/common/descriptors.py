@@ -10,10 +10,10 @@ from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
-BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
-_MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
+BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
+_MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
 
-_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
+_POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
 
 
 def polls(programs: int, processors: int) -> int:

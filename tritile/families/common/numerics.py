@@ -44,9 +44,9 @@ from tritile.core.problem import (
 )
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
-_STEP: Final = 32  # of K, that fp32 sums apart
-_BLACKWELL_WARPS: Final = 8  # of a program, with more of which they do not on Blackwell
-AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
+_STEP: Final = 32  # elements of K that fp32 sums apart
+_BLACKWELL_WARPS: Final = 8  # of a program; with more of them blocks are not summed apart on Blackwell
+AMD_SIDE: Final = 32  # the side of a tile from which on the larger instruction is used
 
 
 class Numerics(NamedTuple):

@@ -15,18 +15,18 @@ from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
 
-_TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
-_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
+_TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
+_MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # Tiles of 16-bit operands whose rows start on 16 bytes and not on sectors are slow to read. What copies save
 # of a product at this many operations a microsecond, and take, on an H200: `tuning/NOTES.md`.
 _OPERATIONS_US: Final = 4e8
-_COPIED_US: Final = 1.8e6  # bytes, each read and written
+_COPIED_US: Final = 1.8e6  # bytes a microsecond, read and written
 _SAVED: Final = {
     "column": (0.18, 0.08),
     "row": (0.10, 0.05),
-}  # by the first copy, and the second; by b's layout
-# Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
+}  # saved by the first copy and by the second, by b's layout
+# Rows, columns and warps of a copied tile. For contiguous rows: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 

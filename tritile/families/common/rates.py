@@ -5,17 +5,17 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.products import uses_tensor_cores
 
-# Multiply-adds counted as two, of one multiprocessor in one clock, dense 16-bit on tensor cores:
-# the makers' peak rates divided by processors and boost clock.
+# Operations of one SM in one clock, a multiply-add counted as two, dense 16-bit on tensor cores: the makers'
+# peak rates divided by SMs and boost clock.
 _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
-_GEFORCE = 0.5  # of that, where products are summed in fp32; int8 is as fast as elsewhere
-# IEEE fp32 `tl.dot`, by whether columns of b are contiguous, of which a thread reads element by element. As
-# measured on H200: 38 and 20 TFLOP/s of 8192^3 over 132 processors.
+_GEFORCE = 0.5  # share of it that GeForce reaches with sums in fp32; int8 is not slowed
+# IEEE fp32 `tl.dot`, by whether columns of b are contiguous: a thread reads those element by element.
+# Measured on an H200: 38 and 20 TFLOP/s of 8192^3 over 132 SMs.
 _RATE_FMA = {False: 180, True: 88}
-_RATE_FP64 = {90: 210}  # tensor cores, as measured on H200: 47 TFLOP/s of 8192^3
+_RATE_FP64 = {90: 210}  # tensor cores, measured on an H200: 47 TFLOP/s of 8192^3
 _RATE_FP64_ELSEWHERE = 128
-# The same peak of fp32 without tensor cores, and of fp64 on whatever is fastest, by `Device.arch`.
+# Peak of fp32 without tensor cores, and of fp64 by the fastest way, in the same unit, by `Device.arch`.
 _PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
 _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
 

@@ -18,10 +18,11 @@ from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_
 from tritile.families.complex.kernel import lay_out, put_together
 
 _TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
-_RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
+_RE, _IM = (1, 0), (0, 1)  # weights of an element's two parts in a real number that stands for it
 
-Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element: rows of them
-Rows = Literal["within", "stacked", "batched"]  # these lie within the matrix, in planes, in planes of a batch
+Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element, as rows
+# Where the rows lie: within the matrix, in planes, in planes of a batch.
+Rows = Literal["within", "stacked", "batched"]
 
 
 class _Planes(NamedTuple):

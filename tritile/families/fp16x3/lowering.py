@@ -59,17 +59,17 @@ from tritile.families.fp16x3.kernel import find_peaks, split
 from tritile.families.matmul_tile import family as tile
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
-_WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
-_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where they are not
+_WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether rows lie across K
+_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where rows are not whole
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
-_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
+_REGISTERS: Final = 64  # of a thread: 1024 threads run on an SM, with at most 16 loaded elements each
 _MORE_REGISTERS: Final = 128  # where rows lie across K, or do not start on 16 bytes: more addresses
 _ALIGNED: Final = 4  # elements of 16 bytes
-_PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
-_CHUNKS: Final = 16  # of a row, at the most, but
-_LEAST: Final = 128  # programs, and so more chunks, where rows are few
-# What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
+_PROGRAMS: Final = 528  # that find peaks, at most: 4 on each SM of an H200
+_CHUNKS: Final = 16  # of a row, at most; but
+_LEAST: Final = 128  # programs at the least, by more chunks where rows are few
+# Configs for data that parts do not suit: three products in TF32, or plain fp32.
 _TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
@@ -204,7 +204,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     out_shape = (call.a.shape[0], call.b.shape[1])
     a = _parts(call.a, call.batch_shape, out_shape, "a", 0)
     b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], "b", a.words)
-    # The words of peaks and counts, where there are any, are the last workspace.
+    # The words of peaks and counts, if any, are the last workspace.
     counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
     word = Placed("verdict", "int32")
     before = _split(a, b, Buffer(word.buffer), Buffer(*counts or [word.buffer]), call.a.shape[1], early)

@@ -34,7 +34,7 @@ _MAX_WORDS: Final = 128
 _LEAST_LANES: Final = 32
 _STEP: Final = (
     2**34
-)  # elements: 2**30 steps of it lead once around the address space, whatever an element has
+)  # elements: 2**30 such strides lead once around the address space, whatever an element's size
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 
 

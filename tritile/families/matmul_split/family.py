@@ -23,9 +23,9 @@ NAME: Final = "split"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "SUBTILES")
 _COLUMNS: Final = (64, 128, 256)
 _CONSUMERS: Final = (1, 2)
-TURNS: Final = 4  # of K, that a part has at the least
-_MEETING_US: Final = 4.5  # for parts to be left, and the last to come
-_MOST: Final = 255  # parts, which the kernel's counters tell apart
+TURNS: Final = 4  # K iterations of a part, at the least
+_MEETING_US: Final = 4.5  # to store parts, and to wait for the last one
+_MOST: Final = 255  # parts that the kernel's counters can count
 
 
 class Tail(NamedTuple):
@@ -93,7 +93,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
     programs = warpgroups.programs(dense, problem)
     if not several:
         return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
-    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one processor reads all parts of a tile
+    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one SM reads all parts of a tile
     summed_us = (1 + made.split) * part / fit.l2_bytes / (device.clock_ghz * 1e3)
     waves = made.whole // device.processors
     least = memory_us(config, problem, device, fit.short, fit.bandwidth)

@@ -50,10 +50,10 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     fused = epilogue_of(problem.epilogue)
-    # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
+    # An operand read tile by tile has another layout than sums, which then go through shared memory.
     size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
-    # Stored by pointers, 16-bit results take less, or none.
+    # 16-bit results that are stored by pointers take less, or none.
     counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
     stored = part if config["PERSISTENT"] and counted else 0
     return (tile + BARRIER) * config.num_stages + stored
@@ -152,12 +152,12 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if order_fault(config, problem):
         return True
     if config["BLOCK_K"] == 32 and problem.itemsize < 4:
-        return True  # a longer block takes fewer turns
+        return True  # a longer block takes fewer K iterations
     made = tiles(config, problem)
     if config["PERSISTENT"] and made <= device.processors:
         return True
     if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > 4 * device.processors:
-        return True  # there are tiles enough
+        return True  # there are enough tiles
     stage = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
@@ -168,7 +168,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 def _programs(config: Config, problem: MatmulProblem) -> Programs:
     count = max(1, config.num_warps // 4)
     m, n = config["BLOCK_M"], config["BLOCK_N"]
-    # Where rows are too few, columns are shared out.
+    # Where rows are too few, columns are split.
     pieces = [(m, n // count) if m < 64 * count else (m // count, n)] * count
     shared = shared_bytes(config, problem)
     return Programs(pieces, shared, config.num_warps, config.num_warps // 4, False, config["SPLIT_K"])

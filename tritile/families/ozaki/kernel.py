@@ -10,7 +10,7 @@ import triton.language as tl
 from tritile.families.common.epilogue import finished
 from tritile.families.common.tiles import batch_index, batch_offset
 
-# In place of the exponent of a vector whose products are made in plain fp64.
+# Stands for the exponent of a vector whose products are made in plain fp64.
 UNFIT = tl.constexpr(32767)
 
 

@@ -34,9 +34,9 @@ from tritile.families.common.work import Buffer, Section, Step, buffer_of
 from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
-_PART: Final = 41  # bits: so many, a remainder's 8 and 4 for 14 of them make 53
+_PART: Final = 41  # bits: with a remainder's 8, and 4 for a sum of 14, they make 53
 
-# Tiles, and their warps: of vectors whose elements are contiguous, and of others.
+# Tiles and their warps: for vectors with contiguous elements, and for others.
 _MEASURED: Final = {True: (4, 512, 4), False: (16, 128, 4)}
 _SPLIT: Final = {True: (8, 128, 4), False: (32, 64, 8)}
 _JOINED: Final = (8, 128, 4)

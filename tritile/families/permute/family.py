@@ -141,17 +141,17 @@ class PermuteFit:
 
     bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
     sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
-    short: float = 0.0664  # slower by this power of how much shorter than 256 bytes a run is
+    short: float = 0.0664  # slower by this power of 256 bytes over the length of a run
     access: float = 2.02  # of a load or store, with its address
-    digit: float = 7.51  # of a dimension more in a run
+    digit: float = 7.51  # of one more dimension in a run
     mask: float = 1.54  # of an element where tiles are uneven
-    reach: float = 1.31  # processors whose share of the bandwidth one can draw
-    alone_bytes: float = 16.1  # bytes a clock that one program has to its processor alone
+    reach: float = 1.31  # how many times its share of the bandwidth one SM can use
+    alone_bytes: float = 16.1  # bytes a clock of one program alone on its SM
     gap: float = 45.4  # clocks from one load of a thread to the next
     setup: float = 52.8  # instructions of a warp before its first element
-    edge: float = 1.5  # what the sector that a run in out shares with another one costs more, in whole ones
-    scatter: float = 0.0888  # slower by this share where programs side by side write short runs far apart
-    overlap: float = 0.25  # share of what is not the slowest that shows
+    edge: float = 1.5  # extra cost, in sectors, of a sector that two runs in out share
+    scatter: float = 0.0888  # slower by this share if neighbouring programs write short runs far apart
+    overlap: float = 0.25  # share of the faster bounds that adds to the slowest
     launch_us: float = 1.19
 
 
@@ -168,7 +168,7 @@ def _sectors(run: float, align: int, request: float) -> float:
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
-    # As compiled: a word, and where it goes.
+    # As compiled: a word and its address.
     registers = 16 + 2 * held_words(config, problem, device)
     taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
     by_shared = (device.shared_memory + 1024) // taken if problem.turns else 32
@@ -193,7 +193,7 @@ def parts_us(
     x_vector, out_vector = vectors(config, problem)
     tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
     tiles = tiles_m * tiles_n * problem.batch
-    # By how much tiles cover more than each side, and whether they copy only part of that.
+    # Factors by which tiles cover more than each side, and whether they copy only part of that.
     covered = tiles_m * m / problem.m, tiles_n * n / problem.n
     parts = [uneven(problem.m, m), uneven(problem.n, n)]
     moved = problem.bytes / 2 * prod(1.0 if part else side for part, side in zip(parts, covered, strict=True))
@@ -204,7 +204,7 @@ def parts_us(
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
     slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
 
-    reads = _sectors(read, problem.x_align, read)  # what a warp leaves of a sector, the next finds in L1
+    reads = _sectors(read, problem.x_align, read)  # the next warp finds the rest of a sector in L1
     writes = _sectors(written, problem.out_align, 32.0 * out_vector)
     steps = (step * size for step in problem.out_strides if step != 1)
     starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on

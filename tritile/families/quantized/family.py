@@ -33,7 +33,7 @@ NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
 BLOCKS_M: Final = (16, 32, 64, 128, 256)
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
-_FEW_ROWS: Final = 64  # of x, up to which there are fewer sums to scale than weights
+_FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
 _REGISTERS: Final = 192  # the same with the unpacked weight, and addresses beside them
 
 MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
@@ -154,9 +154,9 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
     """Tell whether another config of the family does the same or strictly less work."""
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
-        return True  # the order of what has none, or bands left out where there are several
+        return True  # tiles without an order, or unordered ones where bands exist
     if config["SPLIT_K"] > 1 and tiles(config, problem) * config["SPLIT_K"] > 8 * device.processors:
-        return True  # there are tiles enough
+        return True  # there are enough tiles
     if config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 64):
         return True
     return bool(config["BLOCK_K"] >= 2 * max(problem.k, unit_columns(problem.bits)))
@@ -172,24 +172,24 @@ class QuantizedFit:
     1.21.
     """
 
-    latency: float = 1220.0  # from asking for a block to having it, out of device memory
+    latency: float = 1220.0  # from requesting a block to having it, from device memory
     start: float = 2220.0  # to start a program and fill the pipeline
-    turn: float = 330.0  # barriers and bookkeeping in one turn of the K loop
-    unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
-    unscaled: float = 1.4  # the same where sums are scaled in the place of weights
-    instructions: float = 128.0  # that a processor issues in a clock, over all lanes
+    turn: float = 330.0  # barriers and bookkeeping in a K iteration
+    unpack: float = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
+    unscaled: float = 1.4  # the same where sums are scaled instead of weights
+    instructions: float = 128.0  # that an SM issues in a clock, over all lanes
     spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
     copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
     shown: float = (
         0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
     )
-    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    l2_bytes: float = 64.0  # of the L2 cache, with all SMs reading
     bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.5  # processors whose share of the bandwidth one can draw
+    reach: float = 2.5  # how many times its share of the bandwidth one SM can use
     least_m: int = 32  # columns of an instruction below which tensor cores wait for the weight's registers
     epilogue: float = 359.0  # to store a tile, however small
-    store_bytes: float = 100.0  # of the epilogue, which turns tiles over
-    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    store_bytes: float = 100.0  # of the epilogue, which transposes tiles
+    part_bytes: float = 12.8  # of partial sums, stored and loaded where programs share a tile
     rendezvous: float = 1500.0  # for programs that share a tile to meet
     launch_us: float = 1.0
 
@@ -251,14 +251,15 @@ def predicted_us(
     alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
     store = fit.epilogue + m * n * problem.itemsize / fit.store_bytes
     if split > 1:
-        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        # All programs sum together, or the last one alone.
+        gathered = 1 if programs <= device.processors else split
         store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
     rounds = -(-programs // (device.processors * together))
     last = programs - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
     clocks = (rounds - 1) * (turns * max(alone, together * turn) + (fit.start + store * together) / 2)
     clocks += fit.start + turns * max(alone, last_together * turn) + store * last_together
-    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks under way hide latency
+    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks in flight hide latency
     busy = max(0.05, min(1.0, fit.reach * min(1.0, ahead) * programs / device.processors))
     memory_us = problem.bytes / (device.memory_gbps * fit.bandwidth * 1e3 * busy)
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
@@ -277,7 +278,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     if -(-k // block_k) < split:
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
     scratch = {"parts": Section("float32", tiles * split * block_m * block_n)} if split > 1 else {}
-    turned = replace(call, fused=call.fused.transposed)  # of out^T, which is what the kernel makes
+    turned = replace(call, fused=call.fused.transposed)  # for out^T, which the kernel makes
     described = Descriptor("x", call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
         "x_ptr": Buffer("x"), "x_desc": described if config.family == DESCRIPTOR else None,
@@ -300,7 +301,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     return Work((step,), scratch, tiles if split > 1 else 0)
 
 
-WEIGHTS: Final = "weights"  # that are scaled, and rounded
+WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
