@@ -1,17 +1,17 @@
-"""Weights of 4- or 8-bit whole numbers: how they lie in memory, and what they stand for.
+"""Pack weights of 4- or 8-bit integers: their layout in memory, and their meaning.
 
 A weight of N rows and K columns is a number for each element, from 0 to 2^bits - 1, and for each row and
 group of `group_size` columns a scale in the 16-bit type of the activations and, if asked for, a zero point:
 
     weight[n, k] = (number[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]
 
-with a zero of 2^(bits - 1) where there are none, which makes the numbers signed ones.
+Without zero points the zero is 2^(bits - 1), which makes the numbers signed.
 
-Numbers lie as the first operand of the tensor cores' 16-bit product wants them (row r of 8 and columns 2t,
-2t + 1 of a run of 8 in lane 4r + t), so that a thread unpacks what it multiplies. A word of 32 bits holds
-columns 2t and 2t + 1, one in each half, of each of 4 runs (of bytes, 2). Four such words, for 16 (8) runs,
-are 16 bytes of a lane; those of the 32 lanes, 8 rows and 128 (64) columns, follow each other. Scales and
-zeros come by group, and within a group rows n and n + 8 side by side.
+Numbers have the layout that the first operand of the tensor cores' 16-bit product needs: row r of 8 and
+columns 2t, 2t + 1 of a run of 8 are in lane 4r + t. So a thread unpacks what it multiplies. A word of 32 bits
+holds columns 2t and 2t + 1, one in each half, of each of 4 runs (2 runs for bytes). Four such words, for 16
+(8) runs, are 16 bytes of a lane. The 16 bytes of the 32 lanes follow each other: 8 rows and 128 (64) columns.
+Scales and zeros come by group, and within a group rows n and n + 8 are side by side.
 """
 
 import functools

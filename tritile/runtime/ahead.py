@@ -49,4 +49,4 @@ def compile_resources(problem: Tiled, config: Config, device: Device) -> Resourc
     try:
         return resources(kernel)
     except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
+        raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error

@@ -49,7 +49,7 @@ def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     where TRITON_INTERPRET is set.
     """
     if triton.knobs.runtime.interpret:
-        raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
+        raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     stand_in = _StandInDriver(device, device.target if index is None else index)
     # If the assembler refuses, Triton prints the whole assembly: the error says enough.
     with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):

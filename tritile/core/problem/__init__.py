@@ -1,8 +1,8 @@
-"""Problem: one call, described in everything that decides which config is fast for it.
+"""Describe one call by all that decides which config is fast for it: a problem.
 
-A problem is a frozen value. It names sizes, dtypes, layouts and alignments, and no tensor, so that it
-can be remembered, compared and planned for on a machine without the GPU. `operands` gives shapes and
-strides of tensors that pose the problem.
+A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors. So it can be
+remembered, compared and planned on a machine without the GPU. `operands` gives shapes and strides of tensors
+that pose it.
 """
 
 import functools

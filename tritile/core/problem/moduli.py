@@ -1,4 +1,4 @@
-"""Moduli by whose remainders fp64 products are made on int8 tensor cores.
+"""List the moduli by whose remainders fp64 products are made on int8 tensor cores.
 
 Source: the Chinese remainder theorem, used so in the "Ozaki scheme II" (Ozaki, Uchino, Imamura,
 arXiv 2504.08009; Uchino, Ozaki, Imamura, arXiv 2508.03984).

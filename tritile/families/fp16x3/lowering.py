@@ -1,4 +1,4 @@
-"""float32 products made of products of float16 parts, on tensor cores.
+"""Make float32 products by products of float16 parts, on tensor cores.
 
 The scheme: each row of a, and column of b, is scaled by a power of two so that its largest element is in
 [2^14, 2^15). Each scaled element x is split into hi = fp16(x) and lo = fp16(x - hi), where x - hi is exact,

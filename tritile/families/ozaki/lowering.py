@@ -1,4 +1,4 @@
-"""fp64 products on int8 tensor cores: the Chinese remainder theorem, known as Ozaki scheme II.
+"""Make fp64 products on int8 tensor cores, by the Chinese remainder theorem: "Ozaki scheme II".
 
 Rows of a and columns of b are scaled by powers of two and rounded to integers, whose remainders modulo 14
 small numbers are int8. The 14 int8 products of these, a single batched one, are exact; reduced to remainders
