@@ -11,20 +11,19 @@ from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
-    """Return the families of its operation that can be the fastest for a problem, where they may run it."""
+    """Return the families of the problem's operation that can be the fastest, where they may run it."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
 
 
 def _core(problem: Tiled) -> Tiled:
-    """Tell what kernels make for a problem: another product, where they make it through that."""
+    """Return the problem that kernels make: another product for one that is lowered."""
     return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may.
+    """Say why `config` may not run `problem` on `device`, None where it may.
 
-    This is a statement about values before compiling. What the compiled kernel really takes is
-    checked where it is compiled.
+    This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
     family = FAMILIES[problem.op].get(config.family)
     if family is None:

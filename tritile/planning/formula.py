@@ -71,14 +71,14 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     tiles_m = -(-m // shape.block_m)
     tiles = tiles_m * -(-n // shape.block_n) * facts.batch
     blocks = -(-k // shape.block_k)
-    turns = -(-blocks // shape.split)
+    iterations = -(-blocks // shape.split)
     busiest = -(-tiles * shape.split // facts.processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
     rest = tiles % facts.processors
     parts = _lesser(facts.processors // (rest + (rest == 0)), blocks // TURNS)
     parts = parts + (parts < 1) * (1 - parts)
     last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # K iterations in the last wave
-    turns = turns + shape.tail * ((busiest - 1) * blocks + last - busiest * turns) / busiest
+    iterations = iterations + shape.tail * ((busiest - 1) * blocks + last - busiest * iterations) / busiest
     shared = shape.shared * (tiles + shape.tail * (facts.processors * parts - tiles))
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
@@ -93,8 +93,8 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     read = tiles * rows * k
     missed = _lesser(moved / read, 1)
 
-    wait = rounds * (turns * (c.turn + c.missed * missed) * slow + c.fill * stored)
-    work = busiest * (turns * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
+    wait = rounds * (iterations * (c.turn + c.missed * missed) * slow + c.fill * stored)
+    work = busiest * (iterations * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
     memory = (moved * slow + facts.bytes_out * stored) / c.memory
     cache = read * slow / c.cache
     power = 1 + c.blend

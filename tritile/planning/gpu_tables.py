@@ -160,11 +160,11 @@ def lead(name: str, device: Device) -> Lead | None:
     the kernels that it was measured with. A lead that was measured on another GPU like this one has to be
     larger.
     """
-    served = portfolio(name, device)
-    known = [each for each, _ in _serving(device) if each.measured]
-    if served is not None and served[1].measured:
-        known = [each for each in known if each is served[1]]
-    found = next((each for each in known if name in each.current_leads()), None)
+    tables = [each for each, _ in _serving(device)]
+    served = next((each for each in tables if name in each.portfolios), None)
+    if served is not None and served.measured:
+        tables = [served]
+    found = next((each for each in tables if each.measured and name in each.current_leads()), None)
     if found is None:
         return None
     made = found.leads[name]

@@ -44,10 +44,10 @@ def check(condition: bool, problem: Any, wanted: str) -> None:
 
 
 def among(allowed: tuple[object, ...], *values: Any) -> bool:
-    """Tell whether each value is one of these, of the same type: 16.0 and True are no alignments."""
+    """Tell whether each value is one of these, of the same type: 16.0 and True are not alignments."""
     return all(any(type(v) is type(a) and v == a for a in allowed) for v in values)
 
 
 def extent_fits(value: Any) -> bool:
-    """Tell whether it is a size: a whole number from 1."""
+    """Tell whether it is a size: an integer from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXTENT

@@ -34,7 +34,7 @@ class KernelProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the whole numbers of the key: by them two problems of one kernel are near or far."""
+        """Return the integers of the key: by them two problems of one kernel are near or far."""
         return tuple(v for _, v in self.key if isinstance(v, int) and not isinstance(v, bool) and v > 0)
 
     @property

@@ -1,4 +1,4 @@
-"""What configs of every family have in common: whole blocks, none larger than the problem."""
+"""Check what configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device

@@ -1,4 +1,4 @@
-"""Products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
+"""Describe products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
 
 from typing import Any, Final, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is fused into a product, as kernels take it."""
+"""Pass what is fused into a product, as kernels take it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What kernels are told of sizes and strides, and how many programs there are."""
+"""Compute what kernels are told of sizes and strides, and how many programs run."""
 
 from collections.abc import Iterable
 from typing import Any, Final

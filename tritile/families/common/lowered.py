@@ -1,4 +1,4 @@
-"""What a lowered product is."""
+"""Describe a lowered product: `Lowered`."""
 
 from collections.abc import Mapping
 from math import prod

@@ -50,9 +50,9 @@ def weight_words(config: Config, device: Device) -> int:
 
 
 def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
-    """Tell how many scales of a row come with a block of K: one for each group, some several times.
+    """Return how many scales of a row a block of K loads: one for each group, some several times.
 
-    A load of fewer words than there are threads is not pipelined by Triton 3.6: two rows share a word.
+    Triton 3.6 does not pipeline a load of fewer words than there are threads: two rows share a word.
     """
     groups = -(-config["BLOCK_K"] // problem.group_size)
     most = config["BLOCK_K"] * problem.bits // 128  # each is for all pairs of four words
@@ -60,21 +60,21 @@ def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
 
 
 def scales_sums(config: Config, group_size: int) -> bool:
-    """Tell whether sums over a block of K are scaled, exactly, and not weights, which are rounded then.
+    """Tell whether sums over a block of K are scaled, exactly, and not weights, which are then rounded.
 
-    It takes a block within one group, and saves a multiplication for each weight: of some 3.5 instructions
-    that Triton 3.6 compiles for each to unpack and multiply it, 2.1 to 2.5 are left.
+    This needs a block within one group, and saves a multiplication for each weight: of some 3.5 instructions
+    that Triton 3.6 compiles to unpack and multiply one, 2.1 to 2.5 are left.
     """
     return config["BLOCK_K"] <= group_size and config["BLOCK_M"] <= _FEW_ROWS
 
 
 def held_in_shared(config: Config, device: Device) -> bool:
-    """Tell whether tensor cores read x from shared memory, so that a stage is held while they do."""
+    """Tell whether tensor cores read x from shared memory, which holds a stage meanwhile."""
     return 90 <= device.nvidia < 120 and config["BLOCK_N"] >= 64 and config.num_warps >= 4
 
 
 def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    """Return the least shared memory that the compiled kernel will ask for, in bytes."""
     stages = config.num_stages
     x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if problem.x_align >= 4 else 0
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
@@ -85,12 +85,12 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
 
 
 def tiles(config: Config, problem: QuantizedProblem) -> int:
-    """Return tiles of the result."""
+    """Return how many tiles the result has."""
     return int(-(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"]))
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = blocks_fault(config, PARAMETERS, 256)
     if reason is not None:
         return reason
@@ -124,7 +124,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if problem.x_layout != "row" or problem.x_align < 16:
@@ -151,7 +151,7 @@ def interpreted(problem: QuantizedProblem) -> Config:
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
         return True  # tiles without an order, or unordered ones where bands exist
@@ -166,10 +166,9 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
 class QuantizedFit:
     """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    Those that products without packed weights have too come from their fit to an H200; instructions are
-    counted in what was compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the
-    trials of 17 problems on an H200, of which the first pick takes 1.09 times as long as the best, at worst
-    1.21.
+    Constants that plain products have too come from their fit to an H200; instructions are counted in kernels
+    compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17 problems on
+    an H200: the first pick takes 1.09 times as long as the best, at worst 1.21.
     """
 
     latency: float = 1220.0  # from requesting a block to having it, from device memory
@@ -198,7 +197,7 @@ QUANTIZED_FITTED = QuantizedFit()
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
+    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
     held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
@@ -208,7 +207,7 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
 
 
 def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
-    """Tell what its time depends on; `unpacked`: the weight is unpacked in memory first."""
+    """Return what the time depends on; `unpacked`: the weight is unpacked in memory first."""
     m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
     each = size if unpacked else problem.bits / 8
     weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
@@ -267,10 +266,10 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with `config` on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: the kernel may start before the one ahead of it is done, and waits in itself.
-    Raises TuningError where the config leaves programs with nothing to do.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where the config leaves programs without work.
     """
     (m, n), k = call.out.shape, call.x.shape[1]
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -305,7 +304,7 @@ WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """Tell what decides the bits of an element."""
+    """Return what decides the bits of an element."""
     instruction = matrix(config)
     if device.nvidia:
         instruction = "warpgroup" if held_in_shared(config, device) else "warp"

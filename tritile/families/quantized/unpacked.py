@@ -36,20 +36,20 @@ def dense(config: Config) -> Config:
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     return warpgroups.illegal(dense(config), problem.product, device)
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return warpgroups.pointless(dense(config), problem.product, device)
 
 
 def contends(problem: QuantizedProblem) -> bool:
     """Tell whether the family can be the fastest: not where one fused tile has all rows.
 
-    That one unpacks each number once as well. At 256 rows the copy still takes about as long as the product:
-    2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
+    Such a tile unpacks each number only once as well. At 256 rows the copy still takes about as long as the
+    product: 2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
     """
     return problem.m > max(BLOCKS_M)
 
@@ -57,7 +57,7 @@ def contends(problem: QuantizedProblem) -> bool:
 def predicted_us(
     config: Config, problem: QuantizedProblem, device: Device, fit: TmaFit = TMA_FITTED
 ) -> float:
-    """Return predicted microseconds: the dense product's, and before it one more launch, a copy."""
+    """Return predicted microseconds of the dense product and of the launch before it."""
     bytes_moved = problem.weight_bytes + problem.unpacked_bytes
     copy_us = bytes_moved / (device.memory_gbps * fit.repack_share * 1e3) + fit.repack_us
     return warpgroups.predicted_us(dense(config), problem.product, device, fit) + copy_us
@@ -86,17 +86,17 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with `config` on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     parts = lowered(call, early)
     return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """Tell what decides the bits of an element: x comes first, and weights are scaled."""
+    """Return what decides the bits of an element: x comes first, and weights are scaled."""
     return Numerics("warpgroup", turned=True, scaled=WEIGHTS)
 
 

@@ -18,14 +18,15 @@ _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product takes a b that is copied row by row."""
+    """Tell whether b of a product is to be copied row by row."""
     return call.problem.by_rows
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     """Return the launch that copies b, and the product with the copy.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves.
     """
     b, place = call.b, Placed("rows_of_b", call.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE
