@@ -76,9 +76,9 @@ def calibrate(
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
                 found, lead = _fitted(name, rows, device, kept)
-                if found is not None:  # a lead belongs to the portfolio that it was measured with
-                    leads.pop(name, None)
+                if found is not None:
                     known[name] = found
+                    leads.pop(name, None)  # it belongs to the portfolio that it was measured with
                 leads |= {} if lead is None else {name: lead}
                 table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")

@@ -169,11 +169,11 @@ class Launch:
             self._steps = list(self._triton)
 
     def words(self) -> list[int] | None:
-        """Return how code without Python launches this on the default stream.
+        """Return the numbers by which code without Python launches this on the default stream.
 
-        See `tritile/in_torch/launch.h`. These are the offset of each workspace in one piece of memory, its
-        size, the addresses of buffers that never change, and the steps. The addresses are valid as long as
-        this lives. None where Triton's own launcher is used.
+        They are the offset of each workspace in one piece of memory, its size, the addresses of buffers that
+        never change, and the steps: see `tritile/in_torch/launch.h`. The addresses are valid as long as this
+        lives. None where Triton's own launcher is used.
         """
         steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
         if len(steps) < len(self._steps):
