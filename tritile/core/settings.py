@@ -202,7 +202,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
 
 
 def tune_budget_s() -> float:
-    """Return the seconds that mode "tune" may spend on one problem: `TRITILE_TUNE_BUDGET`, else 30."""
+    """Seconds that mode "tune" may spend measuring one problem: `TRITILE_TUNE_BUDGET`, else 30."""
     value = os.environ.get("TRITILE_TUNE_BUDGET", "30")
     try:
         seconds = float(value)

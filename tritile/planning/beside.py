@@ -121,7 +121,7 @@ def _predicted(problem: MatmulProblem | PermuteProblem, device: Device) -> tuple
 
 
 def _within(problem: MatmulProblem) -> MatmulProblem:
-    """Return the product, its sides and operations cut to the most that were drawn."""
+    """Return a product with sides, and operations, of no more than were drawn."""
     n, k = (min(side, SIDES[1]) for side in (problem.n, problem.k))
     rows = min(problem.m, ROWS, int(OPERATIONS[1] / (2 * n * k)))
     return replace(problem, m=rows, n=n, k=k)
