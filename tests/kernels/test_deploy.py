@@ -30,7 +30,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.ops import run as running
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import class_of
 from tritile.runtime import ahead, launch, offline
 from tritile.runtime.compiles import compiles_heard, compiles_refused
@@ -584,7 +584,7 @@ def test_layers_that_there_are_not_are_refused(tmp_path, options, wanted):
 
 
 def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkeypatch):
-    found, _, _ = table.portfolio("halves-nt", H200)
+    found, _, _ = gpu_tables.portfolio("halves-nt", H200)
     shipped = asked(*TARGET, "--layout", "NT")
     other = replace(found, configs=found.configs[-2:], constants=found.constants[-2:])
     file = tmp_path / "table.json"
@@ -610,7 +610,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path):
     with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
         call()
     made = tritile.warm(TURN, device=H200)
-    assert made >= len(table.portfolio(class_of(TURN), H200)[0].configs)
+    assert made >= len(gpu_tables.portfolio(class_of(TURN), H200)[0].configs)
     assert len(call()) == 1
     monkeypatch.setattr(fill, "CompilePool", lambda jobs: pytest.fail("compiled again"))
     assert tritile.warm(TURN, device="nvidia-h200") == made

@@ -12,7 +12,7 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
-from tritile.planning import beside, model, plans, table
+from tritile.planning import beside, export, gpu_tables, model, plans, table
 from tritile.planning.lead import Lead, lead_of, terms
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
@@ -42,7 +42,7 @@ def lead(problem, ratio, least):
 def ship(monkeypatch, *entries, **leads):
     named = {name.replace("_", "-"): each for name, each in leads.items()}
     made = Table(H200.to_dict(), True, digests(), entries, leads=named)
-    monkeypatch.setattr(table, "shipped", lambda device: (made,) if device == H200 else ())
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (made,) if device == H200 else ())
 
 
 def judged(problem, source="table", us=50.0, device=H200):
@@ -153,15 +153,15 @@ def test_times_of_another_gpu_or_of_other_kernels_do_not_count_and_of_leads_more
     made = Table(H200.to_dict(), True, digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
     led = replace(made, leads={"halves-nn": lead(HALF, 1.5, 1.25)})
     like = replace(H200, name="NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(table, "shipped", lambda device: (led,))
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (led,))
     assert beside.measured(HALF, H200) == (10, 20)
     assert beside.measured(HALF, like) is None
     assert judged(HALF, "predicted").take
     assert not judged(HALF, "predicted", device=like).take
     surer = replace(led, leads={"halves-nn": lead(HALF, 1.6, 1.25)})
-    monkeypatch.setattr(table, "shipped", lambda device: (surer,))
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (surer,))
     assert judged(HALF, "predicted", device=like).take
-    monkeypatch.setattr(table, "shipped", lambda device: (replace(led, entries=(), kernels={}),))
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (replace(led, entries=(), kernels={}),))
     assert not never(HALF).take
 
 
@@ -207,7 +207,7 @@ def test_copies_unlike_those_that_were_measured_are_left(problem, why, monkeypat
 
 def test_what_ships_is_judged_as_it_was_measured():
     """What is taken of it was ahead, and what was ahead is taken."""
-    known = [entry for entry in table.shipped(H200)[0].entries if entry.torch_us]
+    known = [entry for entry in gpu_tables.shipped(H200)[0].entries if entry.torch_us]
     assert len(known) > 300
     for entry in known:
         assert judged(entry.problem).take == (entry.torch_us >= beside.NOISE * entry.us), entry
@@ -276,7 +276,7 @@ def test_tables_keep_torchs_times(tmp_path):
     store = store_of(H200)
     store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
     store.add(TORCH, Trial(HALF, AS_TORCH, 30.0))
-    made = table.from_store(store, H200, digests())
+    made = export.from_store(store, H200, digests())
     table.write(replace(made, leads={"turned-4": lead(TURN, 1.5, 1.25)}), tmp_path / "table.json")
     found = table.read(tmp_path / "table.json")
     assert [(entry.us, entry.torch_us) for entry in found.entries] == [(20.0, 30.0)]

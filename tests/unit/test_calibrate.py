@@ -19,7 +19,7 @@ from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.space import illegal
-from tritile.planning import model, plans, table
+from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import class_of
 from tritile.runtime.offline import Resources
 from tritile.tune.calibrate import run, sweep
@@ -95,7 +95,7 @@ def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
             return future
 
     monkeypatch.setattr(run, "CompilePool", Pool)
-    shipped, *_ = table.shipped(H200)
+    shipped, *_ = gpu_tables.shipped(H200)
     problems = drawn("halves-nt", 5, "candidates")
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
     found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 150)

@@ -11,7 +11,7 @@ import typer
 
 import tritile
 from tritile import cli
-from tritile.planning import table
+from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -150,7 +150,7 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
     told["the H200's"] = "measured for NVIDIA H200, which is like it"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
-            assert table.portfolio(name, tritile.target_device(target))[2] == told[cell], name
+            assert gpu_tables.portfolio(name, tritile.target_device(target))[2] == told[cell], name
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in GENERATED])

@@ -21,7 +21,7 @@ from tritile.lab.explain.hardware import Waves, occupancy
 from tritile.lab.explain.texts import bytes_text
 from tritile.lab.report import recorded
 from tritile.lab.report.tiling import tiling_of
-from tritile.planning import model, plans, table
+from tritile.planning import gpu_tables, model, plans
 from tritile.runtime.offline import Resources
 
 H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
@@ -228,7 +228,7 @@ def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
 def test_no_part_of_a_product_takes_longer_than_was_measured():
     """Compare device memory and arithmetic at their peaks with the shipped table."""
     checked = 0
-    for entry in table.shipped(H200)[0].entries:
+    for entry in gpu_tables.shipped(H200)[0].entries:
         if isinstance(entry.problem, MatmulProblem) and entry.us:
             times = bounds.parts(entry.problem, entry.config, H200)
             for part in (bounds.TENSOR_CORES, bounds.FMA):

@@ -25,7 +25,7 @@ from tritile.families.numerics import canonical, numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.ops.described import described
-from tritile.planning import model, plans, table
+from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
 
@@ -43,7 +43,7 @@ HALF = MatmulProblem(1, 256, 1024, 1024, "float16", "float16", b_layout="column"
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     """No plan remembered from another test, and no table shipped."""
-    monkeypatch.setattr(table, "shipped", lambda device: ())
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
     tritile.forget()
     yield
     tritile.forget()
@@ -264,11 +264,11 @@ def test_shipped_configs_count_if_they_sum_so(monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), True, digests, (Entry(FREE, config, 1.0),))
-        monkeypatch.setattr(table, "shipped", lambda device, shipped=shipped: (shipped,))
+        monkeypatch.setattr(gpu_tables, "shipped", lambda device, shipped=shipped: (shipped,))
         tritile.forget()
         assert planned(HALF)[0] == source
     assert planned(HALF, "strict") == ("table", GOOD)
-    monkeypatch.setattr(table, "shipped", lambda device: ())
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
     tritile.forget()
     with pytest.raises(NotTunedError, match="invariant"):
         planned(HALF, "strict")

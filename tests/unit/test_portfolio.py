@@ -22,7 +22,7 @@ from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
 from tritile.lab.report import doctor
 from tritile.ops import run
-from tritile.planning import model, plans, table
+from tritile.planning import export, gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, ROWS, SIDES, class_of
 from tritile.planning.correction import COSINES, cosines
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
@@ -326,8 +326,8 @@ def test_a_table_keeps_its_portfolios(tmp_path):
     read = table.read(tmp_path / "gpu.json")
     assert read.portfolios["halves-nt"].configs == members().configs
     later = table.Table(H200.to_dict(), True, digests(), (), None, {"fp8": replace(members(), name="fp8")})
-    assert set(table.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
-    assert set(table.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
+    assert set(export.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
+    assert set(export.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
     assert table.digest(read) != table.digest(replace(read, portfolios={}))
     text = json.loads((tmp_path / "gpu.json").read_text())
     text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
@@ -338,7 +338,7 @@ def test_a_table_keeps_its_portfolios(tmp_path):
 
 def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     plan = plans.plan_for(replace(PRODUCT, m=779), H200, "cached")
-    portfolio, *_ = table.portfolio("halves-nt", H200)
+    portfolio, *_ = gpu_tables.portfolio("halves-nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
     for text in (
@@ -356,19 +356,19 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
     plan = plans.plan_for(PRODUCT, alike, "cached")
     assert plan.source == "predicted"
     assert "measured for NVIDIA H200, which is like it" in plan.why
-    assert table.shipped(alike)[0] is table.shipped(H200)[0]
+    assert gpu_tables.shipped(alike)[0] is gpu_tables.shipped(H200)[0]
     for other in (
         replace(A100, name="A100 of another name"), replace(alike, processors=114),
         replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
-        assert not table.shipped(other)
+        assert not gpu_tables.shipped(other)
         assert plans.plan_for(PRODUCT, other, "cached").source == "model"
 
 
 def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     plans.forget()
-    path = table.calibrated_path(A100)
+    path = gpu_tables.calibrated_path(A100)
     assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
     own = replace(members(), configs=tuple(legal_configs(PRODUCT, A100)[:6]))
     table.write(table.Table(A100.to_dict(), True, {}, (), None, {"halves-nt": own}), path)
@@ -389,7 +389,7 @@ def ship(tmp_path, monkeypatch):
     """Ships a table in place of all that do."""
 
     def forget():
-        for read_once in (table._shipped, table._of_like):
+        for read_once in (gpu_tables._shipped, gpu_tables._of_like):
             read_once.cache_clear()
         plans.forget()
 
@@ -399,7 +399,7 @@ def ship(tmp_path, monkeypatch):
         forget()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(table, "_folder", lambda: tmp_path / "tables")
+    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path / "tables")
     yield shipped
     forget()
 
@@ -415,28 +415,28 @@ def predicted(device, measured=False):
 def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
     ship(predicted(A100))
     plan = plans.plan_for(PRODUCT, A100, "cached")
-    own, *_ = table.portfolio("halves-nt", A100)
+    own, *_ = gpu_tables.portfolio("halves-nt", A100)
     assert (plan.source, plan.current) == ("model", False)
     likely = [config for _, config in own.ranked(PRODUCT, A100, RACED)]
     assert plan.us == min(model.predict_us(config, PRODUCT, A100) for config in likely)
     assert plan.us == model.predict_us(plan.config, PRODUCT, A100)
     assert "predicted portfolio of halves-nt for this GPU" in plan.why
-    assert "nothing was measured on it" in plan.why
+    assert "was not measured on it" in plan.why
     with pytest.raises(NotTunedError, match="no portfolio of measurements"):
         plans.plan_for(PRODUCT, A100, "strict")
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
     assert plans.likely(PRODUCT, A100, RACED) == likely
     assert plans.plan_for(PRODUCT, A100, "off").config == model.pick(PRODUCT, A100)
-    assert not table.is_calibrated(A100)
-    assert table.lead("halves-nt", A100) is None
+    assert not gpu_tables.is_calibrated(A100)
+    assert gpu_tables.lead("halves-nt", A100) is None
     found = doctor._portfolios(A100)
     assert found.found.startswith("none: halves-nn, ")
     assert found.found.endswith("; predicted for this GPU: halves-nt")
     assert "--calibrate all" in found.advice
     ship(predicted(A100, measured=True))
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
-    assert table.is_calibrated(A100)
-    assert table.lead("halves-nt", A100) is not None
+    assert gpu_tables.is_calibrated(A100)
+    assert gpu_tables.lead("halves-nt", A100) is not None
     assert "measured for this GPU: halves-nt" in doctor._portfolios(A100).found
     assert not doctor._portfolios(A100).advice
 
@@ -449,7 +449,7 @@ def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
                 legal_configs(problem, device)
             except UnsupportedError:
                 continue
-            portfolio, of, _ = table.portfolio(name, device)
+            portfolio, of, _ = gpu_tables.portfolio(name, device)
             (_, config), *_ = portfolio.ranked(problem, device, 1)
             assert illegal(config, problem, device) is None
             plan = plans.plan_for(problem, device, "cached")
@@ -458,21 +458,21 @@ def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
 
 
 def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
-    assert not table.portfolio("turned-2", H200)[1].measured
-    assert table.lead("turned-2", H200) is not None
-    assert table.portfolio("halves-nn", H200)[1].measured
-    assert table.lead("halves-nn", H200) is not None
+    assert not gpu_tables.portfolio("turned-2", H200)[1].measured
+    assert gpu_tables.lead("turned-2", H200) is not None
+    assert gpu_tables.portfolio("halves-nn", H200)[1].measured
+    assert gpu_tables.lead("halves-nn", H200) is not None
 
 
 def test_what_was_measured_goes_before_what_was_predicted(ship):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
     ship(predicted(h100))
     assert plans.plan_for(PRODUCT, h100, "cached").source == "model"
-    assert not table.shipped(H200)  # nobody takes over what was predicted for another
+    assert not gpu_tables.shipped(H200)  # nobody takes over what was predicted for another
     ship(predicted(H200, measured=True))
     assert "measured for NVIDIA H200" in plans.plan_for(PRODUCT, h100, "strict").why
-    table.write(predicted(A100), table.calibrated_path(A100))
-    assert table.calibrated(A100) is None
+    table.write(predicted(A100), gpu_tables.calibrated_path(A100))
+    assert gpu_tables.calibrated(A100) is None
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):

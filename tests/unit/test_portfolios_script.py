@@ -4,7 +4,7 @@ import pytest
 
 import portfolios
 from tritile.core.device import target_device
-from tritile.planning import table
+from tritile.planning import gpu_tables
 
 FILES = sorted((portfolios.Path(portfolios.__file__).parent / "sweeps").glob("*.jsonl.gz"))
 
@@ -12,7 +12,7 @@ FILES = sorted((portfolios.Path(portfolios.__file__).parent / "sweeps").glob("*.
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
     device, rows = portfolios.read(path, 0.0)
-    name, shipped = path.name.partition(".")[0], table.shipped(target_device("nvidia-h200"))[0]
+    name, shipped = path.name.partition(".")[0], gpu_tables.shipped(target_device("nvidia-h200"))[0]
     assert device.name == "NVIDIA H200"
     portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
     if portfolio:
@@ -24,7 +24,7 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
 
 
 def test_what_ships_has_its_sweep():
-    shipped = table.shipped(target_device("nvidia-h200"))[0]
+    shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
     assert {*shipped.portfolios, *shipped.leads} <= {path.name.partition(".")[0] for path in FILES}
     assert all(
         len(portfolios.read(path, 0.0)[1]) >= portfolios.ENOUGH

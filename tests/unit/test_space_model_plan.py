@@ -21,7 +21,7 @@ from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import model, plans, table
+from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
 from tritile.tune.subject import is_tuned
@@ -48,7 +48,7 @@ def turned(m=64, n=64, warps=4, group=1, **changes):
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     """No plan remembered from another test, and no table shipped."""
-    monkeypatch.setattr(table, "shipped", lambda device: ())
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
     tritile.forget()
     yield
     tritile.forget()
@@ -268,7 +268,7 @@ def ship(monkeypatch, *pairs, measured=True, current=True):
     entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
     kernels = digests() if current else {}
     shipped = Table(HOPPER.to_dict(), measured, kernels, entries)
-    monkeypatch.setattr(table, "shipped", lambda device: (shipped,) if device == HOPPER else ())
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (shipped,) if device == HOPPER else ())
 
 
 def planned(problem=SQUARE, device=HOPPER, mode=None):

@@ -23,7 +23,7 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
 from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.planning import database
+from tritile.planning import database, shared_file
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial, best_of, rank, row_of
@@ -399,15 +399,15 @@ def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(
 ) -> None:
     store.path.parent.mkdir()
     garbage(store.path)
-    lock = store_module.FileLock
+    lock = shared_file.FileLock
 
     def overtaken(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(store_module, "FileLock", lock)
+        monkeypatch.setattr(shared_file, "FileLock", lock)
         with one_warning("set-aside"):
             Store(DEVICE, store.path.parent).add(KERNEL, trial())
         return lock(*arguments, **options)
 
-    monkeypatch.setattr(store_module, "FileLock", overtaken)
+    monkeypatch.setattr(shared_file, "FileLock", overtaken)
     assert store.best(KERNEL, PROBLEM) == trial()  # and warns not: the other did
     assert len(beside(store)) == 1
 
@@ -573,16 +573,16 @@ class Clock:
         looking.join()
 
     def _look(self) -> None:
-        free = store_module._LOCK.acquire(blocking=False)
+        free = shared_file.LOCK.acquire(blocking=False)
         if free:
-            store_module._LOCK.release()
+            shared_file.LOCK.release()
         self.free = self.free and free
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(store_module, "time", made)
+    monkeypatch.setattr(shared_file, "time", made)
     return made
 
 
@@ -601,7 +601,7 @@ def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Cl
             store.add(KERNEL, trial(1.0, 1))
         assert clock.slept == waited  # left alone meanwhile
     assert clock.free
-    clock.now += store_module.RETRY_S
+    clock.now += shared_file.RETRY_S
     assert store.best(KERNEL, PROBLEM) == trial()
     store.add(KERNEL, trial(1.0, 2))
     assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 1), trial(1.0, 2)]
@@ -661,13 +661,13 @@ def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: C
 def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store: Store, clock: Clock) -> None:
     store.path.parent.mkdir()
     garbage(store.path)
-    with store_module.FileLock(f"{store.path}.lock"), one_warning("could not be acquired"):
+    with shared_file.FileLock(f"{store.path}.lock"), one_warning("could not be acquired"):
         assert store.best(KERNEL, PROBLEM) is None
         assert store.trials(KERNEL, PROBLEM) == []
         assert database.READ_S <= clock.slept <= database.READ_S + 1
     assert clock.free
     assert beside(store) == []
-    clock.now += store_module.RETRY_S
+    clock.now += shared_file.RETRY_S
     with one_warning("set-aside"):
         assert store.best(KERNEL, PROBLEM) is None
         store.add(KERNEL, trial())
@@ -684,7 +684,7 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store: Store, clock: Clock
         with one_warning("locked"):
             assert store.trials(KERNEL, PROBLEM) == []
         assert beside(store) == []
-    clock.now += store_module.RETRY_S
+    clock.now += shared_file.RETRY_S
     with one_warning("set-aside"):
         assert len(store.trials(KERNEL, PROBLEM)) >= 49
 
@@ -700,7 +700,7 @@ def test_trials_are_written_once_a_full_disk_has_room(
         failing.word = ""
         store.add(KERNEL, trial(2.0, 0))  # too early
         assert store.trials(KERNEL, PROBLEM) == []
-    clock.now += store_module.RETRY_S
+    clock.now += shared_file.RETRY_S
     store.add(KERNEL, trial(1.0, 4))
     assert len(store.trials(KERNEL, PROBLEM)) == 5
     assert store.trials(KERNEL, PROBLEM)[0] == trial(2.0, 0)
@@ -1064,13 +1064,13 @@ def test_four_processes_find_the_same_damage(tmp_path: Path) -> None:
 @forks
 def test_a_child_does_not_use_the_parent_s_connection(store: Store) -> None:
     store.add(KERNEL, trial())
-    mine = [opened.connection for opened in store._connections.values()]
+    mine = [opened.connection for opened in store._file._connections.values()]
     assert len(mine) == 1
 
     def child() -> None:
-        assert store._connections == {}
+        assert store._file._connections == {}
         store.add(KERNEL, trial(2.0, 1))
-        theirs = [opened.connection for opened in store._connections.values()]
+        theirs = [opened.connection for opened in store._file._connections.values()]
         assert len(theirs) == 1
         assert theirs[0] is not mine[0]
 
@@ -1078,7 +1078,7 @@ def test_a_child_does_not_use_the_parent_s_connection(store: Store) -> None:
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    assert [opened.connection for opened in store._connections.values()] == mine
+    assert [opened.connection for opened in store._file._connections.values()] == mine
     assert store.trials(KERNEL, PROBLEM) == [trial(), trial(2.0, 1)]
 
 
@@ -1099,7 +1099,7 @@ def test_a_child_forked_amid_a_transaction_lets_the_file_alone(
             assert store.best(KERNEL, PROBLEM) is None
             store.add(KERNEL, trial(1.0))
 
-    thread = threading.Thread(target=store._attempt, args=(work, None))
+    thread = threading.Thread(target=store._file.attempt, args=(work, None))
     thread.start()
     assert working.wait(60)
     process = FORK.Process(target=child)
@@ -1147,4 +1147,4 @@ def test_two_threads(tmp_path: Path, shared: bool) -> None:
         thread.join(60)
     assert len(read) == 30
     assert len(stores[0].trials(KERNEL, PROBLEM)) == 30
-    assert not shared or len(stores[0]._connections) == 3
+    assert not shared or len(stores[0]._file._connections) == 3

@@ -12,8 +12,8 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER
 from tritile.core.problem import KernelProblem
 from tritile.errors import DistributedError, InvalidValueError
-from tritile.planning.snapshot import PER_PROBLEM, Snapshot, text_of
 from tritile.planning.store import Store, store_of
+from tritile.planning.sync import PER_PROBLEM, Snapshot, text_of
 from tritile.planning.trial import Trial
 
 KERNEL = "0123456789abcdef"

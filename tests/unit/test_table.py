@@ -19,9 +19,12 @@ from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, p
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
+from tritile.planning import gpu_tables
 from tritile.planning import table as table_module
+from tritile.planning.export import completed, from_store
+from tritile.planning.gpu_tables import shipped
 from tritile.planning.store import Store
-from tritile.planning.table import Entry, Loss, Table, completed, from_store, read, shipped, write
+from tritile.planning.table import Entry, Loss, Table, read, write
 from tritile.planning.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
@@ -47,11 +50,11 @@ def _no_silent_warning() -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A stand-in for the folder of shipped tables."""
-    monkeypatch.setattr(table_module, "_folder", lambda: tmp_path)
-    for read_once in (table_module._shipped, table_module._of_like):
+    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
+    for read_once in (gpu_tables._shipped, gpu_tables._of_like):
         read_once.cache_clear()
     yield tmp_path
-    for read_once in (table_module._shipped, table_module._of_like):
+    for read_once in (gpu_tables._shipped, gpu_tables._of_like):
         read_once.cache_clear()
 
 
@@ -179,7 +182,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
     path.touch()
     os.truncate(path, 1 << 40)
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(InvalidValueError, match=r"t\.json is of 1099511627776 bytes: wanted 8388608 at most"):
+    with pytest.raises(InvalidValueError, match=r"t\.json has 1099511627776 bytes: wanted 8388608 at most"):
         read(path)
 
 
@@ -187,7 +190,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     os.mkfifo(tmp_path / "t.json")
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
     monkeypatch.setattr(Path, "read_bytes", lambda *_: pytest.fail("read"))
-    with pytest.raises(InvalidValueError, match=r"t\.json is no file"):
+    with pytest.raises(InvalidValueError, match=r"t\.json is not a regular file"):
         read(tmp_path / "t.json")
 
 
@@ -343,7 +346,7 @@ def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder: Path) -> N
 
 
 def test_the_tables_in_the_package_are_whole() -> None:
-    table_module._shipped.cache_clear()
+    gpu_tables._shipped.cache_clear()
     for device in TARGETS.values():
         for table in shipped(device):  # a StoreWarning is an error here
             alike = table.device["processors"] == device.processors
@@ -354,7 +357,7 @@ def test_the_shipped_table_is_whole_and_legal():
     h200 = target_device("nvidia-h200")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table_module._shipped.cache_clear()
+        gpu_tables._shipped.cache_clear()
         found = shipped(h200)[0]
     assert found.measured
     assert len(found.entries) >= 290

@@ -73,7 +73,7 @@ BY_TMA = set(families.digests()) - {"matmul/tile", "permute/tile", "permute/pack
         ("families/permute/kernel.py", "def ", "async def ", {"permute/tile", "permute/packed"}),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
         ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
-        ("families/matmul_tma/family.py", '"""Return the same of a gated', '"""As of a gated', set()),
+        ("families/matmul_tma/family.py", '"""Return the launches of a gated', '"""As of a gated', set()),
         ("tune/autotuner.py", "def ", "async def ", set()),
     ],
 )

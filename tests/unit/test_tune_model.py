@@ -45,7 +45,7 @@ def test_a_step_is_measured_once_and_timed_on_both_sides(steps):
     import steps_of_a_model
 
     modes = [each for each in steps_of_a_model.seen if isinstance(each, str)]
-    assert modes == ["cached", "tune"] + ["cached"] * (1 + 2 * modelling.TURNS)
+    assert modes == ["cached", "tune"] + ["cached"] * (1 + 2 * modelling.ROUNDS)
     assert ("backward", "tune") in steps_of_a_model.seen
     assert current_mode() == "cached"
     assert "TRITILE_MODE" not in os.environ
@@ -58,7 +58,7 @@ def test_a_step_is_measured_once_and_timed_on_both_sides(steps):
         (":step", "module:function"),
         ("no_such_module_here:step", "no_such_module_here"),
         ("steps_of_a_model:other", "other"),
-        ("steps_of_a_model:value", "int is no function"),
+        ("steps_of_a_model:value", "int is not a function"),
     ],
 )
 def test_what_names_no_function_is_told(name, text, steps):

@@ -17,7 +17,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import NotTunedError, UntestedWarning
 from tritile.families import registry as families
 from tritile.lab.report import doctor
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 
 ROOT = Path(__file__).parents[2]
 H200 = replace(TARGETS["nvidia-h200"], triton="3.9.0")
@@ -31,11 +31,11 @@ def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
     facts = replace(H200, triton="3.6.0").to_dict()
     made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
     table.write(made, tmp_path / "nvidia-h200.json")
-    monkeypatch.setattr(table, "_folder", lambda: tmp_path)
-    for forget in (table._shipped.cache_clear, table._of_like.cache_clear, plans.forget):
+    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
+    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
         forget()
     yield made
-    for forget in (table._shipped.cache_clear, table._of_like.cache_clear, plans.forget):
+    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
         forget()
 
 
@@ -92,8 +92,8 @@ def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
 
 def test_a_table_of_other_kernels_does_not_count_in_mode_strict(shipped, tmp_path):
     table.write(replace(shipped, kernels={"matmul/tile": "0123"}), tmp_path / "nvidia-h200.json")
-    table._shipped.cache_clear()
-    table._of_like.cache_clear()
+    gpu_tables._shipped.cache_clear()
+    gpu_tables._of_like.cache_clear()
     with pytest.raises(NotTunedError):
         plans.plan_for(PROBLEM, H200, "strict")
 

@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UnsupportedError
 from tritile.families.common.operands import copied
 from tritile.lab import warm as asked
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.deploy import rows
 from tritile.tune.deploy.fill import Filled, Found
@@ -53,7 +53,9 @@ def test_calls_of_any_size_find_what_was_compiled_for_one(filled):
     assert tritile.warm(tritile.matmul, *product(300, 4096, 1024), device="nvidia-h200") == 2
     sizes = drawn("halves-nt", 60, "warm")
     sizes += [replace(each, m=m) for each in sizes[:10] for m in (1, 2, 8)]
-    tuned = [entry.problem for entry in table.shipped(H200)[0].entries if entry.problem.kind == sizes[0].kind]
+    tuned = [
+        entry.problem for entry in gpu_tables.shipped(H200)[0].entries if entry.problem.kind == sizes[0].kind
+    ]
     assert tuned
     assert kernels(planned(sizes + tuned)) <= kernels(requests[0])
     assert len(requests[0]) == len(kernels(requests[0])) < 1000

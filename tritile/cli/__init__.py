@@ -1,4 +1,4 @@
-"""The command line: a module for each group of commands."""
+"""Run the command line: a module for each group of commands."""
 
 import os
 import sys
@@ -41,9 +41,9 @@ __all__ = [
 
 
 def main() -> None:
-    """Run the command line. An error of ours, or of a file, is one line on standard error, and status 2.
+    """Run the command line. Print an error of ours, or of a file, as one line on standard error; status 2.
 
-    Nothing is said, and the status is 1, where nobody reads the output any more, as behind `| head`.
+    Where nobody reads the output any more, as behind `| head`, end with status 1 and no message.
     """
     try:
         try:
@@ -51,7 +51,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still writes as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python still writes as it ends
         sys.exit(1)
     except (TritileError, OSError) as error:
         print(f"tritile: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the commands share: the app, options, the console, progress and stopping."""
+"""Hold what the commands share: the app, options, the console, progress and stopping."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +67,10 @@ def cases_of(
     shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str,
     only: str = "",
 ) -> list[suites.Case]:  # fmt: skip
-    """The cases of explicit shapes and of suites, else of the suite "quick", whose names hold `only`."""
+    """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
+
+    Raises InvalidValueError where there is no folder of suites, or no such case.
+    """
     given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
     wanted = names or ([] if given else ["quick"])
     if wanted and not folder.is_dir():
@@ -81,9 +84,9 @@ def cases_of(
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:
-    """The problems of cases, each once: those of batch-invariant calls, if so asked or set for the process.
+    """Return the problems of cases, each once: of batch-invariant calls, if so asked or set for the process.
 
-    Told, and left out, are products that no batch-invariant call can ask for.
+    Leave out products that no batch-invariant call can ask for, and say so.
     """
     problems = dict.fromkeys(case.problem for case in cases)
     if not (is_batch_invariant() if invariant is None else invariant):
@@ -95,7 +98,7 @@ def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Ti
 
 
 def progress() -> Progress:
-    """A bar of how many are done, of how many, and how long; only on a terminal."""
+    """Return a bar of how many are done, of how many, and how long; shown only on a terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
         BarColumn(),
@@ -108,13 +111,13 @@ def progress() -> Progress:
 
 
 def say(text: str) -> None:
-    """What went wrong without ending a command. A bar that is shown meanwhile stays below it."""
+    """Print what went wrong without ending a command, above a bar that is shown meanwhile."""
     console.print(text, style="red", highlight=False)
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop after the problem in hand; a second one stops at once. Nothing is lost."""
+    """Yield a function that says whether to go on: False after Ctrl-C. A second Ctrl-C stops at once."""
     stopping = False
 
     def ask(number: int, frame: object) -> None:
@@ -132,7 +135,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def device_of(target: str | None) -> Device:
-    """The GPU that is named, else the one that is here. Raises InvalidValueError where there is none."""
+    """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
     device = devices.target_device(target) if target else devices.current_gpu()
     if device is None:
         raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")

@@ -13,7 +13,7 @@ from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Portfolio
@@ -25,11 +25,11 @@ ALL = "all"
 LIKELY = 300  # sizes whose likeliest configs are candidates
 TIMED = 96  # configs of a class
 
-_Rows = Callable[[], Iterator[Row]]  # what times one size after the other
+_Rows = Callable[[], Iterator[Row]]  # times one size after the other
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
-    """Return the classes of these names. Raises InvalidValueError for one that is none."""
+    """Return the classes of these names, or all. Raises InvalidValueError for an unknown name."""
     for name in names:
         if name not in (*MEASURED, ALL):
             raise InvalidValueError(f"--calibrate {name!r}: wanted {ALL} or one of {', '.join(MEASURED)}")
@@ -48,19 +48,14 @@ def calibrate(
 ) -> None:
     """Measure the portfolios of classes on the current GPU, and write them where plans look for them.
 
-    `count` configs are timed at `sizes` drawn sizes, for at most so many seconds a class. `sweeps`: a folder
-    for what was measured, a file a class. Not `measured`: the model's times stand for a GPU's, portfolios are
-    of `count` configs, which are compiled for it, and written where `output` says.
+    `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. `sweeps` is a folder for
+    all times, a file a class. Without `measured` the model's times stand for a GPU's, and portfolios of
+    `count` configs, all compiled for the device, are written to `output`.
     """
-    path = output or (table.calibrated_path(device) if measured else table.predicted_path(device))
-    old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
-    if old.device["name"] != device.name:
-        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
-    if old.measured != measured:
-        kinds = ("measured", "predicted") if old.measured else ("predicted", "measured")
-        raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
+    path = output or (gpu_tables.calibrated_path(device) if measured else gpu_tables.predicted_path(device))
+    old = _begun(path, device, measured)
     kept = None if measured else min(count or predict.CONFIGS, MOST)
-    known, leads = table.current_portfolios(old), table.current_leads(old)
+    known, leads = old.current_portfolios(), old.current_leads()
     wanted = [name for name in classes_of(names) if _runs(name, device)]
     if not wanted:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
@@ -71,26 +66,19 @@ def calibrate(
 
         coming = prepare(0)
         for place, name in enumerate(wanted):
-            swept, rows = coming.result(), list[Row]()
-            if place + 1 < len(wanted):  # is compiled while this one is timed
+            timing = coming.result()
+            if place + 1 < len(wanted):  # the next class is compiled while this one is timed
                 coming = prepare(place + 1)
             begun = time.monotonic()
-            try:
-                for row in _shown(name, swept(), sizes):
-                    rows.append(row)
-                    if time.monotonic() - begun > seconds or not keep_on():
-                        break
-            finally:
-                if sweeps is not None and rows:
-                    keep(sweeps / f"{name}.jsonl", device, rows)
+            rows = _timed(name, timing(), sizes, seconds, keep_on, sweeps, device)
             before = known.get(name)
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
                 found, lead = _fitted(name, rows, device, kept)
-                if found is not None:  # what was known of torch beside another portfolio goes with that
-                    leads.pop(name, None)
+                if found is not None:
                     known[name] = found
+                    leads.pop(name, None)  # it belongs to the portfolio that it was measured with
                 leads |= {} if lead is None else {name: lead}
                 table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
@@ -99,6 +87,17 @@ def calibrate(
                 break
     plans.forget()
     console.print(f"portfolios are in {path}")
+
+
+def _begun(path: Path, device: Device, measured: bool) -> table.Table:
+    """Return the table at a path, empty where there is none. Raises InvalidValueError for another kind."""
+    old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
+    if old.device["name"] != device.name:
+        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
+    if old.measured != measured:
+        kinds = ("measured", "predicted") if old.measured else ("predicted", "measured")
+        raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
+    return old
 
 
 def _runs(name: str, device: Device) -> bool:
@@ -114,9 +113,9 @@ def _runs(name: str, device: Device) -> bool:
 def _fitted(
     name: str, rows: Sequence[Row], device: Device, kept: int | None
 ) -> tuple[Portfolio | None, Lead | None]:
-    """Return the portfolio and the lead of what was measured; tell what picks lose. None of few sizes.
+    """Return portfolio and lead of what was measured, and say what picks lose; None and None of few sizes.
 
-    `kept`: how many configs a portfolio is of that is predicted; None: it is measured.
+    `kept`: the number of configs of a predicted portfolio; None for a measured one.
     """
     try:
         if kept is not None:
@@ -137,13 +136,14 @@ def _fitted(
 
 
 def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | None) -> _Rows:
-    """Return what times candidates at drawn sizes, which are not those that tell the candidates.
+    """Compile candidates, and return a function that times them at drawn sizes.
 
-    All that it launches is compiled. `kept`: times are predicted, for a portfolio of so many configs.
+    These are other sizes than those that choose the candidates. With `kept`, the number of configs of a
+    predicted portfolio, times are predicted and nothing is compiled.
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     most = count if kept is None else predict.CANDIDATES * kept
-    configs = run.candidates(name, likely, device, table.shipped(device), most)
+    configs = run.candidates(name, likely, device, gpu_tables.shipped(device), most)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
     if kept is not None:
         return lambda: predict.predicted(problems, configs, device)
@@ -151,8 +151,30 @@ def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | Non
     return lambda: sweep(problems, chooser, device, say)
 
 
+def _timed(
+    name: str,
+    rows: Iterator[Row],
+    sizes: int,
+    seconds: float,
+    keep_on: Callable[[], bool],
+    sweeps: Path | None,
+    device: Device,
+) -> list[Row]:
+    """Return the rows timed within so many seconds; write them to the folder `sweeps` even at an error."""
+    done, begun = list[Row](), time.monotonic()
+    try:
+        for row in _shown(name, rows, sizes):
+            done.append(row)
+            if time.monotonic() - begun > seconds or not keep_on():
+                break
+    finally:
+        if sweeps is not None and done:
+            keep(sweeps / f"{name}.jsonl", device, done)
+    return done
+
+
 def _shown(name: str, rows: Iterator[Row], sizes: int) -> Iterator[Row]:
-    """Yield rows, and show how many of the sizes are done."""
+    """Yield rows, and show how many sizes are done."""
     with progress() as bar:
         task = bar.add_task(name, total=sizes)
         for row in rows:

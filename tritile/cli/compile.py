@@ -1,4 +1,4 @@
-"""tritile compile: kernels compiled ahead, for containers that start without a compile."""
+"""Compile kernels ahead, for containers that start without a compile: `tritile compile`."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from tritile.core.device import Device
 from tritile.core.forgetting import drop
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans, table
 from tritile.tune import suites
 from tritile.tune.deploy import fill as deployment
 from tritile.tune.deploy import rows as any_rows
@@ -65,8 +65,34 @@ _HELP: Final = (
 )
 
 
+Weight = Annotated[
+    list[str] | None,
+    typer.Option(help="NxK: what products with such a weight compile, whatever the number of rows."),
+]
+Rows = Annotated[int, typer.Option(min=1, help="With --weight: the most rows.")]
+Bias = Annotated[bool, typer.Option("--bias", help="With --weight: of layers with a bias.")]
+Activation = Annotated[str, typer.Option(help=f"With --weight: {', '.join(ACTIVATIONS)}.")]
+FromTable = Annotated[
+    Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote; plan by it.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help=f"The GPU: {', '.join(devices.TARGETS)}. Default: the table's, else the one here."),
+]
+Output = Annotated[Path | None, typer.Option(help="The folder to fill: a TRITON_CACHE_DIR.")]
+Check = Annotated[
+    Path | None, typer.Option(help="Compile nothing: exit with 1 where this folder lacks anything.")
+]
+At = Annotated[
+    Path | None, typer.Option(help="Where the folder will be when it is used. Default: where it is.")
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
+]
+
+
 def _device(target: str | None, given: table.Table | None) -> Device:
-    """The GPU that is named, else the table's, else the one here. Raises InvalidValueError where none is."""
+    """Return the GPU that is named, else the table's, else the current one. Raises InvalidValueError."""
     if target is None and given is not None:
         return Device.from_dict(given.device)
     device = devices.target_device(target) if target else devices.current_gpu()
@@ -80,7 +106,7 @@ def _device(target: str | None, given: table.Table | None) -> Device:
 
 
 def _shipped(device: Device) -> table.Table:
-    found = next((each for each in table.shipped(device) if each.entries), None)
+    found = next((each for each in gpu_tables.shipped(device) if each.entries), None)
     if found is None:
         raise InvalidValueError(
             f"no table of {device.name} is shipped: name a --table, a --suite or shapes to compile"
@@ -90,7 +116,7 @@ def _shipped(device: Device) -> table.Table:
 
 @contextlib.contextmanager
 def _pinned(path: Path | None) -> Iterator[None]:
-    """Plan inside the `with` as where `TRITILE_TABLE` names this file; with None as ever."""
+    """Plan inside the `with` as if `TRITILE_TABLE` named this file; do nothing for None."""
     name, before = "TRITILE_TABLE", os.environ.get("TRITILE_TABLE")
     os.environ.update({} if path is None else {name: str(path)})
     drop()
@@ -102,6 +128,54 @@ def _pinned(path: Path | None) -> Iterator[None]:
         drop()
 
 
+def _of_table(given: table.Table | None) -> list[deployment.Entry]:
+    """Return the problems and configs of a table, without those of kernels that are not tritile's."""
+    entries = given.entries if given is not None else ()
+    return [(each.problem, each.config) for each in entries if isinstance(each.problem, Tiled)]
+
+
+def _planned(problem: Tiled, device: Device) -> deployment.Entry:
+    plan = plans.plan_for(problem, device, "cached")
+    assert plan is not None
+    return plan.problem, plan.config
+
+
+def _of_weight(
+    text: str, op: str, dtype: str, layout: str, epilogue: str, batch_invariant: bool | None
+) -> Tiled:
+    """Return the problem of two rows beside a weight NxK. Raises InvalidValueError for any other text."""
+    if text.lower().count("x") != 1:
+        raise InvalidValueError(f"--weight {text!r}: wanted NxK")
+    case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
+    if case.n == 1:
+        raise InvalidValueError(f"--weight {text!r}: a result of one column is made as one row: give shapes")
+    (problem,) = problems_of([case], batch_invariant)
+    return problem
+
+
+def _filled(
+    entries: list[deployment.Entry], device: Device, output: Path, at: Path | None, jobs: int, whole: bool
+) -> tuple[deployment.Found, str]:
+    """Fill a folder, and return what is in it, with a line that says so."""
+    with progress() as bar:
+        task = bar.add_task("compiling", total=None)
+        filled = deployment.fill(
+            entries,
+            device,
+            output,
+            at,
+            jobs or None,
+            whole,
+            lambda total: bar.update(task, total=total),
+            lambda label: bar.update(task, advance=1, description=label),
+        )
+    found, there = filled.found, len(filled.found.kernels) - filled.compiled
+    return found, (
+        f"{output}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name}, {there} of "
+        f"them there already, {filled.compiled} compiled; {filled.bytes / 1e6:.1f} MB in all"
+    )
+
+
 @app.command("compile", help="\n\n".join(_HELP))
 def compile_(
     shapes: Shapes = None,
@@ -110,30 +184,16 @@ def compile_(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(help="NxK: what products with such a weight compile, whatever the number of rows."),
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="With --weight: the most rows.")] = 16384,
-    bias: Annotated[bool, typer.Option("--bias", help="With --weight: of layers with a bias.")] = False,
-    activation: Annotated[str, typer.Option(help=f"With --weight: {', '.join(ACTIVATIONS)}.")] = "",
-    from_table: Annotated[
-        Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote; plan by it.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help=f"The GPU: {', '.join(devices.TARGETS)}. Default: the table's, else the one here."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="The folder to fill: a TRITON_CACHE_DIR.")] = None,
-    check: Annotated[
-        Path | None, typer.Option(help="Compile nothing: exit with 1 where this folder lacks anything.")
-    ] = None,
-    at: Annotated[
-        Path | None, typer.Option(help="Where the folder will be when it is used. Default: where it is.")
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
-    ] = False,
+    weight: Weight = None,
+    rows: Rows = 16384,
+    bias: Bias = False,
+    activation: Activation = "",
+    from_table: FromTable = None,
+    target: Target = None,
+    output: Output = None,
+    check: Check = None,
+    at: At = None,
+    whole: Whole = False,
     batch_invariant: BatchInvariant = None,
     jobs: Jobs = 0,
 ) -> None:
@@ -152,25 +212,12 @@ def compile_(
     device = _device(target, given)
     if given is None and not named:
         given = _shipped(device)
-    entries: list[deployment.Entry] = []
-    for entry in given.entries if given else ():
-        if isinstance(entry.problem, Tiled):
-            entries.append((entry.problem, entry.config))
+    entries = _of_table(given)
     with _pinned(from_table):
         cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
-        for problem in problems_of(cases, batch_invariant):
-            plan = plans.plan_for(problem, device, "cached")
-            assert plan is not None
-            entries.append((plan.problem, plan.config))
+        entries += [_planned(problem, device) for problem in problems_of(cases, batch_invariant)]
         for text in weight or ():
-            if text.lower().count("x") != 1:
-                raise InvalidValueError(f"--weight {text!r}: wanted NxK")
-            case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
-            if case.n == 1:
-                raise InvalidValueError(
-                    f"--weight {text!r}: a result of one column is made as one row: give shapes"
-                )
-            (problem,) = problems_of([case], batch_invariant)
+            problem = _of_weight(text, op, dtype, layout, epilogue, batch_invariant)
             entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
@@ -178,23 +225,7 @@ def compile_(
         said = f"{check}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
     else:
         assert output is not None
-        with progress() as bar:
-            task = bar.add_task("compiling", total=None)
-            filled = deployment.fill(
-                entries,
-                device,
-                output,
-                at,
-                jobs or None,
-                whole,
-                lambda total: bar.update(task, total=total),
-                lambda label: bar.update(task, advance=1, description=label),
-            )
-        found, there = filled.found, len(filled.found.kernels) - filled.compiled
-        said = (
-            f"{output}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name}, {there} of "
-            f"them there already, {filled.compiled} compiled; {filled.bytes / 1e6:.1f} MB in all"
-        )
+        found, said = _filled(entries, device, output, at, jobs, whole)
     for line in found.lines:
         console.print(line, style="red", highlight=False, soft_wrap=True)
     console.print(said, highlight=False, soft_wrap=True)

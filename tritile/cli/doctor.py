@@ -1,4 +1,4 @@
-"""tritile doctor: what is here, and what is missing."""
+"""Show what is here, and what is missing: `tritile doctor`."""
 
 import typer
 from rich.table import Table as RichTable
@@ -10,7 +10,7 @@ from tritile.lab.report import doctor as diagnosis
 
 @app.command()
 def doctor() -> None:
-    """Versions, GPU, driver, cache, whether a kernel runs, and what to do about what is missing."""
+    """Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing."""
     findings = diagnosis.examine(cache_dir())
     grid = RichTable("what", "found", "to do", show_lines=False)
     for finding in findings:

@@ -17,7 +17,7 @@ from tritile.core.device import current_gpu
 from tritile.errors import InvalidValueError
 from tritile.in_torch import use_in_torch
 
-TURNS = 9  # of both sides, after the run that measures
+ROUNDS = 9  # of both sides, after the run that measures
 
 
 def step_of(name: str) -> Callable[[], Any]:
@@ -36,7 +36,7 @@ def step_of(name: str) -> Callable[[], Any]:
     except (ImportError, AttributeError) as error:
         raise InvalidValueError(f"--model {name}: {error}") from error
     if not callable(found):
-        raise InvalidValueError(f"--model {name}: {type(found).__name__} is no function")
+        raise InvalidValueError(f"--model {name}: {type(found).__name__} is not a function")
     step: Callable[[], Any] = found
     return step
 
@@ -50,14 +50,14 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 
 def tune_model(name: str) -> None:
-    """Measure each call of torch's in a step of a model beside tritile's, and tell what the switch gains.
+    """Measure each call of torch's in a step of a model beside tritile's, and say what `use_in_torch` gains.
 
-    The step is run once to measure, in mode "tune", then by turns without and with `use_in_torch`.
+    The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
     """
     if current_gpu() is None:
         raise InvalidValueError("--model measures, and there is no GPU here")
     step = step_of(name)
-    step()  # what is loaded and made ready at a first call is not tritile's
+    step()  # what the model itself loads at a first call does not count
     before = os.environ.get("TRITILE_MODE")
     os.environ["TRITILE_MODE"] = "tune"  # of the threads of backward passes too
     try:
@@ -71,8 +71,8 @@ def tune_model(name: str) -> None:
     times: dict[bool, list[float]] = {False: [], True: []}
     with switch:
         step()
-    for turn in range(TURNS):
-        for side in (turn % 2 == 0, turn % 2 == 1):
+    for number in range(ROUNDS):
+        for side in (number % 2 == 0, number % 2 == 1):
             with switch if side else contextlib.nullcontext():
                 times[side].append(_seconds(step))
     console.print(switch.report)

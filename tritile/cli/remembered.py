@@ -1,4 +1,4 @@
-"""tritile show, export, merge: what is remembered."""
+"""Show, export and merge what is remembered: `tritile show`, `export` and `merge`."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,8 @@ from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.lab.report import cover
-from tritile.planning import table
+from tritile.planning import gpu_tables, table
+from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, rank
 
@@ -23,7 +24,7 @@ def show(
     target: Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
 ) -> None:
-    """What is remembered of this GPU (or of --target) and counts today: the best config of each problem."""
+    """Show what is remembered of this GPU (or --target) and counts today: each problem's best config."""
     device = device_of(target)
     names = ("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
     grid = RichTable(*names)
@@ -43,7 +44,7 @@ def show(
 
 
 def _current(device: Device) -> list[Trial]:
-    """The trials that count today: of this GPU, these versions and, for our own kernels, this source."""
+    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source."""
     found = []
     for facts, trial in store_of(device).everything():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
@@ -73,15 +74,15 @@ def export(
     """
     device = device_of(target)
     kernels = families.digests()
-    made = table.from_store(store_of(device), device, kernels)
-    own = table.calibrated(device)
+    made = from_store(store_of(device), device, kernels)
+    own = gpu_tables.calibrated(device)
     if own is not None:
-        known = table.current_portfolios(own), table.current_leads(own)
-        made = dataclasses.replace(made, portfolios=known[0], leads=known[1])
+        portfolios, leads = own.current_portfolios(), own.current_leads()
+        made = dataclasses.replace(made, portfolios=portfolios, leads=leads)
     path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)
-        made = table.completed(made, old)
+        made = completed(made, old)
         if old.device["name"] != device.name or len(made.entries) < len(old.entries):
             raise InvalidValueError(
                 f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
@@ -96,7 +97,7 @@ def export(
 
 
 def _covered(made: table.Table, device: Device, within: float) -> table.Table:
-    """The table with few configs, by the trials that count today; says what that loses."""
+    """Return the table with few configs, by the trials that count today, and say what that loses."""
     found = cover.covered(made.entries, _current(device), within)
     console.print(
         f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "

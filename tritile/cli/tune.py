@@ -1,6 +1,9 @@
-"""tritile tune: measure configs, or predict them."""
+"""Measure configs and remember the best: `tritile tune`.
 
-import json
+`calibrating`, `modelling`, `predicting` and `studying` have what the options --calibrate, --model, --target
+and --study ask for.
+"""
+
 import math
 import time
 from collections import Counter
@@ -10,9 +13,8 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.table import Table as RichTable
 
-from tritile.cli import calibrating, modelling
+from tritile.cli import calibrating, modelling, predicting, studying
 from tritile.cli.app import (
     SUITES,
     BatchInvariant,
@@ -37,18 +39,15 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError, TritileError
-from tritile.families import registry as families
-from tritile.lab.report.environment import environment
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
-from tritile.tune import now, suites, tuner
-from tritile.tune import study as studies
+from tritile.tune import now, tuner
 from tritile.tune.calibrate.predict import CONFIGS
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.log import keeper, logged
-from tritile.tune.measure.pool import CompilePool, processes_for
+from tritile.tune.measure.pool import processes_for
 from tritile.tune.measure.tasks import Keep, Rules, Tuned, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
@@ -56,11 +55,10 @@ from tritile.tune.shards import Place, Shards, part
 from tritile.tune.subject import is_tuned
 
 VERIFY = ("winner", "all")
-TIMED_SUITE = "llm"
 
 
 class _Watch:
-    """What a live display shows of a search: its best so far, how many were tried, failures by reason."""
+    """Follow a search for a live display: its best so far, how many were tried, failures by reason."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
@@ -70,7 +68,7 @@ class _Watch:
         self.text = ""
 
     def keep(self, digest: str, trial: Trial) -> None:
-        """Hand a trial on, and take note of it."""
+        """Pass a trial on, and take note of it."""
         self._keep(digest, trial)
         label = trial.problem.label
         self._tried[label] += 1
@@ -100,7 +98,7 @@ def _tell(done: Tuned, who: str = "") -> None:
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the options of a command ask for."""
+    """Hold what the options ask for."""
 
     budget: float | None
     force: bool
@@ -119,7 +117,7 @@ def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
 
 
 def _finish(store: Store) -> None:
-    """Write what is not written yet, and say where it is, or how much is lost."""
+    """Write trials that are not written yet, and say where they are, or how many are lost."""
     lost = store.flush()
     if lost:
         console.print(f"{lost} trials are lost: {store.path} cannot be written", style="red")
@@ -128,7 +126,7 @@ def _finish(store: Store) -> None:
 
 
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
-    """Tune on the current GPU; how many problems are left."""
+    """Tune on the current GPU; return how many problems are left."""
     todo, failed = _todo(problems, device, wish.force), 0
     watch = _Watch(keeper(store_of(device), wish.log))
     with (
@@ -156,14 +154,14 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
 
 
 def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
-    """Race the likeliest configs of each problem, as mode "tune" does at a call; how many are left."""
+    """Race the likeliest configs of each problem, as mode "tune" does at a call; return how many are left."""
     todo = [problem for problem in problems if force or not plans.trials(problem, device)]
     console.print(f"{device.name}: {len(todo)} of {len(problems)} problems to race")
     failed, gpu = 0, devices.current_index() or 0
     with interruptible() as keep_on:
-        for place, problem in enumerate(todo):
+        for done, problem in enumerate(todo):
             if not keep_on():
-                failed += len(todo) - place
+                failed += len(todo) - done
                 break
             try:
                 config = now.tuned_now(problem, device, gpu)
@@ -176,18 +174,18 @@ def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
 
 
 def _seconds(problem: Tiled) -> float:
-    """About how long a launch takes on a large GPU: what problems are put in order by."""
+    """Return roughly how long a launch takes on a large GPU, to sort problems by."""
     return getattr(problem, "flops", 0) / 5e14 + problem.bytes / 3e12
 
 
 def _largest_first(problems: list[Tiled], ranks: int) -> list[Tiled]:
-    """Each rank's part in this order: small ones even out the end."""
+    """Return problems so that each rank's part begins with its largest: small ones even out the end."""
     parts = (part(len(problems), rank, ranks) for rank in range(ranks))
     return [p for one in parts for p in sorted((problems[i] for i in one), key=_seconds, reverse=True)]
 
 
 def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Place) -> int:
-    """This rank's part in tuning on many GPUs, started by torchrun; how many problems nobody could tune."""
+    """Do this rank's part of tuning on many GPUs; return how many problems failed or are left."""
     todo = _largest_first(_todo(problems, device, wish.force), place.size)
     store, failed = store_of(device), 0
     deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
@@ -202,7 +200,7 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
         def going() -> bool:
             return keep_on() and not shards.stopping and time.monotonic() < deadline
 
-        claims = cast(Iterator[Tiled | None], shards.claims())  # of those that were given
+        claims = cast(Iterator[Tiled | None], shards.claims())  # each is one of `todo`
         for done in tuner.tune(claims, device, shop, keep, wish.rules, None, wish.force, going):
             shards.finished(done.problem)
             failed += done.best is None
@@ -214,51 +212,83 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     return failed + left
 
 
-def _tune_target(
-    problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer
-) -> int:
-    console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
-    entries, failed = [], 0
-    with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
-        task = bar.add_task("predicting", total=len(problems))
-        for problem in problems:
-            config, refused = tuner.predict(problem, device, pool)
-            bar.update(task, advance=1, description=problem.label)
-            failed += config is None
-            note = f" after {len(refused)} refused" if refused else ""
-            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", highlight=False)
-            for reason in refused[:2]:
-                console.print(f"  refused {reason}", highlight=False, style="dim")
-            if config is not None:
-                entries.append(table.Entry(problem, config, None))
-    kernels = families.digests()
-    table.write(table.Table(device.to_dict(), False, kernels, tuple(entries)), output)
-    console.print(f"{len(entries)} predicted configs written to {output}")
-    return failed
-
-
-def _study(problems: list[Tiled], device: Device, wish: _Wish, output: Path, folder: Path) -> None:
-    timed = [case.problem for case in suites.find([TIMED_SUITE], folder) if case.layout == "NT"]
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False)
-
-    found = studies.study(problems, timed, device, devices.current_index(), wish.jobs, say=say)
-    found["env"] = environment(device)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(found, indent=1) + "\n")
-    grid = RichTable("figure", "value")
-    for name, value in found.items():
-        if isinstance(value, int | float):
-            grid.add_row(name, f"{value:.4g}")
-    console.print(grid)
-    console.print(f"written to {output}")
-
-
 def _among(name: str, value: str, wanted: tuple[str, ...]) -> str:
     if value not in wanted:
         raise InvalidValueError(f"--{name} {value!r}: wanted one of {', '.join(wanted)}")
     return value
+
+
+Budget = Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")]
+Force = Annotated[bool, typer.Option(help="Measure again what is tuned already.")]
+Search = Annotated[
+    bool, typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call.")
+]
+Strategy = Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")]
+Verify = Annotated[str, typer.Option(help="Whose answers to check: winner or all.")]
+Log = Annotated[Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")]
+Study = Annotated[
+    bool, typer.Option(help="Remember nothing: look into the tuner itself, and write figures as JSON.")
+]
+Calibrate = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Measure the configs of a class of problems at drawn sizes: {', '.join(MEASURED)}, or all. "
+        "May be repeated. Calls of any size then run with the config predicted to be the fastest. With "
+        "--target: predicts and compiles them for that GPU, and measures nothing."
+    ),
+]
+Sizes = Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")]
+Configs = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        help=f"With --calibrate: how many configs to time, default {calibrating.TIMED}; with --target as "
+        f"well, how many to keep, default {CONFIGS}.",
+    ),
+]
+Sweeps = Annotated[
+    Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="module:function. Measure each call of torch's in that function, a step of a model, beside "
+        "tritile's; then tell what tritile.use_in_torch gains."
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="With --target or --calibrate: the table to write; with --study: the figures."),
+]
+
+
+def _rules(strategy: str, verify: str) -> Rules:
+    """Return the rules that the options ask for. Strategy "exhaustive" has no limit of time."""
+    rules = Rules(strategy, verify_all=_among("verify", verify, VERIFY) == "all")
+    return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
+
+
+def _gpu(place: Place | None) -> Device:
+    """Return the GPU of this rank, else the current one. Raises InvalidValueError where there is none."""
+    if place is not None:
+        devices.use(place.local_rank)
+    here = devices.current_gpu()
+    if here is None:
+        raise InvalidValueError(
+            f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
+        )
+    return here
+
+
+def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | None, search: bool) -> int:
+    """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
+    if search:
+        if place is None:
+            return _tune_here(problems, device, wish)
+        return _tune_shared(problems, device, wish, place)
+    if place is not None or wish.budget is not None or wish.log is not None:
+        raise InvalidValueError("--no-search is for one process, and takes neither --budget nor --log")
+    return _race_here(problems, device, wish.force)
 
 
 @app.command()
@@ -271,51 +301,20 @@ def tune(
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
     only: Only = "",
-    budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
-    force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
-    search: Annotated[
-        bool, typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call.")
-    ] = True,
-    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
-    verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
-    log: Annotated[
-        Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")
-    ] = None,
-    study: Annotated[
-        bool, typer.Option(help="Remember nothing: look into the tuner itself, and write figures as JSON.")
-    ] = False,
-    calibrate: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Measure the configs of a class of problems at drawn sizes: {', '.join(MEASURED)}, or all. "
-            "May be repeated. Calls of any size then run with the config predicted to be the fastest. With "
-            "--target: predicts and compiles them for that GPU, and measures nothing."
-        ),
-    ] = None,
-    sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
-    configs: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            help=f"With --calibrate: how many configs to time, default {calibrating.TIMED}; with --target as "
-            f"well, how many to keep, default {CONFIGS}.",
-        ),
-    ] = None,
-    sweeps: Annotated[
-        Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="module:function. Measure each call of torch's in that function, a step of a model, beside "
-            "tritile's; then tell what tritile.use_in_torch gains."
-        ),
-    ] = "",
+    budget: Budget = None,
+    force: Force = False,
+    search: Search = True,
+    strategy: Strategy = Rules.strategy,
+    verify: Verify = "winner",
+    log: Log = None,
+    study: Study = False,
+    calibrate: Calibrate = None,
+    sizes: Sizes = 200,
+    configs: Configs = None,
+    sweeps: Sweeps = None,
+    model: Model = "",
     target: Target = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="With --target or --calibrate: the table to write; with --study: the figures."),
-    ] = None,
+    output: Output = None,
     batch_invariant: BatchInvariant = None,
     jobs: Jobs = 0,
 ) -> None:
@@ -327,7 +326,7 @@ def tune(
 
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
-    # Before a GPU is in use; a study's processes get a cache of their own.
+    # Before a GPU is in use. The processes of a study get a cache of their own.
     fork_server = ForkServer(forked=not study)
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
@@ -339,39 +338,22 @@ def tune(
         return calibrating.calibrate(
             calibrate, device_of(target), sizes, configs, budget or math.inf, output, sweeps, target is None
         )
-    verify_all = _among("verify", verify, VERIFY) == "all"
+    wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
     suite = suite or (["study"] if study and not shapes else None)
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    problems = problems_of(cases, batch_invariant)
+    problems = problems_of(cases_of(shapes, suite, suites_dir, op, dtype, layout, only), batch_invariant)
     if target is not None:
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
-        failed = _tune_target(problems, device, output or table.predicted_path(device), jobs, fork_server)
+        output = output or gpu_tables.predicted_path(device)
+        failed = predicting.predict(problems, device, output, jobs, fork_server)
     else:
         place = Place.from_environment()
         if study and place is not None:
             raise InvalidValueError("--study is for one process, not for ranks of torchrun")
-        if place is not None:
-            devices.use(place.local_rank)
-        here = devices.current_gpu()
-        if here is None:
-            raise InvalidValueError(
-                f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
-            )
-        rules = Rules(strategy, verify_all=verify_all)
-        if strategy == "exhaustive":
-            rules = whole(replace(rules, problem_s=math.inf))
-        wish = _Wish(budget, force, jobs or None, rules, log, fork_server)
+        here = _gpu(place)
         if study:
-            return _study(problems, here, wish, output or Path("study.json"), suites_dir)
-        if not search and (place is not None or budget is not None or log is not None):
-            raise InvalidValueError("--no-search is for one process, and takes neither --budget nor --log")
-        if not search:
-            failed = _race_here(problems, here, force)
-        elif place is None:
-            failed = _tune_here(problems, here, wish)
-        else:
-            failed = _tune_shared(problems, here, wish, place)
+            return studying.study(problems, here, jobs or None, output or Path("study.json"), suites_dir)
+        failed = _tuned(problems, here, wish, place, search)
     if failed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Config: one way to run a kernel, as a frozen value."""
+"""Describe one way to run a kernel as a frozen value: `Config`."""
 
 import functools
 import json
@@ -40,13 +40,14 @@ def _checked_count(name: str, value: Any, low: int, high: int) -> int:
 
 @dataclass(frozen=True)
 class Config:
-    """Values of a kernel's tunable parameters, and how Triton is to compile it.
+    """Hold values of a kernel's tunable parameters, and how Triton is to compile it.
 
-    `family` names the kernel among those that solve one kind of problem: "tile" ("" where there is
-    only one, as in a user's own). `kwargs` holds (name, value) pairs in order of name, so that equal
+    `family` names the kernel among those that solve one kind of problem, as "tile"; it is "" where there is
+    only one, as for a user's own kernel. `kwargs` holds (name, value) pairs sorted by name, so that equal
     configs compare equal.
-    Raises InvalidValueError for anything that could not have been a config: values read from a
-    store or a table pass through here like any other input.
+
+    Raises InvalidValueError for anything that could not be a config: values read from a store or a table are
+    checked here like any other input.
     """
 
     kwargs: tuple[tuple[str, int | bool | float | str], ...] = field(default=())

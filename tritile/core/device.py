@@ -1,4 +1,4 @@
-"""Device: the facts of one GPU, as a frozen value. The only module that asks the hardware."""
+"""Describe one GPU as a frozen value, `Device`. No other module asks the hardware."""
 
 import functools
 import subprocess
@@ -14,11 +14,13 @@ from tritile.errors import DeviceError, InvalidValueError
 
 @dataclass(frozen=True)
 class Device:
-    """What planning and tuning need to know of a GPU.
+    """Hold the facts of a GPU that planning and tuning depend on.
 
-    `arch` is the compute capability times ten as Triton counts it (90) or AMD's name ("gfx942").
-    `shared_memory` is what one block may opt in to, in bytes; `clock_ghz` and `memory_gbps` are the
-    maker's peak figures. `triton` and `compiler` are versions: both change what a config is worth.
+    - `arch`: the compute capability times ten, as Triton counts it (90), or AMD's name ("gfx942").
+    - `processors`: SMs, or compute units.
+    - `shared_memory`: the bytes that one block may opt in to.
+    - `clock_ghz`, `memory_gbps`: the maker's peak figures.
+    - `triton`, `compiler`: versions of Triton and its assembler, which change how fast a config is.
     """
 
     name: str
@@ -44,12 +46,12 @@ class Device:
 
     @property
     def warp_size(self) -> int:
-        """Threads of a warp."""
+        """Return the threads of a warp."""
         return 64 if str(self.arch).startswith("gfx9") else 32
 
     @property
     def target(self) -> GPUTarget:
-        """Return the same as Triton's compiler names it."""
+        """Return the target as Triton's compiler names it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,7 +60,7 @@ class Device:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Device":
-        """Return the GPU whose facts `to_dict` gave, anywhere, with the versions that are here.
+        """Return the GPU whose facts `to_dict` gave on any machine, with the versions of this one.
 
         Raises InvalidValueError for anything else.
         """
@@ -75,7 +77,7 @@ def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: f
     return Device(name, backend, arch, sms, l2 << 20, shared, clock, gbps)
 
 
-# Peak figures as the makers' datasheets give them; shared memory as Triton's backends report it.
+# Peak figures are from the makers' datasheets, shared memory is from Triton's backends.
 TARGETS: Final = {
     "nvidia-h200": _target("NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
     "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
@@ -86,7 +88,7 @@ TARGETS: Final = {
     "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
 }
 
-# Host tensors run in Triton's interpreter: no GPU, and nothing a time of it would be good for.
+# Host tensors run in Triton's interpreter, on no GPU: its times tell nothing.
 INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 
@@ -147,12 +149,12 @@ def current_index() -> int | None:
 
 
 def use(index: int) -> None:
-    """Make a GPU the current one of this process. Raises DeviceError where there is none of that number."""
+    """Make a GPU the current one of this process. Raises DeviceError where there is no such GPU."""
     if torch.cuda.is_available():
         gpu(index)
         torch.cuda.set_device(index)
 
 
 def capturing() -> bool:
-    """Tell whether a CUDA graph is being captured on the current stream: no time to measure anything."""
+    """Tell whether a CUDA graph is being captured on the current stream: nothing can be measured then."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""What an epilogue makes of the sums of a product, by torch: where no kernel runs, and to compare with."""
+"""Apply an epilogue to the sums of a product by torch: where no kernel runs, and as a reference."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ def finished(
     beta: complex = 1.0,
     up: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
+    """Return activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
 
-    In the type of sums where it is float64 or complex128, else in float32. `sides` are of the shapes that
-    broadcast to that of sums, in the order of `core.problem.SIDES`; zero points are out of sums already.
-    `up`: sums by the second matrix of a gated product.
+    The result is float64 or complex128 if `sums` is, else float32. `sides` broadcast to the shape of `sums`
+    and come in the order of `core.problem.SIDES`. Zero points are already subtracted from sums. `up`: sums by
+    the second matrix of a gated product.
     """
     kind = sums.dtype if sums.dtype in (torch.float64, torch.complex128) else torch.float32
     scale_a, scale_b, bias, residual, bias_up, *_ = (None if t is None else t.to(kind) for t in sides)

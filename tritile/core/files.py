@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files whole or not at all."""
 
 import contextlib
 import glob
@@ -14,7 +14,7 @@ _DAY_S: Final = 86400.0
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that readers see the old text or the new one. Raises OSError.
 
-    What a killed writer left beside it is removed.
+    Files that a killed writer left beside it are removed.
     """
     host = "".join(c if c.isalnum() else "-" for c in platform.node())
     _remove_stale(path, host)
@@ -45,6 +45,6 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # another user's
+    except OSError:  # the file belongs to another user
         return True
     return True

@@ -1,4 +1,4 @@
-"""What a process keeps of its choices and forgets at once: plans, launches, configs of decorated kernels."""
+"""Keep choices of a process that are forgotten together: plans, launches, configs of decorated kernels."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables as HTML, for notebooks. Everything that is shown is escaped."""
+"""Write tables as HTML for notebooks; all contents are escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

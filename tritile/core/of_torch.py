@@ -182,7 +182,7 @@ context_decorator: Final = _contextlib.context_decorator
 def leave_untraced(function: Any) -> None:
     """Make torch.compile run a function as it is: `_torchdynamo_disable`, and skipped frames."""
     function._torchdynamo_disable = True
-    with contextlib.suppress(AttributeError):  # without these names frames may be compiled in vain
+    with contextlib.suppress(AttributeError):  # without these names some frames are compiled needlessly
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))

@@ -1,12 +1,12 @@
-"""What stands for a tensor where there is no memory."""
+"""Stand for a tensor where there is no memory: `Pointer`."""
 
 import torch
 
 
 class Pointer:
-    """Stands for a tensor where only its dtype and the alignment of its address matter.
+    """Stand for a tensor where only its dtype and the alignment of its address matter.
 
-    torch allocates at multiples of 512 bytes: so aligned is one without an offset, in elements.
+    An offset of 0, in elements, is aligned like torch's allocations, which start at multiples of 512 bytes.
     """
 
     def __init__(self, dtype: torch.dtype, offset: int = 0) -> None:

@@ -1,17 +1,17 @@
-"""Weights of 4- or 8-bit whole numbers: how they lie in memory, and what they stand for.
+"""Pack weights of 4- or 8-bit integers: their layout in memory, and their meaning.
 
 A weight of N rows and K columns is a number for each element, from 0 to 2^bits - 1, and for each row and
 group of `group_size` columns a scale in the 16-bit type of the activations and, if asked for, a zero point:
 
     weight[n, k] = (number[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]
 
-with a zero of 2^(bits - 1) where there are none, which makes the numbers signed ones.
+Without zero points the zero is 2^(bits - 1), which makes the numbers signed.
 
-Numbers lie as the first operand of the tensor cores' 16-bit product wants them (row r of 8 and columns 2t,
-2t + 1 of a run of 8 in lane 4r + t), so that a thread unpacks what it multiplies. A word of 32 bits holds
-columns 2t and 2t + 1, one in each half, of each of 4 runs (of bytes, 2). Four such words, for 16 (8) runs,
-are 16 bytes of a lane; those of the 32 lanes, 8 rows and 128 (64) columns, follow each other. Scales and
-zeros come by group, and within a group rows n and n + 8 side by side.
+Numbers have the layout that the first operand of the tensor cores' 16-bit product needs: row r of 8 and
+columns 2t, 2t + 1 of a run of 8 are in lane 4r + t. So a thread unpacks what it multiplies. A word of 32 bits
+holds columns 2t and 2t + 1, one in each half, of each of 4 runs (2 runs for bytes). Four such words, for 16
+(8) runs, are 16 bytes of a lane. The 16 bytes of the 32 lanes follow each other: 8 rows and 128 (64) columns.
+Scales and zeros come by group, and within a group rows n and n + 8 are side by side.
 """
 
 import functools
@@ -35,14 +35,14 @@ SCALE_DTYPES: Final = tuple(getattr(torch, name) for name in ACTIVATION_DTYPES)
 
 
 def _by_word(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, columns) numbers as (eights, units, row, t, run of runs, run, half): the order of words."""
+    """Return numbers (rows, columns) in the order of words: (eights, units, row, t, runs, run, half)."""
     rows, columns = numbers.shape
     apart = (rows // 8, 8, columns // unit_columns(bits), 4, 16 // bits, 4, 2)
     return numbers.reshape(apart).permute(0, 2, 1, 5, 3, 4, 6)
 
 
 def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers (N, K) of dtype uint8, each below 2^bits, as int32 words of `words_shape`."""
+    """Return numbers (N, K) of dtype uint8, each below 2^bits, as int32 words of `words_shape`."""
     n, k = numbers.shape
     eights, width = words_shape(n, k, bits)
     more = (0, width // UNIT_WORDS * unit_columns(bits) - k, 0, eights * 8 - n)
@@ -66,14 +66,14 @@ def unpacked(words: torch.Tensor, n: int, k: int, bits: int) -> torch.Tensor:
 
 
 def by_group(values: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Values (N, groups) as scales and zeros lie, padded with 0 to a `scales_shape`."""
+    """Return values (N, groups) in the order of scales and zeros, padded with 0 to a `scales_shape`."""
     n, groups = values.shape
     values = torch.nn.functional.pad(values, (0, shape[0] - groups, 0, shape[1] - n))
     return values.reshape(-1, 2, 8, shape[0]).permute(3, 0, 2, 1).reshape(shape).contiguous()
 
 
 def by_row(values: torch.Tensor, n: int, groups: int) -> torch.Tensor:
-    """Values (N, groups) of what `by_group` laid out."""
+    """Return the values (N, groups) that `by_group` laid out."""
     apart = values.reshape(values.shape[0], -1, 8, 2).permute(1, 3, 2, 0)
     return apart.reshape(values.shape[1], values.shape[0])[:n, :groups]
 
@@ -86,7 +86,7 @@ def meaning(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    """Tell what packed numbers stand for, (N, K) of dtype float32, in which it is exact."""
+    """Return the weight that packed numbers stand for, (N, K) of dtype float32, in which it is exact."""
     n, k = shape
     groups = -(-k // group_size)
     numbers = unpacked(words, n, k, bits).float()
@@ -100,12 +100,13 @@ def meaning(
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A weight (N, K) of 4- or 8-bit numbers with a scale for each group: what `tritile.quantize` makes.
+    """Hold a weight (N, K) of 4- or 8-bit numbers with a scale for each group: see `tritile.quantize`.
 
-    `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all as `core.quantized` lays
-    them out, on one device. `tritile.linear` takes it for activations of the scales' dtype. torch.save and
-    torch.load keep it, with weights_only too. Raises ShapeError, DtypeError, DeviceError or InvalidValueError
-    for parts that do not fit each other.
+    `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all on one device and laid out as
+    `core.quantized` says. `tritile.linear` takes it with activations of the scales' dtype. torch.save and
+    torch.load keep it, with weights_only too.
+
+    Raises ShapeError, DtypeError, DeviceError or InvalidValueError for parts that do not fit each other.
     """
 
     packed: torch.Tensor = field(repr=False)
@@ -157,24 +158,24 @@ class QuantizedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the activations it is for: the scales'."""
+        """Return the dtype of the activations it is for, which is that of the scales."""
         return self.scales.dtype
 
     @property
     def device(self) -> torch.device:
-        """Tell where its parts are."""
+        """Return the device of its parts."""
         return self.packed.device
 
     @functools.cached_property
     def place(self) -> tuple[Any, ...]:
-        """Tell what decides how it is launched: all but its values and addresses."""
+        """Return all that decides how it is launched: not its values and addresses."""
         parts = (self.packed, self.scales, self.zeros)
         aligned = tuple(None if part is None else part.data_ptr() % 16 for part in parts)
         return (self.dtype, self.bits, self.group_size, self.shape, self.device, aligned)
 
     @property
     def nbytes(self) -> int:
-        """Return bytes of all parts."""
+        """Return the bytes of all parts."""
         return sum(t.nbytes for t in (self.packed, self.scales, self.zeros) if t is not None)
 
     def to(self, device: torch.device | str | int) -> "QuantizedWeight":

@@ -1,4 +1,4 @@
-"""How a call chooses its config and sums, how long it may measure, and where results are remembered."""
+"""Read settings: how a call chooses its config and sums, what it may measure, where results are kept."""
 
 import contextlib
 import ctypes
@@ -29,21 +29,21 @@ _T = TypeVar("_T")
 
 
 class Rules(NamedTuple):
-    """What is in force for a call: the mode, and whether it is batch-invariant."""
+    """Hold what is in force for a call: the mode, and whether it is batch-invariant."""
 
     mode: str
     invariant: bool
 
 
-# Made once: a key of what is remembered of calls has one.
+# Made once, as each key of the memo of calls has one.
 _RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
 _DEFAULT: Final = _RULES["cached", False]
 
-# What os.environ keeps, by names in bytes: asked at every call, and twenty times faster than os.environ.
+# The dictionary behind os.environ, by names in bytes: read at every call, and twenty times faster.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
-# How many choices that change the rules some context holds, where code without Python can read it.
+# The number of `_Chosen` that are alive, where code without Python can read it.
 CONTEXTS: Final = ctypes.c_int64(0)
-_contexts_lock: Final = threading.RLock()  # a context may be collected anywhere
+_contexts_lock: Final = threading.RLock()  # garbage collection may run anywhere
 at_fork(_contexts_lock)
 
 
@@ -53,7 +53,7 @@ def _count(by: int) -> None:
 
 
 class _Chosen(Generic[_T]):
-    """What a `with` chose: it counts for as long as any context has it, which a task may do for longer."""
+    """Hold what a `with` chose, for as long as any context refers to it: a task may outlive the `with`."""
 
     def __init__(self, value: _T) -> None:
         self.value = value
@@ -111,7 +111,7 @@ def _switched(name: str, default: str) -> bool:
 
 
 def is_batch_invariant() -> bool:
-    """Whether calls are batch-invariant: by the innermost `batch_invariant(...)`, else by the environment.
+    """Tell whether calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
 
     Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
     """
@@ -260,7 +260,7 @@ def _folder(given: str | None, *environment: str | None) -> Path:
     wanted = given or platformdirs.user_cache_dir("tritile")
     try:
         return Path(wanted).expanduser()
-    except RuntimeError:  # of a user that nobody knows, or of one without a home
+    except RuntimeError:  # an unknown user, or one without a home
         folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
     text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
     warnings.warn(text, StoreWarning, stacklevel=4)

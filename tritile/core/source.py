@@ -1,4 +1,4 @@
-"""Digests of source, so that what was measured of one version is not believed of another."""
+"""Digest source, so that what was measured of one version does not count for another."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, str, tl.constexpr, tl.dtype)
 
 
 def _layers(kernel: Any) -> list[Any]:
-    """A kernel and what its decorators, such as autotune, heuristics and triton.jit, were given in turn."""
+    """Return a kernel and what each of its decorators wraps, the outermost first."""
     layers = []
     while kernel is not None:
         layers.append(kernel)
@@ -26,9 +26,9 @@ def _layers(kernel: Any) -> list[Any]:
 
 
 def _body(layers: list[Any]) -> str:
-    """Return the source from `def` on: decorators, and where in its file it stands, do not count.
+    """Return the source from `def` on, without decorators and without its position in the file.
 
-    That of a jitted function is what Triton read as it was jitted: by now its file may hold another.
+    A jitted function's source is what Triton read as it was jitted: by now its file may hold another.
     """
     function = layers[-1]
     for jitted in layers[:-1]:
@@ -43,7 +43,7 @@ def _body(layers: list[Any]) -> str:
 
 
 def named_values(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a kernel's function may name outside itself: globals, closure, attributes of modules.
+    """Yield names and values that a kernel's function may use: globals, closure, module attributes.
 
     Triton's own library is left out.
     """
@@ -58,12 +58,12 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def source_hash(*kernels: Any) -> str:
-    """Return sixteen hexadecimal digits that change with the source of these kernels or of what they call.
+    """Return 16 hexadecimal digits that change with the source of these kernels or of what they call.
 
-    Followed are heuristics, and jitted functions and `tl.constexpr` values that it names, as globals, in
-    its closure or as attributes of a module. A function counts by its qualified name, whichever module it is
-    in: a move changes nothing. Triton's own library is not followed: the version of Triton stands beside
-    this digest wherever it is used.
+    Heuristics, jitted functions and `tl.constexpr` values are followed: those named as globals, in the
+    closure or as attributes of a module. A function counts by its qualified name, whichever module it is in:
+    a move changes nothing. Triton's own library is not followed: the version of Triton stands beside this
+    digest wherever it is used.
     """
     parts: set[tuple[str, str]] = set()
     done: set[int] = set()
@@ -79,7 +79,7 @@ def source_hash(*kernels: Any) -> str:
             value for layer in layers if isinstance(layer, Heuristics) for value in layer.values.values()
         ]
         defaults = [v for v in (function.__defaults__ or ()) if isinstance(v, _PLAIN)]
-        if defaults:  # the source may only name them
+        if defaults:  # the source may name them without their values
             parts.add((f"{function.__qualname__}:defaults", repr(defaults)))
         for name, value in named_values(function):
             if isinstance(value, tl.constexpr):
@@ -91,7 +91,7 @@ def source_hash(*kernels: Any) -> str:
 
 @functools.cache
 def package_hash() -> str:
-    """Sixteen hexadecimal digits that change with any module of tritile."""
+    """Return 16 hexadecimal digits that change with any module of tritile."""
     root = Path(__file__).parents[1]
     files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py")]
     return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]

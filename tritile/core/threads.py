@@ -1,4 +1,4 @@
-"""Threads: locks that a forked child gets free, and work that several threads want at the same time."""
+"""Share work among threads, and free locks in a forked child."""
 
 import os
 import threading
@@ -38,7 +38,7 @@ def at_fork(lock: Any, in_child: Callable[[bool], None] = lambda ended: None) ->
 
 _under_way: dict[Hashable, Future[Any]] = {}
 _lock = threading.RLock()
-# A child lacks the threads that were at work.
+# A child process lacks the threads that were at work.
 at_fork(_lock, lambda ended: _under_way.clear())
 
 

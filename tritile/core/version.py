@@ -1,3 +1,3 @@
-"""The version of tritile, where every module can read it."""
+"""Name the version of tritile, where every module can read it."""
 
 __version__ = "0.1.0"

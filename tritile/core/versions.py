@@ -1,4 +1,4 @@
-"""The versions of Triton and torch with which tritile is tested."""
+"""Name the versions of Triton and torch with which tritile is tested, and warn of newer ones."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ import triton
 from tritile.errors import UntestedWarning
 
 OLDEST_TRITON: Final = (3, 6)
-# The newest of `make test-stacks`, and the newest torch that was tried.
+# The newest Triton of `make test-stacks`, and the newest torch that was tried.
 NEWEST: Final = {"triton": (3, 9), "torch": (2, 15)}
 
 

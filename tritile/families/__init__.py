@@ -1,1 +1,1 @@
-"""The kernels, a folder each, with the configs they may run by: see `registry`."""
+"""Hold the kernels, a folder for each family, with the configs they may run by: see `registry`."""

@@ -1,4 +1,4 @@
-"""What a family of kernels is to those who choose and launch."""
+"""Describe a family of kernels to those who choose and launch: `Family`."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -18,20 +18,24 @@ def _always(problem: Any) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel that makes an operation by configs of its own, and what is known of these.
+    """Describe a kernel that makes an operation by configs of its own.
 
-    - `space()`: every config there is.
-    - `illegal(config, problem, device)`: why a config may not run a problem, None where it may.
-    - `pointless(config, problem, device)`: whether another config does the same or strictly less work.
-    - `predicted_us(config, problem, device)`: microseconds, of which only the order matters.
-    - `work(call, config, processors, early)`: what launches a call, as `tritile.families.work.work_of` says.
-    - `numerics(config, problem, device)`: what decides the bits of an element.
-    - `canonical(problem, device)`: the same of batch-invariant calls, for all families of an operation.
+    - `space()`: yields every config.
+    - `illegal(config, problem, device)`: says why a config may not run a problem, None where it may.
+    - `pointless(config, problem, device)`: tells whether a config is dominated: another does the same or
+      strictly less work.
+    - `predicted_us(config, problem, device)`: returns microseconds, of which only the order matters.
+    - `work(call, config, processors, early)`: returns what launches a call: see
+      `tritile.families.work.work_of`.
+    - `numerics(config, problem, device)`: returns what decides the bits of an element.
+    - `canonical(problem, device)`: returns the numerics of batch-invariant calls, for all families of an
+      operation.
     - `also`: kernels that run beside it and count for its digest.
-    - `resident(config, problem, device)`: programs that one processor holds at once; None where not told.
-    - `contends(problem)`: whether one of its configs can be the fastest.
-    - `interpreted(problem)`: the config for tensors in host memory, of an operation's first family; None for
-      large tiles.
+    - `resident(config, problem, device)`: returns how many programs an SM holds at once; None where it is not
+      known.
+    - `contends(problem)`: tells whether one of its configs can be the fastest.
+    - `interpreted(problem)`: returns the config for tensors in host memory, of an operation's first family;
+      None for large tiles.
     """
 
     op: str
@@ -56,7 +60,7 @@ class Family:
 
     @functools.cached_property
     def configs(self) -> tuple[Config, ...]:
-        """Every config there is; thousands, which are made when they are first asked for."""
+        """Return every config: thousands, which are made when they are first asked for."""
         return tuple(self.space())
 
     @functools.cached_property

@@ -1,9 +1,8 @@
-"""Lowering: products made through another product, whose operands are made over for it first.
+"""Lower products: make them through another product, whose operands are transformed first.
 
-A product of complex numbers, of more digits than tensor cores hold, or of a layout that is slow to read, is
-one of simpler operands between small kernels: they lay the operands out, and put the result together. The
-families of kernels make the product in the midst, the core, as they make any other; `MatmulProblem.core`
-tells it to those who choose.
+This is how products of complex numbers, of more digits than tensor cores hold, or of slow layouts are made.
+Small kernels lay the operands out, a family of kernels makes the product between, the core, and small kernels
+put the result together. `MatmulProblem.core` is the core's problem.
 """
 
 from typing import Final
@@ -20,14 +19,15 @@ from tritile.families.zeros import lowering as zeros
 __all__ = ["Lowered", "joined", "lowered"]
 
 
-# The first that a product wants makes it; what that makes may want another.
+# A product takes the first that it wants; the core may want another.
 LOWERINGS: Final = (complexes, zeros, fp16x3, ozaki, rows)
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
-    """Tell what a product becomes, None where kernels make it as it is.
+    """Return what a product is lowered to, None where kernels make it directly.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves.
     """
     for lowering in LOWERINGS:
         if lowering.wanted(call):
@@ -36,7 +36,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered | None:
 
 
 def joined(parts: Lowered, core: Work) -> Work:
-    """All launches of a call: the work of its core between those before and after it."""
+    """Return all launches of a call: its core's work between the launches before and after."""
     assert not parts.scratch.keys() & core.scratch.keys()
     scratch, main = {**parts.scratch, **core.scratch}, core.main - len(parts.after)
     return Work((*parts.before, *core.steps, *parts.after), scratch, core.counters, main)

@@ -1,4 +1,4 @@
-"""The one way of summing that batch-invariant products have: see `families.common.numerics`."""
+"""Tell the one way in which batch-invariant products are summed: see `families.common.numerics`."""
 
 from dataclasses import replace
 from typing import Final
@@ -16,24 +16,24 @@ from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES
 
 BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
-_ROWS: Final = 64  # of a tile, from which on warpgroups multiply
+_ROWS: Final = 64  # rows of a tile from which on warpgroups multiply
 
 
 def by_data(problem: Tiled) -> bool:
-    """Tell whether the data of a product decide how it is made, so that rows depend on each other."""
+    """Tell whether a product's data decide how it is made, so that rows depend on each other."""
     return isinstance(problem, MatmulProblem) and problem.precision.removesuffix(THREE) in BY_DATA
 
 
 def in_one_way(problem: Tiled) -> Tiled:
-    """Return the problem of a batch-invariant call; a permutation's is the same."""
+    """Return the problem of a batch-invariant call; a permutation's stays as it is."""
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
 
 
 def numerics(config: Config, problem: Tiled, device: Device) -> Numerics:
-    """Tell what decides the bits of an element where `config` makes `problem` on `device`.
+    """Return what decides the bits of an element where `config` makes `problem` on `device`.
 
-    The problem is one that kernels make as it is: see `MatmulProblem.core`.
+    The problem is one that kernels make directly: see `MatmulProblem.core`.
     """
     return FAMILIES[problem.op][config.family].numerics(config, problem, device)
 
@@ -44,7 +44,7 @@ def canonical(problem: Tiled, device: Device) -> Numerics:
 
 
 def fault(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why a config would not sum as every other of the mode does, or None where it does."""
+    """Say why a config would not sum as all others of the mode do, None where it does."""
     found, wanted = numerics(config, problem, device), canonical(problem, device)
     if found == wanted:
         return None
@@ -54,9 +54,9 @@ def fault(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def roomy(problem: Tiled, device: Device) -> Tiled:
-    """A problem that wastes no block which the canonical numerics ask for, however small the real one is.
+    """Return a problem large enough to fill the blocks of the canonical numerics, however small the real one.
 
-    By it configs are told that do more work than others.
+    It serves to find configs that are dominated.
     """
     if not isinstance(problem, Product):
         return problem

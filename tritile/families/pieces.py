@@ -1,4 +1,4 @@
-"""What a call takes of launches and of memory: as many pieces as can be counted, and its workspaces."""
+"""Cut a call into as many pieces as launches can count, and place its workspaces."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,12 +14,13 @@ from tritile.errors import TuningError
 from tritile.families.common.work import Section
 from tritile.families.work import early, work_of
 
-_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch: Triton's launcher counts them in 32 bits, and drops more
+# Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
+_MAX_PROGRAMS: Final = 2**31 - 1
 ALIGNMENT: Final = 256  # bytes, of each workspace
 
 
 def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
-    """Return where each workspace begins in one piece of memory, and the bytes of that."""
+    """Return where each workspace begins in one piece of memory, and the bytes of that piece."""
     offsets, end = [], 0
     for section in scratch:
         offsets.append(end)
@@ -35,7 +36,7 @@ def workspace_bytes(call: Call, config: Config, device: Device) -> int:
 
 
 def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the same memory from some elements further on."""
+    """Return the same memory, beginning some elements further on."""
     return tensor.as_strided((1,), (1,), tensor.storage_offset() + elements)
 
 
@@ -62,7 +63,7 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
 
 
 def pieces_of(call: Call, config: Config) -> list[Call]:
-    """Return the call, in as many parts of its batch as keep each within what one launch can count."""
+    """Return the call in parts of its batch, each within what one launch can count."""
     if max(prod(step.grid) for step in work_of(call, config, 1, False).steps) <= _MAX_PROGRAMS:
         return [call]
     if max(call.batch_shape, default=1) == 1:

@@ -1,4 +1,4 @@
-"""The one list of families, by operation and name: a new one is a folder, and a line here."""
+"""List all families, by operation and name: a new one is a folder, and a line here."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Which configs exist for a problem, and the one predicate that says whether a config is legal."""
+"""List the configs of a problem, by the one predicate that says whether a config is legal."""
 
 from collections.abc import Iterable
 
@@ -11,20 +11,19 @@ from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
-    """Return the families of its operation that can be the fastest for a problem, where they may run it."""
+    """Return the families of the problem's operation that can be the fastest, where they may run it."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
 
 
 def _core(problem: Tiled) -> Tiled:
-    """Tell what kernels make for a problem: another product, where they make it through that."""
+    """Return the problem that kernels make: another product for one that is lowered."""
     return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may.
+    """Say why `config` may not run `problem` on `device`, None where it may.
 
-    This is a statement about values before compiling. What the compiled kernel really takes is
-    checked where it is compiled.
+    This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
@@ -44,30 +43,31 @@ def invariant(problem: Tiled) -> bool:
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
-    """Those of some configs that are legal, and of which no other does the same or strictly less work."""
+    """Return the legal ones of some configs that are not dominated by another config."""
     families, roomy = FAMILIES[problem.op], _roomy(problem, device)
     legal = (config for config in configs if illegal(config, problem, device) is None)
     return [config for config in legal if not families[config.family].pointless(config, roomy, device)]
 
 
 def _roomy(problem: Tiled, device: Device) -> Tiled:
-    """Tell what tells which configs are pointless for a problem."""
+    """Return the problem by which configs are found to be dominated."""
     core = _core(problem)
     return numerics.roomy(core, device) if invariant(problem) else core
 
 
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
-    """Every config of the space, or of one family, worth running for this problem on this device.
+    """Return every legal config, or those of one family, worth running for this problem on this device.
 
-    A family that is named need be no contender.
-    Raises UnsupportedError, with the reason, where none is legal.
+    A family that is named need not be a contender. Raises UnsupportedError, with the reason, where none is
+    legal.
     """
     roomy = _roomy(problem, device)
     names = contenders(problem) if family is None else (family,)
     families = [own for name, own in FAMILIES[problem.op].items() if name in names]
     found: list[Config] = []
     for one in families:
-        useful = [config for config in one.configs if not one.pointless(config, roomy, device)]  # told faster
+        # The faster test first.
+        useful = [config for config in one.configs if not one.pointless(config, roomy, device)]
         for configs in (useful, one.configs):
             legal = [config for config in configs if illegal(config, problem, device) is None]
             if legal:

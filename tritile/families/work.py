@@ -1,4 +1,4 @@
-"""What a call with a config launches: products, also of groups and with packed weights, and permutations."""
+"""Return what any call launches with a config."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -10,15 +10,15 @@ from tritile.families.registry import FAMILIES
 
 
 def early(device: Device) -> bool:
-    """Tell whether kernels on this GPU may start before the one ahead of them is done."""
+    """Tell whether kernels on this GPU use programmatic dependent launch."""
     return 90 <= device.nvidia < 120
 
 
 def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with `config` on a GPU of so many processors.
+    """Return the launches of `call` with `config`, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them in the stream is done, and wait in themselves
-    for what they read (programmatic dependent launch). Raises TuningError where the family cannot.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead in the stream is
+    done, and wait themselves for their inputs. Raises TuningError where the family cannot make the call.
     """
     if isinstance(call, MatmulCall) and (parts := lowered(call, early)) is not None:
         return joined(parts, work_of(parts.core, config, processors, early))

@@ -19,7 +19,7 @@ from tritile.core.views import Call, PermuteCall
 from tritile.errors import InterpreterWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import model, plans, table
+from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
@@ -126,7 +126,7 @@ def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) ->
 def _warn_uncalibrated(device: devices.Device) -> None:
     """Warn the first time that the model chooses for a GPU of which no class was measured."""
     key = f"uncalibrated {device.name}"
-    if key in _warned or table.is_calibrated(device):
+    if key in _warned or gpu_tables.is_calibrated(device):
         return
     _warned.add(key)
     warnings.warn(

@@ -1,4 +1,4 @@
-"""What has to be the same in every process of a distributed run, and how two of them differ."""
+"""Compare what has to be the same in every process of a distributed run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _MAX_TOLD = 3
 
 
 def facts_of(device: Device) -> dict[str, str]:
-    """By name: the versions of tritile and torch, the device's facts, and digests of kernels and of code."""
+    """Return versions of tritile and torch, the device's facts, and digests of kernels and code, by name."""
     kernels = {f"kernel {name}": digest for name, digest in families.digests().items()}
     facts = {name: str(value) for name, value in device.to_dict().items()}
     return {
@@ -27,7 +27,7 @@ def facts_of(device: Device) -> dict[str, str]:
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[Any, Any]) -> str | None:
-    """In words, what another process has that differs from what rank 0 (`ours`) has; None where nothing."""
+    """Say how the facts of another process differ from rank 0's (`ours`), None where they are equal."""
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     told = [
         f"{name} is {str(theirs.get(name))[:80]!r}, on rank 0 {ours.get(name)!r}"

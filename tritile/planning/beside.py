@@ -1,9 +1,9 @@
-"""Tell which of torch's calls tritile is expected to win: by times of the problem, or of its class.
+"""Tell which of torch's calls tritile is expected to run faster.
 
-A problem that was measured beside torch goes by that. Any other goes by its class: how many times as long
-torch takes is predicted from times of both at drawn sizes, and the call is taken where nearly all sizes left
-out of the fit were won of which as much was predicted. Whatever was measured neither on the GPU nor on one
-like it is left.
+A problem that was measured beside torch is decided by those times. Any other is decided by its class, whose
+lead predicts how many times as long torch takes. The call is handled where the lead is large enough: of the
+sizes left out of its fit, nearly all with such a lead were won. A class that was measured neither on this GPU
+nor on one like it is passed through to torch.
 """
 
 from collections.abc import Callable
@@ -13,26 +13,29 @@ from typing import Final, NamedTuple
 
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans
 from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.planning.store import store_of
+from tritile.planning.table import Table
 from tritile.planning.trial import TORCH, best_of
 
-# What a call that Python takes keeps the host busy: 11 to 14 us (`host.jsonl`), and torch's way to Python.
-# Where torch's kernel takes less, the host decides how fast a program is that is no CUDA graph, and torch
-# needs less of it. A call that is taken without Python needs least: 4 to 6 us, of torch 10 to 18
+# A call handled in Python keeps the host busy for 11 to 14 us (`host.jsonl`), besides torch's way to Python.
+# If torch's kernel takes less, the host limits a program outside CUDA graphs, and torch needs less of the
+# host. A call handled without Python needs least: 4 to 6 us, where torch needs 10 to 18
 # (`tuning/switch_cost.py`).
 HOST_US: Final = 15.0
-NOISE: Final = 1.02  # ratios vary by as much from run to run
-_MODELS: Final = 1.25  # times as much is asked of a lead where the model picks, whose picks may be slower
-_LEAST_MOVED: Final = 1 << 19  # bytes of a copy, below which the host decides
+NOISE: Final = 1.02  # ratios vary by this factor from run to run
+_MODELS: Final = (
+    1.25  # a lead has to be larger by this factor where the model picks, whose picks may be slower
+)
+_LEAST_MOVED: Final = 1 << 19  # bytes of a copy below which the host is the limit
 
 
 class Judgement(NamedTuple):
     """Tell whether tritile is expected to be faster, and why.
 
-    `captured`: only where the host's time does not count, in the capture of a CUDA graph, or is short, as
-    where calls alike skip Python.
+    `captured`: faster only where the host's time does not count, as under capture of a CUDA graph, or is
+    short, as in calls that skip Python.
     """
 
     take: bool
@@ -51,12 +54,12 @@ def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times |
     """Return what was measured of just this problem: as pinned, on this machine, or as shipped."""
     torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
     own = Times(best.us, torchs.us) if torchs and torchs.us and best and best.us else None
-    fixed = table.pinned(device)
-    of_tables = (_tabled(each, problem, device) for each in table.shipped(device))
+    fixed = gpu_tables.pinned(device)
+    of_tables = (_tabled(each, problem, device) for each in gpu_tables.shipped(device))
     return (fixed and _tabled(fixed, problem, device)) or own or next(filter(None, of_tables), None)
 
 
-def _tabled(found: table.Table, problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
+def _tabled(found: Table, problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
     entry = found.find(problem) if found.device["name"] == device.name else None
     return Times(entry.us, entry.torch_us) if entry is not None and entry.us and entry.torch_us else None
 
@@ -71,10 +74,10 @@ def may_be_faster(problem: MatmulProblem | PermuteProblem) -> bool:
 def judged(
     problem: MatmulProblem | PermuteProblem, device: Device, plan: Callable[[], plans.Plan]
 ) -> Judgement:
-    """Tell whether to make a call of torch's. `plan` plans the problem, and is asked last.
+    """Tell whether to handle a call of torch's. `plan` plans the problem, and is called last.
 
-    A product with a bias is judged as without, where none with a bias was measured: both sides do it as the
-    sums are stored.
+    A product whose bias was not measured is judged without the bias: both sides add it as they store the
+    sums.
     """
     if isinstance(problem, PermuteProblem):
         why = _no_copy(problem)
@@ -100,11 +103,11 @@ def judged(
 def _predicted(problem: MatmulProblem | PermuteProblem, device: Device) -> tuple[float, float] | None:
     """Return how many times as long torch is predicted to take, and how many times as long it has to.
 
-    None for a problem unlike those that its class was measured by. A product that is larger than they were
-    counts as one of their largest: where torch is slow it stays so, as for the odd rows of a vocabulary.
+    Return None for a problem unlike those that its class was measured with. A larger product counts as the
+    largest of those: where torch is slow it stays slow, as with the odd rows of a vocabulary.
     """
     name = class_of(problem)
-    lead = table.lead(name, device) if name is not None else None
+    lead = gpu_tables.lead(name, device) if name is not None else None
     if lead is None:
         return None
     if isinstance(problem, PermuteProblem):
@@ -127,7 +130,7 @@ def _within(problem: MatmulProblem) -> MatmulProblem:
 
 
 def _no_copy(problem: PermuteProblem) -> str:
-    """Say why a copy is none that was measured, "" for one that is like those."""
+    """Say why a copy is unlike those that were measured, "" for one that is like them."""
     whole = problem.spans[0] == problem.spans[1] == prod(problem.shape)
     if problem.x_strides == problem.out_strides:
         return "no dimension changes its place"

@@ -1,8 +1,7 @@
-"""Classes of problems: those whose configs, and what tells their times, are measured together.
+"""Name the class of a problem: problems of one class share a portfolio of configs.
 
-A class is what a compiled kernel depends on besides its config, with what hardly matters left out: problems
-of other dtypes, layouts and epilogues take over the class that is most like them. Sizes and strides never
-matter.
+A class holds what a compiled kernel depends on besides its config. Problems of dtypes, layouts and epilogues
+without a class of their own use the class that is most like them. Sizes and strides never matter.
 """
 
 from typing import Final, NamedTuple
@@ -11,16 +10,17 @@ from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tile
 
 
 class Class(NamedTuple):
-    """Name the operation of a measured class, and what is measured of it."""
+    """Name the operation of a class, and describe the problems that are measured for it."""
 
     op: str
     what: str
 
 
-OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types that is drawn to measure its class
-ROWS: Final = 16384  # M of one, at the most
-SIDES: Final = 32, 32768  # N and K of one
-MOVED: Final = 1e6, 1e9  # bytes of a tensor that is permuted to measure its class
+# The least and the most of problems that are drawn to measure a class.
+OPERATIONS: Final = 2e7, 2e12  # of a product of 16-bit types
+ROWS: Final = 16384  # the largest M
+SIDES: Final = 32, 32768  # N and K
+MOVED: Final = 1e6, 1e9  # bytes of a tensor that is permuted
 _HALVES: Final = ("float16", "bfloat16")
 MEASURED: Final = {
     "halves-nn": Class("matmul", "bfloat16 NN, rows on 16 bytes"),
@@ -36,10 +36,10 @@ MEASURED: Final = {
 
 
 def class_of(problem: Tiled) -> str | None:
-    """Return the measured class that a problem takes its portfolio from, None where none serves it.
+    """Return the class whose portfolio serves a problem, None where none does.
 
-    Of products in halves: those of a whose columns are contiguous go by b's layout, as do batches, gated
-    products and those with epilogues; results in rows off 16 bytes count as odd.
+    Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
+    have an epilogue. A result whose rows do not start on 16 bytes counts as odd.
     """
     if isinstance(problem, PermuteProblem):
         return f"turned-{problem.itemsize}" if problem.turns else "kept"

@@ -1,9 +1,11 @@
-"""Tell the time of a config at any size, by a formula whose constants are the config's own.
+"""Predict a config's time at any size, by a formula with constants fitted to the config's measurements.
 
-What takes longest counts most. Of a product, whose programs go through K tile by tile: the wait for tiles,
-the work of a processor, device memory, or the L2 cache, from which all processors read. Of a permutation:
-what its family's model says that each of these takes. The same formula takes tensors of many sizes, by which
-constants are fitted to measurements, and arrays of many configs, whose times are predicted at once.
+Four bounds overlap, and the slowest counts most: the wait for tiles, the work of an SM, device memory, and
+the L2 cache. For a product they follow from its tiles and the K iterations of its programs, for a permutation
+from its family's own estimates.
+
+A formula takes numbers, tensors over many sizes (to fit constants) or arrays over many configs (to predict
+all of a portfolio at once).
 """
 
 import math
@@ -27,36 +29,36 @@ from tritile.planning.classes import MOVED, ROWS, SIDES
 
 @dataclass(frozen=True)
 class Constants:
-    """Hold what a config's time takes, in microseconds unless said otherwise."""
+    """Hold the constants of a config of a product, in microseconds unless said otherwise."""
 
-    start: float = 2.0  # to start, and to end
-    turn: float = 0.2  # from one block of K to the next where a processor has time for it
-    missed: float = 0.1  # longer, where tiles come from device memory
-    fill: float = 1.5  # to fill the pipeline and store, of each round of programs
-    work: float = 0.2  # of a processor for one block of K
-    store: float = 0.8  # of a processor for one tile besides
-    memory: float = 4.1e6  # bytes a microsecond out of device memory
-    cache: float = 1.2e7  # bytes a microsecond out of the L2 cache
-    odd_a: float = 0.5  # share by which tiles of a take longer whose rows do not start on sectors
-    odd_b: float = 0.4  # the same of b
-    odd_out: float = 0.2  # the same of what is stored
-    odd_line: float = 0.1  # share by which those take longer whose rows do not start on lines
-    by_row: float = 0.05  # share of `work` that rows of b cost, read across K
-    blend: float = 2.0  # how little of what is not the slowest shows
-    parts: float = 3e6  # bytes a microsecond of sums that programs share
+    start: float = 2.0  # to start and end
+    turn: float = 0.2  # latency of a K iteration
+    missed: float = 0.1  # added to `turn` where tiles come from device memory
+    fill: float = 1.5  # to fill the pipeline and store, for each round of programs
+    work: float = 0.2  # of an SM for a K iteration
+    store: float = 0.8  # of an SM for the rest of a tile
+    memory: float = 4.1e6  # bytes per microsecond from device memory
+    cache: float = 1.2e7  # bytes per microsecond from the L2 cache
+    odd_a: float = 0.5  # share by which tiles of a take longer where rows do not start on sectors
+    odd_b: float = 0.4  # the same for b
+    odd_out: float = 0.2  # the same for the result
+    odd_line: float = 0.1  # share by which tiles take longer where rows do not start on lines
+    by_row: float = 0.05  # share of `work` added where b is row-major, and so read across K
+    blend: float = 2.0  # the larger, the less the faster bounds add to the slowest
+    parts: float = 3e6  # bytes per microsecond of sums that programs share
     copy: float = 1.5  # of an operand that is copied first, besides its bytes
 
 
 class Shape(NamedTuple):
-    """Hold what of a config its time depends on: numbers, or arrays with one for each of many configs."""
+    """Hold what a config's time depends on: numbers, or arrays over many configs."""
 
     block_m: Any
     block_n: Any
     block_k: Any
     split: Any
-    slots: Any  # programs of a processor that start again and again together; 1 where one does all
-    shared: Any  # bytes of sums that programs of a tile share
-    tail: Any = 0  # 1 where the tiles of the last wave are split among all processors, else 0
+    slots: Any  # programs resident on an SM; 1 where kernels are persistent
+    shared: Any  # bytes of sums that the programs of a tile share
+    tail: Any = 0  # 1 where the tiles of the last wave are split among all SMs, else 0
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -64,22 +66,22 @@ def _lesser(x: Any, y: Any) -> Any:
 
 
 def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
-    """Return predicted microseconds; of shape, facts and `c`, Constants, any may be a tensor or an array."""
+    """Return predicted microseconds by Constants `c`. Members of each may be numbers, tensors or arrays."""
     m, n, k = facts.m, facts.n, facts.k
     tiles_m = -(-m // shape.block_m)
     tiles = tiles_m * -(-n // shape.block_n) * facts.batch
     blocks = -(-k // shape.block_k)
-    turns = -(-blocks // shape.split)
-    busiest = -(-tiles * shape.split // facts.processors)  # programs of the processor with most of them
+    iterations = -(-blocks // shape.split)
+    busiest = -(-tiles * shape.split // facts.processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
     rest = tiles % facts.processors
     parts = _lesser(facts.processors // (rest + (rest == 0)), blocks // TURNS)
     parts = parts + (parts < 1) * (1 - parts)
-    last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # turns in the last wave
-    turns = turns + shape.tail * ((busiest - 1) * blocks + last - busiest * turns) / busiest
+    last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # K iterations in the last wave
+    iterations = iterations + shape.tail * ((busiest - 1) * blocks + last - busiest * iterations) / busiest
     shared = shape.shared * (tiles + shape.tail * (facts.processors * parts - tiles))
 
-    row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile for each of K
+    row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
     rows = row_a + row_b
     odd = (c.odd_a * facts.odd_a + c.odd_line * facts.off_a) * row_a
@@ -91,8 +93,8 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     read = tiles * rows * k
     missed = _lesser(moved / read, 1)
 
-    wait = rounds * (turns * (c.turn + c.missed * missed) * slow + c.fill * stored)
-    work = busiest * (turns * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
+    wait = rounds * (iterations * (c.turn + c.missed * missed) * slow + c.fill * stored)
+    work = busiest * (iterations * c.work * (1 + c.by_row * facts.by_row) + c.store * stored)
     memory = (moved * slow + facts.bytes_out * stored) / c.memory
     cache = read * slow / c.cache
     power = 1 + c.blend
@@ -102,19 +104,19 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
 
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
-    """Tell what of a config its time depends on, for a class of problems of which this is one."""
+    """Return the shape of a config for all problems of this one's kind."""
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
     core = getattr(problem, "core", problem)
     slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
     m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
-    if config.family == matmul_split.NAME:  # whose last wave is read part by part
+    if config.family == matmul_split.NAME:  # the parts of the last wave are summed from a workspace
         return Shape(m, n, k, 1, slots, 2.0 * m * n, 1)
     return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
 
 
 def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
-    """Tell what of a product its time depends on; `copies`: operands that no descriptor reads are copied."""
+    """Return the facts of a product; `copies`: operands that TMA cannot read are copied first."""
     core = problem.core
     size, out_size = core.itemsize, ITEMSIZE[core.out_dtype]
     a_row, b_row, out_row = _rows_of(core)
@@ -135,7 +137,7 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
 
 
 def _rows_of(core: Any) -> list[int]:
-    """Return bytes from one row of a, of b and of the result to the next, or from column to column."""
+    """Return the leading strides of a, b and the result, in bytes."""
     layouts = core.a_layout, core.b_layout, core.out_layout
     strides = (
         int(operand.strides[2 if layout == "column" else 1])
@@ -150,7 +152,7 @@ def _within(size: float, least: float, most: float) -> float:
 
 
 def _logs(sizes: Iterable[float]) -> list[float]:
-    return [math.log2(size) / 8 - 1 for size in sizes]  # of some -1 to 1
+    return [math.log2(size) / 8 - 1 for size in sizes]  # from -1 to 1 or so
 
 
 def _traits(problem: Any, rows: Iterable[int]) -> list[float]:
@@ -160,7 +162,7 @@ def _traits(problem: Any, rows: Iterable[int]) -> list[float]:
 
 
 def _product_traits(problem: MatmulProblem) -> list[float]:
-    core = problem.core  # of the one whose K is made of three parts, K counts once
+    core = problem.core  # of fp16x3, which has three parts along K, K counts once
     return [*_traits(problem, _rows_of(core)), (core.b_layout == "row") / 2]
 
 
@@ -174,21 +176,21 @@ def _permute_traits(problem: PermuteProblem) -> list[float]:
 
 
 def _begin(shape: Shape) -> Constants:
-    """Return the constants to begin a fit with: the work of a block by its size."""
+    """Return the constants to begin a fit with: `work` and `turn` follow from the size of a block."""
     work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
     return replace(Constants(), work=work, turn=max(work, 0.15))
 
 
 @dataclass(frozen=True)
 class PermuteConstants:
-    """Hold by how much each part of a permutation takes longer than its family's model says."""
+    """Hold factors by which the bounds of a permutation exceed its family's estimates."""
 
     start: float = 2.0  # microseconds to start, and to end
     memory: float = 1.0
     cache: float = 1.0
     instructions: float = 1.0
     wait: float = 1.0
-    blend: float = 2.0  # how little of what is not the slowest shows
+    blend: float = 2.0  # the larger, the less the faster bounds add to the slowest
 
 
 def permute_us(shape: tuple[()], parts: Any, c: Any) -> Any:
@@ -201,16 +203,16 @@ def permute_us(shape: tuple[()], parts: Any, c: Any) -> Any:
 
 @dataclass(frozen=True)
 class Formula:
-    """Tell times of an operation's configs.
+    """Predict times of an operation's configs.
 
-    - `constants`: the type of what a config has of its own.
-    - `key(config)`: what of a config its facts depend on; `facts(problem, device, key)`: numbers.
-    - `shape(config, problem, device)`: what of a config the formula takes, for all problems of a kind.
-    - `us(shape, facts, constants)`: microseconds.
+    - `constants`: the type of a config's constants.
+    - `key(config)`: the part of a config that its facts depend on.
+    - `facts(problem, device, key)`: what the time depends on in a problem, as numbers.
+    - `shape(config, problem, device)`: what the time depends on in a config, for all problems of a kind.
+    - `us(shape, facts, constants)`: predicted microseconds.
     - `begin(shape)`: the constants to begin a fit with.
-    - `traits(problem)`: sizes and what rows start on, as numbers of some -1 to 1: what times vary with that
-      the formula does not know of. Sizes of products, and bytes, beyond those that are drawn count as the
-      last of them.
+    - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
+      varies. Sizes beyond those that are drawn count as the nearest that is drawn.
     """
 
     constants: type[Any]
@@ -222,7 +224,7 @@ class Formula:
     traits: Callable[[Any], list[float]]
 
 
-_BY_POINTERS: Final = "tile"  # the family that copies no operand first
+_BY_POINTERS: Final = "tile"  # the family that never copies an operand first
 
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(

@@ -1,4 +1,4 @@
-"""Tell how many times as long torch takes as tritile for problems of a class, by their sizes."""
+"""Predict how many times as long torch takes as tritile, for problems of a class by their sizes."""
 
 import itertools
 import math
@@ -12,22 +12,22 @@ from tritile.planning.classes import MEASURED
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
-_LARGEST: Final = 1e30  # of a weight, and of what torch is never predicted to take
+_LARGEST: Final = 1e30  # of a weight; as `least` it is never reached
 _TERMS: Final = {MatmulProblem.op: 36, PermuteProblem.op: 21}
 
 
 def terms(problem: MatmulProblem | PermuteProblem) -> list[float]:
-    """Return what a lead weighs: 1, the traits of a problem, and their products."""
+    """Return the terms that a lead weighs: 1, the traits of a problem, and products of two traits."""
     traits = FORMULAS[problem.op].traits(problem)
     return [1.0, *traits, *(x * y for x, y in itertools.combinations_with_replacement(traits, 2))]
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Hold weights of `terms`, whose sum is the logarithm of torch's time by tritile's.
+    """Hold the weights of `terms`, whose sum is the logarithm of torch's time over tritile's.
 
-    Of so many `sizes`, left out of the fit, those that torch was predicted to take `least` times as long for
-    or more were won but for 5%.
+    Of the `sizes` sizes left out of the fit, tritile won 95% of those with a predicted ratio of `least` or
+    more.
     """
 
     weights: tuple[float, ...]

@@ -1,6 +1,6 @@
-"""Formulas that predict a config's time, for ordering a search and for choosing with no measurement.
+"""Rank configs by their families' estimates of time: to order a search, and to choose without measurements.
 
-Each operation has its own, in microseconds; only the order of the answers matters.
+Estimates are in microseconds, but only their order matters.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 
-_SHAPES = 4  # of tiles, at the least, among configs to try first
+_SHAPES = 4  # tile shapes wanted, at the least, among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
@@ -23,18 +23,18 @@ def predict_us(config: Config, problem: Tiled, device: Device) -> float:
 
 
 def ranked(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
-    """The legal configs, fastest predicted first; ties broken by the config's text, for repeatability."""
+    """Return the legal configs, the fastest predicted first; ties break by key."""
     configs = legal_configs(problem, device, family)
     return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
 def likeliest(configs: Iterable[Config], problem: Tiled, device: Device) -> Config:
-    """That of these, which are legal, which is predicted to be fastest; of equals the first by its text."""
+    """Return the fastest predicted of legal configs; ties break by key."""
     return min(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
 def pick(problem: Tiled, device: Device) -> Config:
-    """The config predicted to be fastest: of products' spaces, 0.1 to 0.2 s on one core of a server."""
+    """Return the fastest predicted of all legal configs. A product's space takes 0.1 to 0.2 s of one core."""
     return likeliest(legal_configs(problem, device), problem, device)
 
 
@@ -43,10 +43,10 @@ def _tile(config: Config) -> tuple[int, int]:
 
 
 def _varied(configs: list[Config], count: int) -> list[Config]:
-    """`count` of these, in their order, yet no tile shape a third time before others had a turn.
+    """Return `count` of the configs in rounds: at most two of a tile shape a round, in their order.
 
-    The formula cannot tell stages and warps of one tile apart as well as it can tell tiles, and hardly
-    GROUP_M: configs that differ in nothing else have a turn each.
+    Estimates tell tile shapes apart better than warps and stages, and hardly tell GROUP_M. So configs that
+    differ in GROUP_M alone come in different rounds.
     """
     rounds: dict[int, list[Config]] = {}
     seen: dict[tuple[int, int], int] = {}
@@ -58,26 +58,26 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
         if not orders[alike]:
             seen[_tile(config)] = seen.get(_tile(config), 0) + 1
         rounds.setdefault((seen[_tile(config)] - 1) // 2 + orders[alike], []).append(config)
-    return [config for turn in sorted(rounds) for config in rounds[turn]][:count]
+    return [config for number in sorted(rounds) for config in rounds[number]][:count]
 
 
 def families(problem: Tiled, device: Device) -> list[str]:
-    """Return the contenders that have a legal config for the problem."""
+    """Return the contending families that have a legal config for the problem."""
     configs = ((name, FAMILIES[problem.op][name].configs) for name in contenders(problem))
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 
 
 def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
-    """Return the `count` configs to try first: each family's likeliest in turn, over varied tiles.
+    """Return the `count` configs to try first: the likeliest of each family by turns, over varied tiles.
 
-    Where families agree on fewer than four tile shapes, the last place goes to the next shape.
+    Where these have fewer than four tile shapes, the last one makes room for the next shape.
     """
     lists = [_varied(ranked(problem, device, name), count) for name in families(problem, device)]
     if not lists:
         legal_configs(problem, device)  # raises, with the reason
     lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
-    turns = itertools.zip_longest(*lists)
-    likely = [config for turn in turns for config in turn if config is not None]
+    rounds = itertools.zip_longest(*lists)
+    likely = [config for one in rounds for config in one if config is not None]
     shapes = {_tile(config) for config in likely[:count]}
     others = [config for config in likely[count:] if _tile(config) not in shapes]
     if count >= 2 * _SHAPES and len(shapes) < _SHAPES and others:

@@ -1,4 +1,4 @@
-"""Portfolios: the few dozen configs of a class of problems that are run, and what predicts their times."""
+"""Predict times of a class's portfolio: the few dozen configs that its problems may run by."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -17,19 +17,19 @@ from tritile.planning.correction import COSINES, cosines
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
-MOST: Final = 48  # configs
-RACED: Final = 8  # of them, the likeliest at a size, that mode "tune" times
-_BLEND: Final = 32.0  # of constants that are powers: more overflows
-_SMALLEST: Final = 1e-12  # of a constant
-_LARGEST: Final = 1e12
-_MOST_WEIGHT: Final = 10.0  # of a cosine of a correction
+MOST: Final = 48  # configs of a portfolio
+RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
+_BLEND: Final = 32.0  # the largest exponent: more overflows
+_SMALLEST: Final = 1e-12  # the smallest constant
+_LARGEST: Final = 1e12  # the largest
+_MOST_WEIGHT: Final = 10.0  # the largest weight of a cosine
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Hold what the first pick loses, at sizes left out of what chose and fitted: shares, 0.01 is 1%.
+    """Hold what picks lose to the fastest of all timed configs, as shares: 0.01 is 1%.
 
-    To the fastest of all configs that were timed, at so many `sizes`.
+    Measured at `sizes` sizes that were left out of choosing and fitting.
     """
 
     sizes: int
@@ -39,15 +39,15 @@ class Loss:
 
 
 def _columns(rows: Iterable[Iterable[float]]) -> Any:
-    """Return an array for each field of such rows of numbers."""
+    """Return rows of numbers as an array, transposed: a row for each field."""
     return np.array(list(zip(*rows, strict=True)), dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Hold configs of a class with their constants, in the order in which ties are broken.
+    """Hold the configs of a class with the constants of their formula. Ties break by their order.
 
-    `weights`: of the cosines of each config's correction; none where no times were measured.
+    `weights`: those of the cosines of each config's correction; empty where no times were measured.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Portfolio:
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
-        """Return predicted microseconds of each config, legal or not."""
+        """Return predicted microseconds of each config, legal or not. About 0.1 ms on one core."""
         formula, kind = FORMULAS[problem.op], (problem.kind, device)
         if kind not in self._known:
             shapes = [formula.shape(config, problem, device) for config in self.configs]
@@ -76,7 +76,7 @@ class Portfolio:
         return times
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
-        """Return the `count` legal configs that are predicted to be fastest, with their microseconds."""
+        """Return microseconds and config of the `count` fastest predicted legal configs, in order."""
         times = self.times(problem, device)
         found: list[tuple[float, Config]] = []
         for place in sorted(range(len(times)), key=times.__getitem__):
@@ -135,14 +135,14 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
 
 @functools.cache
 def _parameters(op: str, name: str) -> frozenset[str]:
-    """Return the names of what a family's configs set. Its space may take long to begin."""
+    """Return the names of a family's parameters. Cached, as the first config of a space may take long."""
     return frozenset(each for each, _ in next(iter(FAMILIES[op][name].space())).kwargs)
 
 
 def _offered(config: Config, op: str, name: str) -> Config:
-    """Return a config that a family of the operation has. Raises InvalidValueError for another."""
+    """Return a config that a family of the operation could have. Raises InvalidValueError for another."""
     family = FAMILIES[op].get(config.family)
-    _check(family is not None, f"{name}: {config.family!r} is no family of {op}")
+    _check(family is not None, f"{name}: {config.family!r} is not a family of {op}")
     assert family is not None
     names = _parameters(op, config.family)
     _check({each for each, _ in config.kwargs} == names, f"{name}: {config} is not of {sorted(names)}")

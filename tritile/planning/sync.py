@@ -1,34 +1,49 @@
-"""`tritile.sync`: the same plans on every rank of a torch.distributed process group."""
+"""Have every rank of a torch.distributed process group plan the same: `tritile.sync`.
 
+Rank 0 sends a snapshot of its store as text, and every rank plans by the snapshot in place of its own store.
+"""
+
+import heapq
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from torch import distributed
 
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import drop
+from tritile.core.problem import Problem
 from tritile.core.settings import current_mode
-from tritile.errors import DistributedError, brief
-from tritile.planning import table
+from tritile.errors import DistributedError, InvalidValueError, brief
+from tritile.planning import gpu_tables, table
 from tritile.planning.agreement import difference, facts_of
-from tritile.planning.snapshot import Snapshot, text_of
-from tritile.planning.store import own_store, stand_in
+from tritile.planning.store import Store, own_store, stand_in
+from tritile.planning.trial import (
+    ENVIRONMENT_COLUMNS,
+    TRIAL_COLUMNS,
+    Trial,
+    best_of,
+    rank,
+    row_of,
+    trial_from,
+)
 
 _dist: Any = distributed  # which does not tell type checkers all that it exports
 T = TypeVar("T")
+PER_PROBLEM: Final = 8
 
 
 def sync(group: Any = None) -> None:
     """Have every rank of a process group plan by what rank 0 remembers now, and by nothing else.
 
-    Afterwards each call that is planned on this GPU model, of `matmul`, of `permute` and of kernels that
-    `tritile.autotune` decorates, gets on every rank the config that it gets on rank 0, whether or not its
-    problem was ever measured. Nothing is measured any more: mode "tune" does as "cached". What a rank
-    measures by itself is still remembered in its own store, and plays no part until `tritile.forget()`,
-    which ends this in the process that calls it; another `sync` takes what rank 0 remembers then. Where
-    a mode, a shipped table or the code were changed on some ranks afterwards, plans may differ.
+    Afterwards every rank gets the config that rank 0 gets, whether or not the problem was ever measured. This
+    holds for `matmul`, `permute` and kernels that `tritile.autotune` decorates, on this GPU model. Nothing is
+    measured any more: mode "tune" works as "cached". A rank still remembers what it measures by other means,
+    in its own store, which plays no part. `tritile.forget()` ends this in the process that calls it; another
+    `sync` takes what rank 0 remembers then. Plans may differ if a mode, a shipped table or the code changes
+    on some ranks afterwards.
 
     Args:
         group: the ranks that take part, all of which must call this; None: the default group. Rank 0 is
@@ -41,23 +56,23 @@ def sync(group: Any = None) -> None:
 
 
 def share(device_of: Callable[[], Device], group: Any = None) -> None:
-    """`sync` for the device that `device_of` gives.
+    """Do as `sync` for the device that `device_of` gives.
 
-    What may fail on one rank is done between two exchanges, each of which all ranks come to.
+    What may fail on one rank is done between two exchanges, and all ranks reach both.
     """
     if not (_dist.is_available() and _dist.is_initialized()):
         raise DistributedError("sync: no process group: call torch.distributed.init_process_group first")
-    rank = _dist.get_rank(group)
-    if rank < 0:
+    own_rank = _dist.get_rank(group)
+    if own_rank < 0:
         raise DistributedError("sync: this process is not in the group given")
 
     def described() -> tuple[Device, dict[str, str]]:
         device = device_of()
         facts = facts_of(device)
         tables = {
-            "shipped tables": table.shipped(device),
-            "pinned table": (table.pinned(device),),
-            "portfolios measured here": (table.calibrated(device),),
+            "shipped tables": gpu_tables.shipped(device),
+            "pinned table": (gpu_tables.pinned(device),),
+            "portfolios measured here": (gpu_tables.calibrated(device),),
         }
         digests = {name: " ".join(map(table.digest, found)) for name, found in tables.items()}
         return device, facts | {"mode": current_mode()} | digests
@@ -66,10 +81,10 @@ def share(device_of: Callable[[], Device], group: Any = None) -> None:
     everyone = _gathered({"facts": found and found[1], "failure": why}, group)
     reasons = [_objection(other, theirs, everyone[0]) for other, theirs in enumerate(everyone)]
     _refuse(reasons)
-    assert found is not None  # else this rank, too, had been told of
+    assert found is not None  # else `_refuse` raised
     device = found[0]
 
-    text, why = _attempted(lambda: text_of(own_store(device)) if rank == 0 else "")
+    text, why = _attempted(lambda: text_of(own_store(device)) if own_rank == 0 else "")
     told = _broadcast({"text": text, "failure": why}, group)
     snapshot, why = _attempted(lambda: Snapshot(device, told["text"]))
     outcomes = enumerate(_gathered(told["failure"] or why, group))
@@ -80,7 +95,7 @@ def share(device_of: Callable[[], Device], group: Any = None) -> None:
 
 
 def _attempted(work: Callable[[], T]) -> tuple[T | None, str | None]:
-    """The result, and None; or None, and why there is none: others wait for this rank, whatever happens."""
+    """Return the result and None, or None and why it failed: other ranks wait for this one."""
     try:
         return work(), None
     except Exception as error:
@@ -88,7 +103,7 @@ def _attempted(work: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def _objection(rank: int, theirs: Any, first: Any) -> str | None:
-    """Say why this rank and rank 0 cannot do as one."""
+    """Say why this rank cannot plan as rank 0, None where it can."""
     if theirs["failure"] or first["failure"]:
         return theirs["failure"] and f"rank {rank}: {theirs['failure']}"
     differs = difference(first["facts"], theirs["facts"])
@@ -96,7 +111,7 @@ def _objection(rank: int, theirs: Any, first: Any) -> str | None:
 
 
 def _refuse(reasons: Sequence[str | None]) -> None:
-    """Raise DistributedError, on every rank alike, where one has a reason."""
+    """Raise DistributedError, on every rank alike, where there is a reason."""
     told = [reason for reason in reasons if reason]
     if told:
         raise DistributedError(f"sync: {'; '.join(told[:3])}")
@@ -104,14 +119,80 @@ def _refuse(reasons: Sequence[str | None]) -> None:
 
 # Only text is sent: nothing of ours is pickled.
 def _gathered(data: Any, group: Any) -> list[Any]:
-    """Tell what each rank has, by rank of the group."""
+    """Return the data of each rank, by rank of the group."""
     texts: list[Any] = [None] * _dist.get_world_size(group)
     _dist.all_gather_object(texts, json.dumps(data), group)
     return [json.loads(text) for text in texts]
 
 
 def _broadcast(data: Any, group: Any) -> Any:
-    """Tell what rank 0 has."""
+    """Return the data of rank 0."""
     texts = [json.dumps(data)]
     _dist.broadcast_object_list(texts, group=group, group_src=0)
     return json.loads(texts[0])
+
+
+# --- The snapshot of a store ---
+
+
+def text_of(store: Store) -> str:
+    """Return what a store knows that counts today, as lines of JSON: a kernel's digest and a trial each.
+
+    Of each problem and kernel these are the `PER_PROBLEM` best trials that work, on this device with these
+    versions.
+    """
+    here = {name: getattr(store.device, name) for name in ENVIRONMENT_COLUMNS[:-1]}
+    found: dict[tuple[str, Problem], list[Trial]] = defaultdict(list)
+    for facts, trial in store.everything():
+        if trial.works and all(facts[name] == value for name, value in here.items()):
+            found[facts["kernel"], trial.problem].append(trial)
+    lines = [
+        json.dumps([kernel, row_of(trial)])
+        for (kernel, _), trials in found.items()
+        for trial in heapq.nsmallest(PER_PROBLEM, trials, key=rank)
+    ]
+    return "\n".join(lines)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, Trial]]:
+    for line in text.splitlines():
+        match json.loads(line):
+            case [str(kernel), list(row)] if len(row) == len(TRIAL_COLUMNS):
+                yield kernel, trial_from(row)
+            case other:
+                raise InvalidValueError(f"{str(other)[:80]!r} is no kernel and trial")
+
+
+class Snapshot(Store):
+    """Read what `text_of` gave, whatever the store's file comes to hold; add to the file.
+
+    Raises InvalidValueError for a text that `text_of` cannot have given.
+    """
+
+    def __init__(self, device: Device, text: str) -> None:
+        super().__init__(device)
+        try:
+            self._pairs = tuple(_pairs(text))
+        except (ValueError, RecursionError) as error:
+            raise InvalidValueError(f"no snapshot of a store: {str(error)[:200]}") from error
+        self._known: dict[str, dict[Problem, list[Trial]]] = {}
+        for kernel, trial in self._pairs:
+            self._known.setdefault(kernel, {}).setdefault(trial.problem, []).append(trial)
+
+    def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
+        """Return the best trials of this problem, none that failed."""
+        return [trial for each in (kernel, *more) for trial in self._known.get(each, {}).get(problem, ())]
+
+    def best(self, kernel: str, problem: Problem) -> Trial | None:
+        """Do as `Store.best`."""
+        return best_of(self.trials(kernel, problem))
+
+    def bests(self, kernel: str, op: str) -> list[Trial]:
+        """Do as `Store.bests`."""
+        known = self._known.get(kernel, {})
+        return [min(trials, key=rank) for problem, trials in known.items() if problem.op == op]
+
+    def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
+        """Yield what is in the snapshot, as `Store.everything` does."""
+        here = {name: getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]}
+        return ((here | {"kernel": kernel}, trial) for kernel, trial in self._pairs)

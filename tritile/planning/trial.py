@@ -1,4 +1,9 @@
-"""Trial: one config measured on one problem, and the checks that every value read back must pass."""
+"""Describe a trial, one config measured on one problem, and check every value that is read back.
+
+A trial is remembered under a key of three parts: the environment (`ENVIRONMENT_COLUMNS`: the GPU, the
+versions of Triton and its assembler, the kernel's digest), the problem and the config. A trial of the same
+key replaces it.
+"""
 
 import json
 import math
@@ -21,13 +26,12 @@ _MAX_COUNT: Final = 2**31
 _KEYS: Final = ("problem", "op", "config")
 _FACTS: Final = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 TRIAL_COLUMNS: Final = (*_KEYS, *_FACTS)
-# What decides how fast a config is: fields of Device, and the digest of the kernel. Not the driver's version:
-# Triton's assembler makes the machine code, which a driver loads as it is, and each update of a driver would
-# void all that was measured.
+# Fields of Device, and the digest of the kernel. The driver's version is not one of them: a driver loads the
+# machine code of Triton's assembler as it is, and each update of a driver would void all measurements.
 ENVIRONMENT_COLUMNS: Final = (
     "name", "backend", "arch", "processors", "l2_bytes", "shared_memory", "triton", "compiler", "kernel"
 )  # fmt: skip
-# What stands in a kernel's place, and in a config's, where torch's own time of a problem is remembered.
+# The digest and the config under which torch's own time of a problem is remembered.
 TORCH: Final = f"torch {torch.__version__}"
 AS_TORCH: Final = Config((), 1, 1, family="torch")
 Row = tuple[Any, ...]
@@ -35,11 +39,13 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Trial:
-    """One config, measured on one problem, or the reason why it could not be.
+    """Hold what was measured of one config on one problem, or why it failed.
 
-    `us` is the median time and `spread` the distance of its 20th and 80th percentiles over it. Registers
-    are per thread; spills and shared memory in bytes. `error` is the relative norm against a reference,
-    None where the answer was not checked. `failure` is a short line, None where nothing failed.
+    - `us`: the median time in microseconds.
+    - `spread`: the distance of the 20th and the 80th percentile over the median.
+    - `registers`: per thread; `spills` and `shared` (memory) in bytes.
+    - `error`: the relative norm of the difference to a reference, None where the answer was not checked.
+    - `failure`: a short line, None where nothing failed.
     """
 
     problem: Problem
@@ -55,7 +61,7 @@ class Trial:
 
     @property
     def time(self) -> float:
-        """Microseconds, infinite where it failed or was not timed."""
+        """Return microseconds, infinite where it failed or was not timed."""
         return self.us if self.us and self.us > 0 and self.failure is None else math.inf
 
     @property
@@ -75,9 +81,9 @@ class Trial:
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:
-    """Tell where a trial stands among those of one problem, the best first: `database.BEST_FIRST` in Python.
+    """Return a key that sorts the trials of a problem, the best first: `database.BEST_FIRST` in Python.
 
-    A checked answer goes first: its time was also measured more carefully than that of a quick look.
+    A checked answer goes first: its time was also measured more carefully.
     """
     return not trial.works, trial.error is None, trial.us or 0.0, trial.config.key
 
@@ -90,15 +96,15 @@ def best_of(trials: Iterable[Trial]) -> Trial | None:
 def parsed(text: Any) -> Any:
     """Return the value of a short JSON text. Raises InvalidValueError for anything else."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
-        raise InvalidValueError(f"{str(text)[:80]!r} is no JSON text of at most {MAX_TEXT} characters")
+        raise InvalidValueError(f"{str(text)[:80]!r} is not JSON text of at most {MAX_TEXT} characters")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidValueError(f"{text[:80]!r} is no JSON: {error}") from error
+        raise InvalidValueError(f"{text[:80]!r} is not JSON: {error}") from error
 
 
 def pair_from(problem: Any, config: Any) -> tuple[Problem, Config]:
-    """The problem and the config of two parsed dictionaries. Raises InvalidValueError for anything else."""
+    """Return the problem and config of parsed dictionaries. Raises InvalidValueError for anything else."""
     try:
         pair = problem_from_dict(problem), Config.from_dict(config)
         hash(pair)
@@ -119,14 +125,14 @@ def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any
 
 
 def moment(text: Any) -> float:
-    """Seconds since 1970 of an ISO time, minus infinity of "". Raises InvalidValueError for anything else."""
+    """Return seconds since 1970 of an ISO time, -inf for "". Raises InvalidValueError for anything else."""
     if text == "":
         return -math.inf
     try:
         when = datetime.fromisoformat(text)
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidValueError(f"{str(text)[:80]!r} is no ISO time") from error
+        raise InvalidValueError(f"{str(text)[:80]!r} is not an ISO time") from error
 
 
 def trial_from(row: Sequence[Any]) -> Trial:
@@ -137,7 +143,7 @@ def trial_from(row: Sequence[Any]) -> Trial:
     if (problem_key(problem), problem.op, config.key) != (problem_text, op, config_text):
         raise InvalidValueError(f"{problem_text[:80]!r} and {config_text[:80]!r} are not spelled as keys are")
     if not (failure is None or (isinstance(failure, str) and len(failure) <= MAX_TEXT)):
-        raise InvalidValueError(f"{str(failure)[:80]!r} is no line of text")
+        raise InvalidValueError(f"{str(failure)[:80]!r} is not a line of text")
     if not isinstance(measured, str) or (us is None and failure is None):
         raise InvalidValueError("a trial has a time or a failure, and a date")
     moment(measured)
@@ -150,12 +156,12 @@ def trial_from(row: Sequence[Any]) -> Trial:
 
 
 def _line(text: str) -> str:
-    """One short line of plain text, whatever a compiler said."""
+    """Return text, perhaps a compiler's, cut to one short printable line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:_MAX_FAILURE]).split())
 
 
 def _settled(trial: Trial) -> Trial:
-    """Return the trial, failed if its time or error is no number: it must not win, nor be lost."""
+    """Return the trial, failed if its time or error is not a finite number: it must not win, nor be lost."""
     us, spread, error, failure = trial.us, trial.spread, trial.error, trial.failure
     if us is not None and not 0 < us <= MAX_US:
         us, failure = None, failure or f"measured {us} us"
@@ -167,7 +173,7 @@ def _settled(trial: Trial) -> Trial:
 
 
 def row_of(trial: Trial) -> Row:
-    """The row of a trial, which `trial_from` reads back. Raises InvalidValueError where it could not."""
+    """Return the row of a trial. Raises InvalidValueError where `trial_from` could not read it back."""
     trial = _settled(trial)
     try:
         keys = problem_key(trial.problem), trial.problem.op, trial.config.key
@@ -185,5 +191,5 @@ def environment_from(row: Sequence[Any]) -> Row:
         text = isinstance(value, str) and len(value) <= MAX_TEXT
         whole = name in ("processors", "l2_bytes", "shared_memory")
         if not (count if whole else text or (name == "arch" and count)):
-            raise InvalidValueError(f"{name} = {str(value)[:80]!r} is not of a GPU")
+            raise InvalidValueError(f"{name} = {str(value)[:80]!r} is not a fact of a GPU")
     return tuple(row)

@@ -1,1 +1,1 @@
-"""A config becomes a running kernel: compiling, launching, interpreting."""
+"""Turn a config into a running kernel: compile, launch, interpret."""

@@ -1,4 +1,4 @@
-"""Compiling a problem's configs ahead of time, for a GPU that need not be there."""
+"""Compile a problem's configs ahead of time, for a GPU that need not be present."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,10 +17,10 @@ from tritile.runtime.offline import Resources, compiling_for, resources
 
 
 def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
-    """For each kernel that a call of `problem` launches with `config`, a function that compiles it.
+    """Return a function that compiles it for each kernel that a call of `problem` launches with `config`.
 
-    To be called inside `compiling_for(device)`; returned is Triton's kernel. Any error, on the way or of a
-    compile, means that the config cannot be used.
+    To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
+    a compile, means that the config cannot be used.
     """
 
     def make(dtype: str, elements: int = 0) -> Pointer:
@@ -30,11 +30,11 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
-    """Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
+    """Return Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
 
-    Of several that a call launches, the one that computes. Not for use while another thread launches
-    kernels: Triton's driver is a global. Raises TuningError where the compiler refuses, with the first line
-    of its reason.
+    If a call launches several kernels, return the one that computes. Not for use while another thread
+    launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
+    where the compiler refuses.
     """
     with compiling_for(device):
         try:
@@ -44,9 +44,9 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
 
 
 def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
-    """Compile and say what the result takes. Raises TuningError where the compiler refuses."""
+    """Compile, and return what the kernel takes. Raises TuningError where the compiler refuses."""
     kernel = compiled_for(problem, config, device)
     try:
         return resources(kernel)
     except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"what {config} takes cannot be read: {brief(error)}") from error
+        raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error

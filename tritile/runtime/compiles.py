@@ -1,4 +1,4 @@
-"""How tritile has Triton compile, and what Triton compiles while a block of code runs."""
+"""Set how Triton compiles tritile's kernels, and listen to compiles while a block of code runs."""
 
 import contextlib
 import threading
@@ -12,18 +12,18 @@ from tritile.core.settings import current_mode
 from tritile.errors import NotCompiledError
 from tritile.runtime.interpreter import library_lock
 
-# Of every kernel of tritile's own. Triton's default of fusing multiplications with additions changes in 3.10,
-# and with it the bits of results.
+# Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
+# 3.10, and with it the bits of results.
 OPTIONS: Final = {"enable_fp_fusion": True}
 
 
 @contextlib.contextmanager
 def compiles_heard() -> Iterator[list[float]]:
-    """The seconds that each compile took which this thread asked for inside the `with`, in a list that grows.
+    """Yield a list that grows by the seconds of each compile that this thread asks for inside the `with`.
 
-    A kernel found in Triton's cache, in memory or on disk, is no compile. A listener that is set already
-    goes on hearing everything, and is alone again afterwards. Other threads of tritile compile and prepare
-    before or after.
+    A kernel found in Triton's cache, in memory or on disk, is not a compile. A listener that is already set
+    still hears everything, and is restored afterwards. Other threads of tritile compile and prepare before or
+    after.
     """
     seconds: list[float] = []
     thread = threading.get_ident()
@@ -40,7 +40,7 @@ def compiles_heard() -> Iterator[list[float]]:
         try:
             yield seconds
         finally:
-            if knobs.compilation.listener is hear:  # else another was set meanwhile, and stays
+            if knobs.compilation.listener is hear:  # else another listener was set meanwhile, and stays
                 knobs.compilation.listener = before
 
 
@@ -48,7 +48,7 @@ def compiles_heard() -> Iterator[list[float]]:
 def compiles_refused(what: str, advice: str) -> Iterator[None]:
     """Raise NotCompiledError where this thread asks Triton for a kernel that its cache does not hold.
 
-    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is no
+    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is not a
     compile. `what` names the kernel and `advice` says what to run. Other threads of tritile compile and
     prepare before or after.
     """
@@ -60,7 +60,7 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
         def __init__(self, *args: Any, **words: Any) -> None:
             try:
                 super().__init__(*args, **words)
-            except OSError as reason:  # no folder for a key that is not there, where Triton may not write
+            except OSError as reason:  # the key is not there, and Triton may not make its folder
                 raise (error if threading.get_ident() == thread else reason) from reason
 
         def get_group(self, filename: str) -> dict[str, str] | None:
@@ -76,5 +76,5 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
 
 
 def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
-    """Have compiles refused in mode "strict", and nothing changed in any other."""
+    """Refuse compiles in mode "strict", and change nothing in any other."""
     return compiles_refused(what, advice) if current_mode() == "strict" else contextlib.nullcontext()

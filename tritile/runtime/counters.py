@@ -1,4 +1,4 @@
-"""Zeroed counters on a GPU, for programs that make a tile together; owned by streams and captures."""
+"""Keep zeroed counters on a GPU, for programs that make a tile together; streams and captures own them."""
 
 import threading
 from typing import Final
@@ -12,10 +12,10 @@ _STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread
 
 
 class Counters:
-    """Zeroed counters on one GPU, for programs that make a tile together.
+    """Hold zeroed counters on one GPU, for programs that make a tile together.
 
-    Launches of one stream follow one another and share theirs. A captured launch may be replayed on any
-    stream, and gets counters of its own that are never given out again; when none are left, or none were
+    Launches of one stream follow one another and share their counters. A captured launch may be replayed on
+    any stream, and gets counters of its own that are never given out again. When none are left, or none were
     made before the capture, it zeroes fresh ones itself.
     """
 
@@ -28,7 +28,7 @@ class Counters:
         return torch.zeros(count, dtype=torch.int64, device=self._device)
 
     def make_ready(self) -> None:
-        """Have counters for later captures; within a capture nothing can be made that outlives it."""
+        """Make counters for later captures: within a capture nothing can be made that outlives it."""
         with self._lock:
             if self._for_captures is None and not capturing():
                 zeros = self._zeros(1 << 20)
@@ -36,7 +36,7 @@ class Counters:
                 self._for_captures = zeros
 
     def take(self, count: int, stream: int) -> torch.Tensor:
-        """Counters for a launch on the current stream, which is `stream`."""
+        """Return counters for a launch on the current stream, which is `stream`."""
         if capturing():
             with self._lock:
                 ready, start = self._for_captures, self._taken
@@ -44,7 +44,7 @@ class Counters:
                     self._taken += count
                     return ready[start : start + count]
             return self._zeros(count)
-        # One handle, of every thread's own default stream, means another stream in each thread.
+        # This handle means another stream in each thread: the thread's own default stream.
         key = stream, threading.get_ident() if stream == _STREAM_OF_THREAD else 0
         if key not in self._eager:
             self._eager.setdefault(key, self._zeros(MAX_SHARED))

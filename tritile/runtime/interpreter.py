@@ -1,9 +1,9 @@
-"""Running a compiled-mode kernel in Triton's interpreter, on tensors in host memory.
+"""Run a compiled-mode kernel in Triton's interpreter, on tensors in host memory.
 
-`triton.jit` decides once, when it decorates, whether a function will be compiled or interpreted. A
-library cannot leave it at that: the same process multiplies host tensors and compiles for a GPU. So
-this makes an interpreted twin of a jitted function, with the jitted functions it calls replaced by
-twins too, and swaps Triton's own library (`tl.cdiv`, `tl.sum` ...) for its twins while one runs.
+`triton.jit` decides once, when it decorates, whether a function will be compiled or interpreted. A library
+needs both: one process multiplies host tensors and compiles for a GPU. So this module makes an interpreted
+twin of a jitted function, with twins of the jitted functions it calls. While one runs, twins also replace
+Triton's own library (`tl.cdiv`, `tl.sum` ...).
 """
 
 import contextlib
@@ -35,11 +35,11 @@ from tritile.errors import UnsupportedError
 _twins: dict[JITFunction, InterpretedFunction] = {}
 # The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
 library_lock = threading.RLock()
-_undoing: list[Callable[[], None]] = []  # what puts back all that is patched now, the latest last
+_undoing: list[Callable[[], None]] = []  # functions that undo the patches in force, the latest last
 
 
 def _after_fork(ended: bool) -> None:
-    """Put back what another thread of the parent had patched, and make anew the twins it was making."""
+    """Put back what another thread of the parent had patched, and drop the twins that it was making."""
     if ended:
         return
     while _undoing:
@@ -52,7 +52,7 @@ at_fork(library_lock, _after_fork)
 
 @contextlib.contextmanager
 def _undone(undo: Callable[[], None]) -> Iterator[None]:
-    """Call `undo` afterwards; where this thread is lost in a forked child, that child calls it."""
+    """Call `undo` at the end of the `with`; in a forked child that lacks this thread, the child calls it."""
     _undoing.append(undo)
     try:
         yield
@@ -61,14 +61,15 @@ def _undone(undo: Callable[[], None]) -> Iterator[None]:
         _undoing.pop()
 
 
-_JITTED = (JITFunction, InterpretedFunction)  # with TRITON_INTERPRET set triton.jit makes the latter
+_JITTED = (JITFunction, InterpretedFunction)  # triton.jit makes the latter if TRITON_INTERPRET is set
 
 
 def interpreted(kernel: Any) -> InterpretedFunction:
     """Return the twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
 
-    What the interpreter compiles it keeps for good, with names that it puts among the function's globals. A
-    twin's globals are its own, so that none are lost as `_interpreted_library` puts Triton's modules back.
+    The interpreter keeps what it compiles for good, with names that it puts among the function's globals. A
+    twin has globals of its own, so that these names are not lost when `_interpreted_library` restores
+    Triton's modules.
     """
     if not isinstance(kernel, _JITTED) or hasattr(kernel.fn, "tritile_twin"):
         return kernel
@@ -85,7 +86,7 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         vars(function)["tritile_twin"] = True
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
-            if isinstance(value, tl.constexpr):  # of which the interpreter's own functions know nothing
+            if isinstance(value, tl.constexpr):  # which the interpreter's own functions do not handle
                 namespace[name] = value.value
             elif isinstance(value, _JITTED):
                 outer, _, attribute = name.partition(".")
@@ -103,10 +104,10 @@ _PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descrip
 
 @contextlib.contextmanager
 def _interpreted_library() -> Iterator[None]:
-    """`triton.language` with its jitted functions replaced by their twins.
+    """Replace the jitted functions of `triton.language` by their twins, and restore them afterwards.
 
-    Afterwards everything stands as before. The interpreter itself puts back what it patches for a
-    kernel, but not what it patches for a function that the kernel calls.
+    The interpreter itself restores what it patches for a kernel, but not what it patches for a function that
+    the kernel calls.
     """
     before = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
@@ -122,16 +123,16 @@ def _interpreted_library() -> Iterator[None]:
         for name, function in before[0][1].items():
             if isinstance(function, _JITTED):
                 setattr(tl, name, interpreted(function))
-        for name in REDUCTIONS:  # others go element by element
+        for name in REDUCTIONS:  # other reductions go element by element
             setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
         yield
 
 
 @contextlib.contextmanager
 def _patched_once() -> Iterator[None]:
-    """`triton.language` as the interpreter has it, for a kernel and for all functions that it calls.
+    """Patch `triton.language` as the interpreter does, once for a kernel and all functions that it calls.
 
-    Left to itself the interpreter looks through all of the language at every call of a function, which is
+    Left alone, the interpreter looks through all of the language at every call of a function, which takes
     more than half of its time.
     """
     whole = getattr(*LANGUAGE_PATCHER)
@@ -146,7 +147,7 @@ def _patched_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _summed_in_order() -> Iterator[None]:
-    """Let `tl.dot` add products one after the other, as they come along K.
+    """Have `tl.dot` add products one after the other, in the order of K.
 
     numpy leaves the order to a BLAS, which takes another at the edges of a matrix.
     """
@@ -166,7 +167,7 @@ def _summed_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _truths_spread() -> Iterator[None]:
-    """Let what a comparison of scalars gives be truth values when it is spread over a block.
+    """Have comparisons of scalars give truth values when they are spread over a block.
 
     The interpreter makes them integers, which it refuses as a mask from Triton 3.9 on.
     """
@@ -192,7 +193,7 @@ def interpret(
     """
     try:
         summed = _summed_in_order() if in_order else contextlib.nullcontext()
-        # A sum that overflows is infinite, as on a GPU, and no matter for numpy to warn of.
+        # A sum that overflows is infinite, as on a GPU: numpy need not warn.
         with (
             library_lock,
             np.errstate(all="ignore"),
@@ -212,13 +213,13 @@ def interpret(
 
 
 class HostAware:
-    """A kernel that runs compiled on GPU tensors and interpreted on tensors in host memory."""
+    """Run a kernel compiled on GPU tensors, and interpreted on tensors in host memory."""
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
 
     def __getattr__(self, name: str) -> Any:
-        if "fn" not in self.__dict__:  # while it is unpickled
+        if "fn" not in self.__dict__:  # it is being unpickled
             raise AttributeError(name)
         return getattr(self.__dict__["fn"], name)
 

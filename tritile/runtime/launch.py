@@ -1,4 +1,4 @@
-"""Call + config -> running kernel.
+"""Make a running kernel of a call and a config.
 
 `prepare` compiles what `tritile.families.work` says a call launches, and returns a `Launch`, which runs the
 compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
@@ -31,12 +31,12 @@ from tritile.runtime.loading import listened, loaded
 from tritile.runtime.native import TFLOAT32, NativeLaunch
 
 _RUNTIME: Final = triton.knobs.runtime
-_TRIES: Final = 3  # configs without a workspace to compile, where there is no memory for one
+_TRIES: Final = 3  # configs to compile, at most, in search of one without a workspace
 
 
 @dataclass(frozen=True)
 class _At:
-    """An address with a dtype: what Triton takes for a tensor."""
+    """Hold an address with a dtype, which Triton accepts as a tensor."""
 
     address: int
     dtype: torch.dtype
@@ -47,7 +47,7 @@ class _At:
 
 
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
-    """Return an argument as Triton takes it, the buffers being tensors or what stands for them."""
+    """Return an argument as Triton takes it. Buffers are tensors or stand-ins."""
     if isinstance(value, Buffer):
         return buffers[value.buffer]
     if isinstance(value, Descriptor):
@@ -59,14 +59,14 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 
 
 def _addressed(arg: Any) -> Any:
-    """Return a bound argument with addresses for what stands for tensors."""
+    """Return a bound argument with addresses in place of stand-ins."""
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
     return arg.address if isinstance(arg, _At) else arg
 
 
 def _standing(value: Any) -> Any:
-    """Return a call, or a part of one, with addresses for its tensors: it keeps no memory."""
+    """Return a call, or a part of one, with addresses in place of its tensors: it keeps no memory alive."""
     if isinstance(value, torch.Tensor):
         return _At(value.data_ptr(), value.dtype)
     if is_dataclass(value) and not isinstance(value, type):
@@ -92,10 +92,10 @@ def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
 def compiles_of(
     call: Call, config: Config, device: devices.Device, make: Callable[[str], Any]
 ) -> Iterator[Callable[[], Any]]:
-    """All that `prepare` compiles for `call` with `config`: for each kernel a function that compiles it.
+    """Return, for each kernel that `prepare` needs for `call` with `config`, a function that compiles it.
 
-    They compile for the current target and return Triton's kernel; nothing is run. `make(dtype)` gives what
-    stands for a workspace. Where a call takes several kernels, the last is the one that computes.
+    They compile for the current target and return Triton's kernel; nothing runs. `make(dtype)` returns a
+    stand-in for a workspace. If a call takes several kernels, the last is the one that computes.
     """
     for piece in pieces_of(call, config):
         work = work_of(piece, config, device.processors, early(device))
@@ -106,14 +106,14 @@ def compiles_of(
 
 
 class _TritonLaunch:
-    """A compiled kernel launched by Triton's own launcher: on any GPU, and where a profiler listens."""
+    """Launch a compiled kernel by Triton's own launcher: on any GPU, and where a profiler listens."""
 
     def __init__(self, kernel: Any, step: Step, dtypes: Mapping[str, torch.dtype]) -> None:
         self._kernel, self._step, self._dtypes = kernel, step, dtypes
         seen = [value for value in step.values if isinstance(value, Descriptor)]
         for how, value in zip(getattr(kernel.metadata, "tensordesc_meta", None) or (), seen, strict=False):
             if value.rounded:
-                how["elem_type"] = TFLOAT32  # which Triton's launcher reads at each launch
+                how["elem_type"] = TFLOAT32  # Triton's launcher reads it at each launch
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         pairs = zip(self._dtypes.items(), pointers, strict=True)
@@ -128,7 +128,7 @@ class _TritonLaunch:
 
 
 def _listened() -> bool:
-    """Tell whether a profiler wants to hear of launches, of which only Triton's own launcher tells."""
+    """Tell whether a profiler listens to launches: only Triton's own launcher reports them."""
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
@@ -137,9 +137,9 @@ def _listened() -> bool:
 
 
 class Launch:
-    """The compiled kernels of a call, with every argument but the addresses of its buffers.
+    """Hold the compiled kernels of a call, with every argument but the addresses of its buffers.
 
-    `spare` prepares a launch of the same call that takes no workspace, for where there is no memory for one.
+    `spare` prepares a launch of the same call without a workspace, for where there is no memory for one.
     """
 
     _spare: "Callable[[], Launch] | None" = None
@@ -158,7 +158,7 @@ class Launch:
             _TritonLaunch(kernel, step, dtypes) for kernel, step in zip(kernels, work.steps, strict=True)
         ]
         addresses = [tensor.data_ptr() for tensor in tensors.values()]
-        placeholder = addresses[0] // ALIGNMENT * ALIGNMENT  # any address that could be one
+        placeholder = addresses[0] // ALIGNMENT * ALIGNMENT  # any valid address
         pointers = dict(zip(dtypes, addresses + [placeholder] * (len(dtypes) - len(addresses)), strict=True))
         try:
             self._steps: list[Any] = [
@@ -169,11 +169,11 @@ class Launch:
             self._steps = list(self._triton)
 
     def words(self) -> list[int] | None:
-        """What code without Python launches it by, on the default stream: see `tritile/in_torch/launch.h`.
+        """Return the numbers by which code without Python launches this on the default stream.
 
-        Where in one piece of memory each workspace begins, how large that is, the addresses of buffers that
-        are always the same, and the steps. The addresses are good for as long as this lives. None where
-        Triton's own launcher does it.
+        They are the offset of each workspace in one piece of memory, its size, the addresses of buffers that
+        never change, and the steps: see `tritile/in_torch/launch.h`. The addresses are valid as long as this
+        lives. None where Triton's own launcher is used.
         """
         steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
         if len(steps) < len(self._steps):
@@ -199,7 +199,7 @@ class Launch:
         stream = current_raw_stream(device)
         pointers = [tensor.data_ptr() for tensor in tensors]
         if self._offsets:
-            # Its memory may be given to others once this returns: what they do comes after, on this stream.
+            # Others may get this memory once this returns: their work comes later on this stream.
             try:
                 memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
             except torch.OutOfMemoryError as error:
@@ -214,7 +214,7 @@ class Launch:
         return None
 
     def _without_workspace(self, error: torch.OutOfMemoryError) -> "Launch":
-        """Return the launch that takes no workspace. Raises the error where no config does without."""
+        """Return the launch that takes no workspace. Raises `error` where no config does without."""
         if self._bare is None:
             if self._spare is None:
                 raise error
@@ -232,7 +232,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SplitLaunch:
-    """Launches that share the batch of one call, each with the offset of its operands, in elements."""
+    """Hold launches that share the batch of one call, each with its operands' offsets, in elements."""
 
     pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
 
@@ -250,9 +250,9 @@ class SplitLaunch:
 def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
-    `spare`: launches for which there is no memory for a workspace run a config that takes none, rather than
-    raise torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU
-    has, and NotCompiledError where compiles are refused.
+    `spare`: where there is no memory for a workspace, launches run a config without one, and do not raise
+    torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU has,
+    and NotCompiledError where compiles are refused.
     """
     pieces, index = pieces_of(call, config), call.tensors[0].device.index
     if len(pieces) == 1:
@@ -275,7 +275,7 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 def _spared(call: Call, index: int) -> Launch:
     """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
 
-    In mode "strict" one that is not compiled does not count.
+    In mode "strict" a config that is not compiled does not count.
     """
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):
@@ -299,7 +299,7 @@ def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> La
                 counters_of(index).make_ready()
             buffers = call.buffers | _workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))
             kernels = [_compiled(step, buffers) for step in work.steps]
-            for kernel in kernels:  # now, so that what the GPU cannot take fails here
+            for kernel in kernels:  # load now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
             bare = functools.partial(_spared, _standing(call), index) if spare and work.scratch else None
             return Launch(work, kernels, call.buffers, index, bare)
@@ -311,7 +311,7 @@ def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> La
 
 def run_interpreted(call: Call, config: Config) -> None:
     """Run on tensors in host memory, in Triton's interpreter."""
-    work = work_of(call, config, 3, False)  # few processors, so that one makes several tiles
+    work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
     scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
     buffers = call.buffers | scratch
     in_order = not isinstance(call, PermuteCall) and call.invariant

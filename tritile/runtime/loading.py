@@ -1,7 +1,7 @@
-"""Loading compiled kernels onto the GPU, without the launchers that Triton builds for them.
+"""Load compiled kernels onto the GPU, without the launchers that Triton builds for them.
 
-Triton 3.6 has a C compiler make a launcher for every signature that is new, a quarter of a second each,
-as it loads a kernel. Launches of ours need none.
+Triton 3.6 has a C compiler make a launcher for every new signature as it loads a kernel, a quarter of a
+second each. Launches of tritile need none.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from tritile.core.of_triton import OutOfResources, driver, handles_of
 
 
 class Loaded(NamedTuple):
-    """A kernel on the GPU: the driver's function, registers and spilled 32-bit words of a thread."""
+    """Hold a kernel on the GPU: the driver's function, registers and spilled 32-bit words of a thread."""
 
     function: int
     registers: int
@@ -21,7 +21,7 @@ class Loaded(NamedTuple):
 
 
 def listened(hook: Any) -> bool:
-    """Whether anybody hears of it: a chain of Triton's with calls in it, or a function of the user's own."""
+    """Tell whether anybody listens: a chain of Triton's with calls in it, or a function of the user's own."""
     return bool(getattr(hook, "calls", hook))
 
 
@@ -29,7 +29,7 @@ _loaded: "weakref.WeakKeyDictionary[Any, Loaded]" = weakref.WeakKeyDictionary()
 
 
 def loaded(kernel: Any, shared_memory: int) -> Loaded:
-    """Load one of Triton's compiled kernels onto the current GPU, once; a block has so many bytes there.
+    """Load a compiled kernel of Triton's onto the current GPU, once. `shared_memory`: bytes a block may have.
 
     Raises OutOfResources where the kernel asks for more than the GPU has, and what the driver raises.
     """

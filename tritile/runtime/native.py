@@ -1,9 +1,10 @@
-"""Launching a compiled kernel on an NVIDIA GPU straight through the driver.
+"""Launch a compiled kernel on an NVIDIA GPU straight through the driver.
 
-Triton's launcher converts every argument at every call, and encodes every tensor descriptor anew. Here
-the parameters are laid out in memory once; a call writes the addresses of its tensors into them, and
-launches. Source of the calls: the CUDA Driver API reference, `cuLaunchKernelEx`, `cuTensorMapEncodeTiled`
-and `cuTensorMapReplaceAddress`.
+Triton's launcher converts every argument at every call, and encodes every tensor descriptor anew. Here the
+parameters are laid out in memory once; a call writes the addresses of its tensors into them, and launches.
+
+Source: the CUDA Driver API reference, `cuLaunchKernelEx`, `cuTensorMapEncodeTiled` and
+`cuTensorMapReplaceAddress`.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
 _VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
-TFLOAT32: Final = 11  # and that of fp32 which is rounded to TF32 as it is copied
+TFLOAT32: Final = 11  # CUtensorMapDataType of fp32 that is rounded to TF32 as it is copied
 _NUMBERS: Final = {
     "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
     "i64": ctypes.c_int64, "u1": ctypes.c_bool, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
@@ -47,7 +48,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """Return the CUDA driver's library; None where there is none, or one without tensor maps."""
+    """Return the CUDA driver's library; None where there is none, or it has no tensor maps."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         library.cuLaunchKernelEx.argtypes = (ctypes.c_void_p,) * 4
@@ -62,7 +63,7 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def entry_points() -> tuple[int, int] | None:
-    """Where the driver's cuLaunchKernelEx and cuTensorMapReplaceAddress lie; None where there is none."""
+    """Return the addresses of cuLaunchKernelEx and cuTensorMapReplaceAddress, None without a driver."""
     library = _driver()
     if library is None:
         return None
@@ -82,7 +83,7 @@ def _checked(code: int, doing: str) -> None:
 
 @functools.cache
 def _context_of(device: int) -> ctypes.c_void_p:
-    """Return the context that torch and Triton share on a GPU. It is held for as long as the process runs."""
+    """Return the context that torch and Triton share on a GPU, retained as long as the process runs."""
     library, context = _driver(), ctypes.c_void_p()
     assert library is not None
     _checked(library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"entering GPU {device}")
@@ -90,7 +91,7 @@ def _context_of(device: int) -> ctypes.c_void_p:
 
 
 class _TensorMap:
-    """An encoded tensor descriptor in memory, 64 bytes aligned as the driver wants it."""
+    """Hold an encoded tensor descriptor in memory, aligned to 64 bytes as the driver wants it."""
 
     def __init__(self, descriptor: Descriptor, meta: Mapping[str, Any], pointer: int) -> None:
         self._memory = ctypes.create_string_buffer(128 + 64)
@@ -114,7 +115,7 @@ class _TensorMap:
 
 
 def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the (type, value) of every argument that reaches the kernel, tuples taken apart."""
+    """Yield the (type, value) of every argument that reaches the kernel, tuples flattened."""
     for kind, value in zip(types, values, strict=True):
         if isinstance(kind, tuple):
             yield from _flat(kind, value)
@@ -123,10 +124,10 @@ def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
 
 
 class NativeLaunch:
-    """A compiled kernel with its parameters in memory.
+    """Launch a compiled kernel whose parameters are laid out in memory.
 
     Raises ValueError for a kernel that cannot be launched so: of another kind of GPU, that wants scratch
-    memory, or whose parameters are not what they were thought to be.
+    memory, or whose parameters are not the expected ones.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class NativeLaunch:
             raise ValueError("the kernel wants scratch memory or a cooperative grid")
         self._launch, self._replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
         self._enter, self._context = library.cuCtxSetCurrent, _context_of(device)
-        self._enter(self._context)  # a thread that has not used the GPU yet has none
+        self._enter(self._context)  # a thread that has not used the GPU yet has no context
         self._kernel, self._lock = kernel, threading.Lock()
         function = loaded(kernel, metadata.shared).function
         self._function = function
@@ -184,7 +185,7 @@ class NativeLaunch:
                 put(_NUMBERS[kind](value))
             else:
                 raise ValueError(f"an argument of type {kind}")
-        put(ctypes.c_uint64(0))  # scratch memory, of which this kernel wants none
+        put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need
         put(ctypes.c_uint64(0))
         self._check_parameters(library, kernel, function, sizes)
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -207,7 +208,7 @@ class NativeLaunch:
 
     @staticmethod
     def _check_parameters(library: ctypes.CDLL, kernel: Any, function: int, sizes: Sequence[int]) -> None:
-        """Ask what parameters the kernel has: a Triton that passes others is found out here."""
+        """Ask the driver what parameters the kernel has. Raises ValueError if a Triton passes others."""
         entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm.get("ptx", ""), re.DOTALL)
         if entry is None or entry[1].count(".param") != len(sizes):
             raise ValueError(f"the kernel has not {len(sizes)} parameters")
@@ -217,10 +218,11 @@ class NativeLaunch:
                 raise ValueError(f"parameter {index} is not of {wanted} bytes")
 
     def words(self) -> list[int]:
-        """What code without Python launches it by; the addresses in it are good for as long as this lives.
+        """Return how code without Python launches this; the addresses in it are valid as long as this lives.
 
-        The function, where its `CUlaunchConfig` lies, how many parameters it has, and of each the kind, the
-        buffer and where its value, or its tensor map, lies: see `tritile/in_torch/launch.h`.
+        These are the function, the address of its `CUlaunchConfig` and the number of its parameters; then for
+        each the kind, the buffer, and the address of its value or its tensor map. See
+        `tritile/in_torch/launch.h`.
         """
         parameters = [word for parameter in self._described for word in parameter]
         return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]

@@ -1,7 +1,7 @@
-"""Compiling without a GPU: a stand-in for Triton's driver, and reading what a compiled kernel takes.
+"""Compile without a GPU, by a stand-in for Triton's driver, and read what a compiled kernel takes.
 
-Compiling goes through Triton's own launch path, so that what is compiled here is, to the byte, what a
-call on that GPU would ask for.
+Compiling goes through Triton's own launch path, so that the result is, to the byte, what a call on that GPU
+would ask for.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tritile.errors import TuningError
 
 
 class _StandInDriver:
-    """As much of a Triton driver as compiling asks for: which target, and no device to load on.
+    """Stand for a Triton driver while compiling: it names a target, and has no device to load on.
 
     Triton keeps compiled kernels of this process by `index`, the device.
     """
@@ -44,14 +44,14 @@ class _StandInDriver:
 def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     """Have Triton compile for `device`, which need not be present, inside the `with`.
 
-    What was compiled in this process under the same `index` (default: the target) is not looked for on disk
-    again. Not for use while another thread launches kernels: Triton's driver is a global.
-    Raises TuningError where TRITON_INTERPRET is set.
+    What this process compiled before under the same `index` (default: the target) is not looked up on disk
+    again. Not for use while another thread launches kernels: Triton's driver is a global. Raises TuningError
+    where TRITON_INTERPRET is set.
     """
     if triton.knobs.runtime.interpret:
-        raise TuningError("TRITON_INTERPRET is set, and nothing compiles: unset it")
+        raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     stand_in = _StandInDriver(device, device.target if index is None else index)
-    # A refusal of the assembler comes with the whole assembly printed: the error says enough.
+    # If the assembler refuses, Triton prints the whole assembly: the error says enough.
     with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):
         yield
 
@@ -61,7 +61,7 @@ def _too_much(shared: int, device: Device) -> str:
 
 
 def check_fits(kernel: Any, device: Device) -> None:
-    """Raises TuningError where a compiled kernel asks for more shared memory than a block can have."""
+    """Raise TuningError where a compiled kernel asks for more shared memory than a block can have."""
     shared = int(kernel.metadata.shared)
     if shared > device.shared_memory:
         raise TuningError(_too_much(shared, device))
@@ -69,14 +69,14 @@ def check_fits(kernel: Any, device: Device) -> None:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes: registers a thread, bytes spilled a thread, bytes of shared memory."""
+    """Hold registers and spilled bytes of each thread, and bytes of shared memory, of a compiled kernel."""
 
     registers: int
     spills: int
     shared: int
 
     def excess(self, device: Device) -> str | None:
-        """Tell what of this the device does not have, or is too slow to live with; None where it fits."""
+        """Say what the device does not have enough of, or what would be far too slow; None where it fits."""
         if self.shared > device.shared_memory:
             return _too_much(self.shared, device)
         if self.spills > 0:
@@ -90,7 +90,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _assembled(kernel: Any) -> str:
-    """Tell what the assembler says of the kernel when asked to be verbose."""
+    """Return the assembler's verbose output for the kernel."""
     arch = kernel.metadata.target.arch
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -101,11 +101,11 @@ def _assembled(kernel: Any) -> str:
 
 
 def resources(kernel: Any) -> Resources:
-    """Tell what `kernel` takes, read from its binary; no GPU is needed.
+    """Return what `kernel` takes, read from its binary; no GPU is needed.
 
-    Sources: `cuobjdump` for registers, `ptxas -v` for spills where a stack is in use (both come
-    with Triton), and the metadata that LLVM writes into AMD code. Raises OSError or
-    subprocess.SubprocessError where a tool cannot be run.
+    Sources: `cuobjdump` for registers, `ptxas -v` for spills where a stack is in use (both come with Triton),
+    and the metadata that LLVM writes into AMD code. Raises OSError or subprocess.SubprocessError where a tool
+    cannot be run.
     """
     shared = int(kernel.metadata.shared)
     if kernel.metadata.target.backend == "hip":

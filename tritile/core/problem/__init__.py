@@ -1,8 +1,8 @@
-"""Problem: one call, described in everything that decides which config is fast for it.
+"""Describe one call by all that decides which config is fast for it: a problem.
 
-A problem is a frozen value. It names sizes, dtypes, layouts and alignments, and no tensor, so that it
-can be remembered, compared and planned for on a machine without the GPU. `operands` gives shapes and
-strides of tensors that pose the problem.
+A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors. So it can be
+remembered, compared and planned on a machine without the GPU. `operands` gives shapes and strides of tensors
+that pose it.
 """
 
 import functools
@@ -66,11 +66,11 @@ __all__ = [
     "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
 
-Known = MatmulProblem | PermuteProblem  # all of whose operands are as they are
+Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor
 Product = MatmulProblem | GroupedProblem
-Tiled = Known | GroupedProblem | QuantizedProblem  # tritile's own: what its kernels make tile by tile
+Tiled = Known | GroupedProblem | QuantizedProblem  # made by tritile's own kernels, tile by tile
 Problem = Tiled | KernelProblem
-# Fields that came later: what was written before has them at their defaults.
+# Fields that older files lack, which have their defaults there.
 _ADDED: Final = ("epilogue", "b_dtype", "block_scales", "invariant")
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _KINDS: Final[dict[str, type]] = {

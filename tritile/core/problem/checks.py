@@ -1,4 +1,4 @@
-"""What fields of problems may hold."""
+"""Check the fields of problems."""
 
 import math
 from typing import Any, Final
@@ -14,10 +14,10 @@ FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
 REAL_DTYPE: Final = {"complex64": "float32", "complex128": "float64"}  # of the parts of complex numbers
 LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
-THREE: Final = "-3m"  # ends the precisions that take three real products for a complex one, and not four
+THREE: Final = "-3m"  # suffix of precisions that make a complex product by three real ones, not four
 _FP32: Final = ("ieee", "fp16x3", "tf32x3", "tf32")
 _FP64: Final = ("ieee", "ozaki")
-# Where there is a choice; elsewhere it is "ieee". "fast": sums as tensor cores alone keep them.
+# Dtypes with a choice of precision; of all others it is "ieee". "fast": tensor cores alone keep the sums.
 PRECISIONS_OF: Final = {
     "float32": _FP32, "float64": _FP64, **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
     "complex64": (*_FP32, *(name + THREE for name in _FP32)),
@@ -26,8 +26,8 @@ PRECISIONS_OF: Final = {
 PRECISIONS: Final = tuple(
     dict.fromkeys(name for names in PRECISIONS_OF.values() for name in names if not name.endswith(THREE))
 )  # of real products
-SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that fp8 sums in tensor cores
-# Such scales: rows of a, and columns of b, that share one.
+SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that tensor cores sum of fp8
+# How many rows of a, and columns of b, share a scale within a sum.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 MAX_EXTENT: Final = 2**48
 
@@ -38,16 +38,16 @@ def alignment(*places: int) -> int:
 
 
 def check(condition: bool, problem: Any, wanted: str) -> None:
-    """Raises InvalidValueError, with what was wanted, unless the condition holds."""
+    """Raise InvalidValueError, with what was wanted, unless the condition holds."""
     if not condition:
         raise InvalidValueError(f"{problem!r}: wanted {wanted}")
 
 
 def among(allowed: tuple[object, ...], *values: Any) -> bool:
-    """Tell whether each value is one of these, of the same type: 16.0 and True are no alignments."""
+    """Tell whether each value is one of these, of the same type: 16.0 and True are not alignments."""
     return all(any(type(v) is type(a) and v == a for a in allowed) for v in values)
 
 
 def extent_fits(value: Any) -> bool:
-    """Tell whether it is a size: a whole number from 1."""
+    """Tell whether it is a size: an integer from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXTENT

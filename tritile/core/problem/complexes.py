@@ -1,14 +1,14 @@
-"""How a product of complex matrices is made of one real product.
+"""Decide how a product of complex matrices is made of one real product.
 
-By four products: a complex number x stands for the 2 x 2 real matrix [re, im; -im, re], and a row of complex
-numbers, as it lies in memory, for one of twice as many real ones. So A as it lies (M x 2K), times B with
-each element made a 2 x 2 matrix (2K x 2N), is the result as it lies (M x 2N). Where A is the smaller by far,
-A is made over instead, and B, as it lies, is read once: two planes of A, one that gives the real parts and
-one that gives the imaginary ones, above each other, and a result in planes that is put together afterwards.
+By four products: a complex number x stands for the 2 x 2 real matrix [re, im; -im, re]. A row of complex
+numbers in memory is a row of twice as many real ones. So A as it lies (M x 2K), times B with each element
+made a 2 x 2 matrix (2K x 2N), is the result as it lies (M x 2N). If A is much smaller, A is transformed
+instead, and B is read once as it lies: A becomes two planes above each other, one that gives the real parts
+and one that gives the imaginary parts, and the result comes in planes that are put together afterwards.
 
-By three products ("3m", as the BLAS call it): with P = re re', Q = im im' and S = (re + im)(re' + im'), the
-result is P - Q and S - P - Q: planes of both operands, three products of a batch, put together. A quarter
-less to multiply.
+By three products ("3m" in the BLAS): with P = re re', Q = im im' and S = (re + im)(re' + im'), the result is
+P - Q and S - P - Q. Both operands become planes, a batch of three products is made, and its results are put
+together. That saves a quarter of the multiplications.
 
 Errors, where a real product of K terms errs by at most g(K) |A| |B|, element by element, and u is half a
 step: by four products, each part by g(2K) of its sum of absolute values, |re| |re'| + |im| |im'| and
@@ -27,10 +27,10 @@ _ROW_OF: Final = {"row": "row", "strided": "row", "column": "column"}
 
 
 def moved(problem: Any) -> dict[Form, int]:
-    """Complex elements that each form by four products moves beyond a product's own, for each matrix.
+    """Return how many complex elements each way by four products moves beyond a product's own, by matrix.
 
-    "embedded" makes each element of b a 2 x 2 matrix; "pairs" and "planes" make planes of a, where b is
-    contiguous along N, or along K.
+    "embedded" makes each element of b a 2 x 2 matrix. "pairs" and "planes" make planes of a, where b is
+    contiguous along N or along K.
     """
     a, b, out = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
     found: dict[Form, int] = {"embedded": 4 * b + 2 * a * (problem.a_layout != "row")}

@@ -1,4 +1,4 @@
-"""Epilogues: what is done to the sums of a product before they are stored."""
+"""Describe epilogues: what is done to the sums of a product before they are stored."""
 
 import functools
 from dataclasses import dataclass, fields, replace
@@ -6,7 +6,7 @@ from typing import Final
 
 from tritile.errors import InvalidValueError
 
-# What an operand of an epilogue differs by: not at all, by columns (it is one row), by rows, by both.
+# How an operand varies over the result: not at all, by columns (it is one row), by rows, by both.
 SPREADS: Final = ("one", "row", "column", "full")
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")
 REMAINDER: Final = "remainder"
@@ -14,19 +14,21 @@ REMAINDER: Final = "remainder"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """out = activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
+    """Describe activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
 
-    `gated`: activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size of b.
+    With `gated` it is activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size
+    of b.
 
-    Operands say how each is spread over the result (see SPREADS), "" where there is none; `activation` is one
-    of ACTIVATIONS or "". `weighted`: alpha and beta are given. Zero points are for whole numbers, of a
-    by row and of b by column.
+    - Each operand says how it is spread over the result (see SPREADS), "" where there is none.
+    - `activation` is one of ACTIVATIONS or "".
+    - `weighted`: alpha and beta are given.
+    - Zero points are for integers, of a by row and of b by column.
 
-    Of int32 sums `activation` may be REMAINDER, for lowered products: they modulo scale_a, which differs by
-    matrix alone, as near 0 as they go.
+    For int32 sums of lowered products, `activation` may be REMAINDER: sums modulo scale_a, as near 0 as
+    possible, where scale_a differs by matrix alone.
 
-    As text it is the names of what there is: "scale_a=column scale_b=row bias=row gelu".
-    Raises InvalidValueError for anything that could not be one.
+    As text it lists what there is: "scale_a=column scale_b=row bias=row gelu". Raises InvalidValueError for a
+    text that describes no epilogue.
     """
 
     scale_a: str = ""
@@ -75,7 +77,7 @@ class Epilogue:
         return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})
 
 
-# Its operands, in the order kernels take them; what they are in the product out^T = b^T a^T, if another.
+# Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.
 SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up", "zero_a", "zero_b")
 TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b", "zero_b": "zero_a"}
 _FLAGS: Final = ("weighted", "gated")

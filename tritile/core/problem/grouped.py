@@ -1,4 +1,4 @@
-"""Products of groups: many products in one call, whose sizes only the GPU knows."""
+"""Describe products of groups: many products in one call, whose sizes only the GPU knows."""
 
 import itertools
 import math
@@ -11,12 +11,12 @@ from tritile.core.problem.matmul import MatmulProblem, Operand, operand_of
 from tritile.errors import InvalidValueError
 
 GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
-# Where there is a choice, as in `MatmulProblem`.
+# Dtypes with a choice of precision, as in `MatmulProblem`.
 GROUPED_PRECISIONS: Final = {
     "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 RAGGED: Final = ("m", "k", "none")
-MAX_GROUPS: Final = 1024  # a program holds where each of them ends
+MAX_GROUPS: Final = 1024  # a program holds the ends of all groups
 MAX_RAGGED: Final = 2**31 - 2**16  # rows, or K, that groups share: offsets have 32 bits
 LOADS: Final = ("even", "skewed", "sparse")
 
@@ -42,20 +42,25 @@ def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """`groups` products in one call.
+    """Describe `groups` products in one call.
 
-    `ragged` says what groups share, each a part of its own that only the GPU knows: "m", the rows of a and of
-    out, by the k x n matrix of the group; "k", the columns of a and rows of b, whose products are m x n; or
-    "none": each group is an m x k by a k x n matrix. m, or k, counts all that is shared.
-    `scaled`: rows of a and columns of b have a scale each, for each group. Layouts, alignments and
-    `invariant` as in `MatmulProblem`; what there is of each group has an aligned stride over groups too.
+    `ragged` names the dimension that groups share, each with a part of its own that only the GPU knows:
+
+    - "m": rows of a and of out; each group has a k x n matrix b.
+    - "k": columns of a and rows of b; each group has an m x n product.
+    - "none": nothing is shared; each group is an m x k by a k x n matrix.
+
+    m, or k, counts all that is shared. `scaled`: for each group, rows of a and columns of b have a scale
+    each. Layouts, alignments and `invariant` are as in `MatmulProblem`; an operand with a matrix for each
+    group has an aligned stride over groups too.
+
     Raises InvalidValueError where a field is out of its range.
     """
 
     op: ClassVar[str] = "grouped"
-    block_scales: ClassVar[str] = ""  # of which groups have none
-    promoted: ClassVar[bool] = False  # no parts of fp32 either
-    rights: ClassVar[int] = 1  # and one b
+    block_scales: ClassVar[str] = ""  # groups have none
+    promoted: ClassVar[bool] = False  # groups have no parts of fp32
+    rights: ClassVar[int] = 1  # groups have one b
     ragged: str
     groups: int
     m: int
@@ -113,12 +118,12 @@ class GroupedProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, counted apart."""
+        """Return multiplications and additions, each counted."""
         return 2 * self.m * self.n * self.k * (self.groups if self.ragged == "none" else 1)
 
     @property
     def bytes(self) -> int:
-        """Bytes moved if every input is read once and the output written once, no group being empty."""
+        """Return bytes moved where inputs are read once, the output written once, and no group is empty."""
         a, b, out = (operand.shape[0] * operand.shape[1] * operand.shape[2] for operand in self.operands)
         return (a + b) * self.itemsize + out * ITEMSIZE[self.out_dtype]
 
@@ -139,7 +144,7 @@ class GroupedProblem:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All but the sizes: neighbours have the same."""
+        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
         return (self.op, self.ragged, *dtypes, *self._layouts, *self._aligns)
 
@@ -150,7 +155,7 @@ class GroupedProblem:
 
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
-        """a, b and out: tensors that pose this problem, the first of their dimensions for groups."""
+        """Return a, b and out as tensors that pose this problem, their first dimension for groups."""
         g, size, out_size = self.groups, self.itemsize, ITEMSIZE[self.out_dtype]
         of_a, of_b, of_out = (g if own else 1 for own in self.of_groups)
         return (
@@ -167,7 +172,7 @@ class GroupedProblem:
 
     @property
     def label(self) -> str:
-        """A short name for a table of results: groups, and m, n and k, of which the shared one is marked."""
+        """Return a short name for a table of results: groups, m, n and k, with the shared one marked."""
         letters = {"row": "N", "column": "T", "strided": "S"}
         sizes = "x".join(f"({size})" if name == self.ragged else str(size)
                          for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip

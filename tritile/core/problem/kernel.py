@@ -1,4 +1,4 @@
-"""Calls of kernels that `tritile.autotune` decorates."""
+"""Describe calls of kernels that `tritile.autotune` decorates."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class KernelProblem:
-    """One call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
+    """Describe a call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
 
     op: ClassVar[str] = "kernel"
     kernel: str
@@ -34,7 +34,7 @@ class KernelProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the whole numbers of the key: by them two problems of one kernel are near or far."""
+        """Return the integers of the key: by them two problems of one kernel are near or far."""
         return tuple(v for _, v in self.key if isinstance(v, int) and not isinstance(v, bool) and v > 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Describe matrix products."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from tritile.core.problem.parts import part_length
 
 @dataclass(frozen=True)
 class Operand:
-    """Shape (batch, rows, columns) and strides, in elements, of one tensor of a problem."""
+    """Hold shape (batch, rows, columns) and strides, in elements, of one tensor of a problem."""
 
     dtype: str
     shape: tuple[int, int, int]
@@ -55,7 +55,7 @@ def _leading(extent: int, itemsize: int, alignment: int) -> int:
 def operand_of(
     dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]
 ) -> Operand:
-    """An operand of this layout whose rows, or columns, have just this alignment, in bytes, and no gaps."""
+    """Return an operand of this layout, without gaps, whose rows or columns have just this alignment."""
     _, rows, columns = shape
     if layout == "column":
         leading = _leading(rows, itemsize, alignment)
@@ -67,14 +67,18 @@ def operand_of(
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """`batch` products of an m x k by a k x n matrix.
+    """Describe `batch` products of an m x k by a k x n matrix.
 
-    Layouts: "row" has its last dimension contiguous, "column" its first, "strided" neither.
-    Alignments: the largest power of two, at most 16, in bytes, that divides the address and every
-    stride but the contiguous one. `epilogue`: what is fused into the store, as `Epilogue` writes it.
-    `b_dtype`: where b is of another dtype than a: fp8 types mix. `block_scales`: "1x128" where each 128 of K
-    have scales of their own, one for each row of a and one for 128 columns of b; see BLOCK_SCALES.
-    `invariant`: sums are made in the one way that `tritile.families.numerics` knows for all m and n.
+    - Layouts: "row" is contiguous along the last dimension, "column" along the first, "strided" along
+      neither.
+    - Alignments: the largest power of two, at most 16, in bytes, that divides the address and every stride
+      but the contiguous one.
+    - `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    - `b_dtype`: the dtype of b where it is not that of a, as fp8 types may be mixed.
+    - `block_scales`: "1x128" where each 128 of K have scales of their own, one for each row of a and one for
+      128 columns of b; see BLOCK_SCALES.
+    - `invariant`: sums are made in one way for all m and n; see `tritile.families.numerics`.
+
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -126,7 +130,7 @@ class MatmulProblem:
 
     @property
     def _gateable(self) -> bool:
-        # fp8 wants scales, fp16x3 and ozaki both matrices made over: none is offered
+        # fp8 needs scales, fp16x3 and ozaki transform both matrices: not offered
         lowered = self.precision in ("fp16x3", "ozaki")
         return self.dtype in GATED_DTYPES and not self.block_scales and not lowered
 
@@ -147,7 +151,7 @@ class MatmulProblem:
 
     @property
     def _scalable(self) -> bool:
-        # float32 stands for fp8 in the interpreter, which rounds that wrongly.
+        # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
         return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
 
     @property
@@ -157,7 +161,7 @@ class MatmulProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of real numbers, counted apart; complex ones take four each."""
+        """Return multiplications and additions of real numbers, each counted; complex ones take four."""
         return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
 
     @property
@@ -175,7 +179,7 @@ class MatmulProblem:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All but the sizes: neighbours have the same."""
+        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         layouts = (self.a_layout, self.b_layout, self.out_layout)
         aligns = (self.a_align, self.b_align, self.out_align)
         return (
@@ -192,7 +196,7 @@ class MatmulProblem:
 
     @functools.cached_property
     def operands(self) -> tuple[Operand, Operand, Operand]:
-        """a, b and out: tensors that pose this problem."""
+        """Return a, b and out as tensors that pose this problem."""
         out_size = ITEMSIZE[self.out_dtype]
         return (
             operand_of(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
@@ -229,12 +233,12 @@ class MatmulProblem:
 
     @property
     def totals(self) -> bool:
-        """Whether sums leave Hopper's tensor cores for totals in fp32: of parts, and of fp8 unless "fast"."""
+        """Tell whether sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
         return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")
 
     @functools.cached_property
     def core(self) -> "MatmulProblem":
-        """The product that kernels really make: another one where operands are made over for it first."""
+        """Return the product that kernels make: another one where operands are transformed first."""
         if self.is_complex:
             return replace(self, **core_of(self)).core
         if self.precision == "ozaki":

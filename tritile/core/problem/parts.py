@@ -1,4 +1,4 @@
-"""Sizes of a float32 product that is made of float16 parts: see `tritile.families.fp16x3.lowering`."""
+"""Size a float32 product that is made of float16 parts: see `tritile.families.fp16x3.lowering`."""
 
 from typing import Final
 
@@ -6,15 +6,15 @@ PART_UNIT: Final = 64  # elements of K: whole cache lines of fp16
 
 
 def part_length(k: int) -> int:
-    """K of each of the three parts that lie one after the other along the core's K."""
+    """Return K of each of the three parts that follow one another along the core's K."""
     return -(-k // PART_UNIT) * PART_UNIT
 
 
 def promoted_every(k: int) -> int:
-    """Of how many elements of K sums stay in tensor cores: a power of two, near twice the root of K.
+    """Return how many elements of K are summed in tensor cores at a time: a power of two, near 2 sqrt(K).
 
-    Tensor cores truncate each sum, which drifts by this number; ordinary sums in fp32 err by a random walk,
-    sqrt(K).
+    Tensor cores truncate each sum, so that errors grow with this number. Sums in fp32 err by a random walk,
+    as sqrt(K).
     """
     every = PART_UNIT
     while every * every < 2 * k:

@@ -1,4 +1,4 @@
-"""Copies whose dimensions lie in another order."""
+"""Describe copies whose dimensions lie in another order."""
 
 import functools
 import math
@@ -33,11 +33,11 @@ def merged(
 
 
 class Plane(NamedTuple):
-    """The dimensions of a permutation by what becomes of them; those of m and n innermost first.
+    """Hold the dimensions of a permutation that make its tiles; those of m and n innermost first.
 
-    Along `n` x is densest, along `m` out is. Either is one dimension, or several that follow each other
-    without a gap in x (n) or in out (m); where these are few elements, n goes on with the densest others
-    of x. `batch` are the rest, outermost first.
+    x is densest along `n`, out along `m`. Each is one dimension, or several that follow each other without a
+    gap in x (n) or in out (m). If these have few elements, n takes the next densest dimensions of x as well.
+    `batch` holds the rest, outermost first.
     """
 
     m: tuple[int, ...]
@@ -48,7 +48,7 @@ class Plane(NamedTuple):
 def _run(
     first: int, shape: Sequence[int], strides: Sequence[int], free: Collection[int], enough: int
 ) -> tuple[int, ...]:
-    """`first` and the dimensions that follow it without a gap, until together they are `enough`."""
+    """Return `first` and the dimensions that follow it without a gap, until together they have `enough`."""
     run, size = [first], shape[first]
     while size < enough:
         reach = strides[first] * size
@@ -62,10 +62,11 @@ def _run(
 
 @dataclass(frozen=True)
 class PermuteProblem:
-    """A copy of elements of `itemsize` bytes from x to out, over one index space.
+    """Describe a copy of elements of `itemsize` bytes from x to out, over one index space.
 
-    `shape` has the dimensions of out that are left where those of size 1 are dropped and those that stay
-    together merged, outermost first; strides count elements. Alignments as in `MatmulProblem`.
+    `shape` has the dimensions of out, outermost first, without those of size 1 and with those merged that
+    stay together. Strides count elements. Alignments are as in `MatmulProblem`.
+
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -133,7 +134,8 @@ class PermuteProblem:
             return Plane((), (dense_x,), ())
         long = max(32, 256 // self.itemsize)
         both = out[dense_x] == min((step for step in out if step), default=0)  # out is densest there too
-        m = _run(rest[0], self.shape, out, rest[1:], long // 2)  # writes need long runs more than reads do
+        # Long runs matter more to writes than to reads.
+        m = _run(rest[0], self.shape, out, rest[1:], long // 2)
         free, rows = [i for i in rest if i not in m], math.prod(self.shape[i] for i in m)
         n = (dense_x,) if both else _run(dense_x, self.shape, x, free, max(long, _TILE // rows))
         columns = math.prod(self.shape[i] for i in n)
@@ -169,12 +171,12 @@ class PermuteProblem:
 
     @functools.cached_property
     def x_layout(self) -> str:
-        """Along what x is contiguous: n ("row"), m ("column"), or neither."""
+        """Say along which side of a tile x is contiguous: n ("row"), m ("column"), or neither ("strided")."""
         return self._layout(self.x_strides)
 
     @functools.cached_property
     def out_layout(self) -> str:
-        """Return the same of out."""
+        """Say the same of out."""
         return self._layout(self.out_strides)
 
     @functools.cached_property
@@ -185,7 +187,7 @@ class PermuteProblem:
 
     @functools.cached_property
     def n_digits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides of x along n, innermost first: one of each where n has no gap in x."""
+        """Return sizes and strides of x along n, innermost first: one of each where n has no gap in x."""
         dims = self.plane.n[::-1]
         sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
         return (sizes[::-1] or (1,), strides[::-1] or (0,))
@@ -205,7 +207,7 @@ class PermuteProblem:
         m, n, _ = self.plane
 
         def run(steps: tuple[int, ...], first: tuple[int, ...], sides: tuple[int, int]) -> int:
-            """From the dimensions `first` on, through all of a tile that follows without a gap."""
+            """Return the elements of a tile that lie side by side, beginning with the dimensions `first`."""
             if not first or steps[first[0]] != 1:
                 return 1
             reach, have = 1, {}  # how many of each dimension a tile has
@@ -234,7 +236,7 @@ class PermuteProblem:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All but the sizes: neighbours have the same."""
+        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         runs = (len(self.plane.m), len(self.plane.n))
         spread = 0 in self.x_strides
         layouts = (self.x_layout, self.out_layout, self.x_align, self.out_align)

@@ -1,4 +1,4 @@
-"""Products with a weight of 4- or 8-bit whole numbers."""
+"""Describe products with a weight of 4- or 8-bit integers."""
 
 import functools
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from tritile.core.problem.matmul import MatmulProblem, Operand
 WEIGHT_BITS: Final = (4, 8)
 GROUP_SIZES: Final = (32, 64, 128)
 ACTIVATION_DTYPES: Final = ("bfloat16", "float16")
-_ROWS: Final = 16  # rows of a weight are padded to as many
-_LINE: Final = 128  # bytes, of which rows of an unpacked weight are whole multiples
+_ROWS: Final = 16  # rows of a weight are padded to a multiple
+_LINE: Final = 128  # bytes; rows of an unpacked weight are multiples
 UNIT_WORDS: Final = 128  # words of 32 bits that 8 rows of `unit_columns` are packed into
 
 
 def unit_columns(bits: int) -> int:
-    """Columns of a weight that are packed together: K is padded to a multiple."""
+    """Return how many columns of a weight are packed together: K is padded to a multiple."""
     return 512 // bits
 
 
@@ -25,13 +25,13 @@ def _padded(extent: int, multiple: int) -> int:
 
 
 def words_shape(n: int, k: int, bits: int) -> tuple[int, int]:
-    """Eights of rows, and 32-bit words of each, of a packed weight (n, k)."""
+    """Return the shape of a packed weight (n, k): eights of rows, and 32-bit words of each."""
     unit = unit_columns(bits)
     return _padded(n, _ROWS) // 8, _padded(k, unit) // unit * UNIT_WORDS
 
 
 def scales_shape(n: int, k: int, bits: int, group_size: int) -> tuple[int, int]:
-    """Groups and rows, those of padding included, of its scales and zero points."""
+    """Return the shape of scales and zero points: groups and rows, those of padding included."""
     return -(-_padded(k, unit_columns(bits)) // group_size), _padded(n, _ROWS)
 
 
@@ -42,11 +42,12 @@ def unpacked_row(k: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedProblem:
-    """x @ weight^T + bias: x (m, k) by a weight (n, k) of whole numbers of `bits` bits.
+    """Describe x @ weight^T + bias: x (m, k) by a weight (n, k) of integers of `bits` bits.
 
     `group_size` columns of a row share a scale and, with `zero_points`, a zero point. `dtype` is that of x,
-    the scales, the result and, for what it weighs, `bias`. `x_layout` is "row" or "strided", `x_align` as of
-    the operands of a `MatmulProblem`, and so `invariant`.
+    the scales, the result and the bias. `x_layout` is "row" or "strided". `x_align` and `invariant` are as in
+    a `MatmulProblem`.
+
     Raises InvalidValueError where a field is out of its range.
     """
 
@@ -77,7 +78,7 @@ class QuantizedProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, counted apart."""
+        """Return multiplications and additions, each counted."""
         return 2 * self.m * self.n * self.k
 
     @property
@@ -113,7 +114,7 @@ class QuantizedProblem:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All but the sizes: neighbours have the same."""
+        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         weight = (self.bits, self.group_size, self.zero_points)
         return (self.op, self.dtype, *weight, self.bias, self.x_layout, self.x_align)
 
@@ -128,7 +129,7 @@ class QuantizedProblem:
 
     @property
     def x(self) -> Operand:
-        """x: a tensor that poses this problem."""
+        """Return x as a tensor that poses this problem."""
         return self.product.operands[0]
 
     @property

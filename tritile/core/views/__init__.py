@@ -1,4 +1,4 @@
-"""A call reduced to what kernels take: matrices with strides, or a space of indices with two."""
+"""Reduce calls to what kernels take: matrices with strides, or an index space with two sets of them."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -38,7 +38,7 @@ _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
 def posed(problem: Tiled, make: Make) -> Call:
     """Return a call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
-    It is asked for in the order of the call's `tensors`. A complex number of a product is asked for as two
-    real ones, other elements of 16 bytes as two of int64.
+    Memory is made in the order of the call's `tensors`. A complex element of a product is made as two real
+    ones, any other element of 16 bytes as two of int64.
     """
     return _POSERS[problem.op](problem, make)

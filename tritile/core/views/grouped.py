@@ -1,4 +1,4 @@
-"""Products of groups reduced to what kernels take."""
+"""Reduce products of groups to what kernels take."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -8,7 +8,7 @@ from tritile.core.views.products import Make, View, view_of
 
 
 class Scales(NamedTuple):
-    """The scales of an operand's rows, or columns: side by side; `stride` leads from group to group."""
+    """Hold scales of an operand's rows or columns, contiguous; `stride` leads from group to group."""
 
     tensor: Any
     stride: int
@@ -16,16 +16,17 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedCall:
-    """The products of all groups: see `tritile.core.problem.GroupedProblem`.
+    """Describe a call of the products of all groups: see `tritile.core.problem.GroupedProblem`.
 
-    Of a, b and out those that have a matrix for each group have a batch of one dimension, others none.
-    `offs`: where each group ends, as int32, in what groups share; None where they share nothing.
-    `swapped`: a is the transpose of the caller's second operand, b that of the first. `invariant`: as of its
-    problem.
+    Those of a, b and out that have a matrix for each group have a batch of one dimension, the others none.
+
+    - `offs`: where each group ends in what groups share, as int32; None where they share nothing.
+    - `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    - `invariant`: as in the problem.
     """
 
     op: ClassVar[str] = "grouped"
-    batch_shape: ClassVar[tuple[int, ...]] = ()  # nothing by which a launch could be split
+    batch_shape: ClassVar[tuple[int, ...]] = ()  # no batch, so a launch cannot be split
     ragged: str
     groups: int
     a: View
@@ -41,7 +42,7 @@ class GroupedCall:
 
     @property
     def problem(self) -> GroupedProblem:
-        """Tell what planning needs to know of this call."""
+        """Return the problem that this call poses."""
         a, b, out = self.a, self.b, self.out
         return GroupedProblem(
             self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
@@ -51,12 +52,12 @@ class GroupedCall:
 
     @property
     def target(self) -> Any:
-        """Tell which of its tensors is written."""
+        """Return the tensor that is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Tell what the kernel's pointers point to, by name."""
+        """Return what the kernel's pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         if self.offs is not None:
             found["offs"] = self.offs
@@ -71,13 +72,13 @@ class GroupedCall:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Tell what each of a caller's tensors is, in the order of `tensors`."""
+        """Return the name of each of the caller's tensors, in the order of `tensors`."""
         offs = () if self.offs is None else ("offs",)
         return ("a", "b", "out", *offs, *(("scale_a", "scale_b") if self.scales else ()))
 
 
 def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:
-    """A call that poses products of groups; where groups end is for the caller to write into `offs`."""
+    """Return a call that poses products of groups; the caller writes into `offs` where groups end."""
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
         view_of(operand, size, 2 if own else 1, make)  # a batch of 2 or more has a stride

@@ -1,4 +1,4 @@
-"""Permutations reduced to what kernels take."""
+"""Reduce permutations to what kernels take."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,10 +9,10 @@ from tritile.core.views.products import Make
 
 @dataclass(frozen=True)
 class PermuteCall:
-    """The copy that `problem` tells of, from x to out, words of `flip` bits inverted.
+    """Describe the copy of `problem` from x to out, with bits `flip` of words inverted.
 
-    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of
-    16 bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
+    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of 16
+    bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
     exchanged.
     """
 
@@ -32,17 +32,17 @@ class PermuteCall:
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Their sizes."""
+        """Return the sizes of `batch_dims`."""
         return tuple(self.problem.shape[i] for i in self.batch_dims)
 
     @property
     def target(self) -> Any:
-        """Tell which of its tensors is written."""
+        """Return the tensor that is written."""
         return self.out
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Tell what the kernel's pointers point to, by name."""
+        """Return what the kernel's pointers point to, by name."""
         return {"x": self.x, "out": self.out}
 
     @property

@@ -1,4 +1,4 @@
-"""Products reduced to what kernels take: matrices with strides, and one list of batch dimensions."""
+"""Reduce products to what kernels take: matrices with strides, and one list of batch dimensions."""
 
 import functools
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from tritile.core.problem import (
 
 @dataclass(frozen=True)
 class View:
-    """A batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
+    """Hold a batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
 
-    That of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what is
-    in memory.
+    The tensor of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what
+    is in memory.
     """
 
     tensor: Any
@@ -37,7 +37,7 @@ class View:
 
     @property
     def layout(self) -> str:
-        """Tell which dimension is contiguous: "row" (the last), "column" (the first), or neither."""
+        """Say which dimension is contiguous: "row": the last; "column": the first; "strided": neither."""
         rows, columns = self.shape
         if columns == 1:
             return "column" if rows > 1 and self.strides[0] == 1 else "row"
@@ -56,7 +56,7 @@ class View:
 
     @property
     def align(self) -> int:
-        """The largest power of two, up to 16, that divides the address and all leading strides, in bytes."""
+        """Return the largest power of two, at most 16, that divides address and leading strides, in bytes."""
         return alignment(self.tensor.data_ptr(), *(stride * self.itemsize for stride in self.leading))
 
     @property
@@ -72,7 +72,7 @@ class View:
 
 
 class Placed(NamedTuple):
-    """Stands for a tensor in a buffer that has a name, as a workspace, which starts on 16 bytes."""
+    """Stand for a tensor in a buffer that has a name, as a workspace, which starts on 16 bytes."""
 
     buffer: str
     dtype: str
@@ -84,7 +84,7 @@ class Placed(NamedTuple):
 
 
 def spread(view: View | None) -> str:
-    """By what an operand that is stretched over a result differs: see `tritile.core.problem.SPREADS`."""
+    """Say along which dimensions an operand varies over a result: see `tritile.core.problem.SPREADS`."""
     if view is None:
         return ""
     by_row, by_column = (step != 0 for step in view.strides)
@@ -93,10 +93,10 @@ def spread(view: View | None) -> str:
 
 @dataclass(frozen=True)
 class Fused:
-    """What is done to a call's sums before they are stored: see `tritile.core.problem.Epilogue`.
+    """Describe what is done to a call's sums before they are stored: see `tritile.core.problem.Epilogue`.
 
-    Operands are stretched to the size of the result, with strides of 0. Where there are zero points, sums of
-    rows of a and of columns of b come to kernels with them (see `tritile.families.zeros.lowering`).
+    Operands are stretched to the size of the result by strides of 0. With zero points, kernels also take sums
+    of rows of a and of columns of b (see `tritile.families.zeros.lowering`).
     """
 
     scale_a: View | None = None
@@ -125,7 +125,7 @@ class Fused:
 
     @property
     def epilogue(self) -> Epilogue:
-        """Tell what of it decides how it is done."""
+        """Return the part that decides how kernels are compiled."""
         weighted = (self.alpha, self.beta) != (1.0, 1.0)
         spreads = {name: spread(getattr(self, name)) for name in SIDES}
         return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
@@ -148,7 +148,7 @@ UNFUSED: Final = Fused()
 
 
 class Verdict(NamedTuple):
-    """On the GPU an int32 word; the product is to be made where it is from `least` on and below `end`.
+    """Hold the GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
 
     See `tritile.families.common.verdict`.
     """
@@ -159,9 +159,9 @@ class Verdict(NamedTuple):
 
 
 class BlockScales(NamedTuple):
-    """Scales within a sum, for each 128 of K; `shared`: of how many rows and columns, as in BLOCK_SCALES.
+    """Hold scales for each 128 of K; `shared` says by how many rows and columns, as in BLOCK_SCALES.
 
-    Strides of a's are over blocks of rows and of K, those of b's over blocks of K and of columns.
+    Strides of a's scales are over blocks of rows and of K, those of b's over blocks of K and of columns.
     """
 
     shared: str
@@ -180,12 +180,14 @@ class BlockScales(NamedTuple):
 
 @dataclass(frozen=True)
 class MatmulCall:
-    """out[i] = a[i] @ b[i] for every i of `batch_shape`, what `fused` says done to it.
+    """Describe out[i] = a[i] @ b[i] for every i of `batch_shape`, with the epilogue `fused`.
 
-    `b_dtype`: where it is not `dtype`. `scales`: within the sum, for each 128 of K.
-    `swapped`: a is the transpose of the caller's second operand, b that of the first.
-    `verdict`: None where it is to be made whatever its data are. `up`: the second matrix, where gated.
-    `invariant`: as of its problem.
+    - `b_dtype`: the dtype of b where it is not `dtype`.
+    - `scales`: those within the sum, for each 128 of K.
+    - `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    - `verdict`: the fallback flag that says whether to make the product; None: make it in any case.
+    - `up`: the second matrix, where gated.
+    - `invariant`: as in the problem.
     """
 
     op: ClassVar[str] = "matmul"
@@ -206,7 +208,7 @@ class MatmulCall:
 
     @functools.cached_property
     def problem(self) -> MatmulProblem:
-        """Tell what planning needs to know of this call."""
+        """Return the problem that this call poses."""
         return MatmulProblem(
             prod(self.batch_shape),
             self.a.shape[0],
@@ -229,7 +231,7 @@ class MatmulCall:
 
     @property
     def transposed(self) -> "MatmulCall":
-        """The same product as out^T = b^T a^T: a result that lies in columns is then made row by row."""
+        """Return the same product as out^T = b^T a^T: a column-major result becomes row-major."""
         a, b, out = self.b.transposed, self.a.transposed, self.out.transposed
         turned = replace(self, a=a, b=b, out=out, fused=self.fused.transposed, swapped=not self.swapped)
         if self.b_dtype:
@@ -238,12 +240,12 @@ class MatmulCall:
 
     @property
     def target(self) -> Any:
-        """Tell which of its tensors is written."""
+        """Return the tensor that is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Tell what the kernels' pointers point to, by name."""
+        """Return what the kernels' pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         found |= {name: view.tensor for name, view in self.fused.named if view is not None}
         if self.up is not None:
@@ -256,12 +258,12 @@ class MatmulCall:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`: a, b, out, what is fused, up, scales, the verdict."""
+        """Return the tensors of `buffers`: a, b, out, what is fused, up, scales, the fallback flag."""
         return tuple(self.buffers.values())
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Tell what each of a caller's tensors is, in the order of `tensors`."""
+        """Return the name of each of the caller's tensors, in the order of `tensors`."""
         fused = (name for name in SIDES if getattr(self.fused, name) is not None)
         up = ("up",) if self.up else ()
         return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
@@ -297,7 +299,7 @@ def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | Non
 
 
 def _fused(problem: MatmulProblem, make: Make) -> Fused:
-    """An epilogue's operands, on memory of their own; alpha and beta are halves where they are given."""
+    """Return an epilogue's operands on memory of their own; alpha and beta are 0.5 where they are given."""
     epilogue = epilogue_of(problem.epilogue)
     sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
     weight = 0.5 if epilogue.weighted else 1.0

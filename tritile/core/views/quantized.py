@@ -1,4 +1,4 @@
-"""Products with packed weights reduced to what kernels take."""
+"""Reduce products with packed weights to what kernels take."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,10 +10,10 @@ from tritile.core.views.products import UNFUSED, Fused, Make, View, view_of
 
 @dataclass(frozen=True)
 class QuantizedCall:
-    """out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
+    """Describe out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
 
-    These are laid out as `tritile.core.quantized` tells. x is (m, k) with strides; out (m, n), contiguous.
-    `fused` holds the bias, if any. `invariant`: as of its problem.
+    These are laid out as `tritile.core.quantized` says. x is (m, k) with strides; out is (m, n), contiguous.
+    `fused` holds the bias, if any. `invariant`: as in the problem.
     """
 
     op: ClassVar[str] = "linear_quantized"
@@ -31,7 +31,7 @@ class QuantizedCall:
 
     @property
     def problem(self) -> QuantizedProblem:
-        """Tell what planning needs to know of this call."""
+        """Return the problem that this call poses."""
         return QuantizedProblem(
             *self.out.shape,
             self.x.shape[1],
@@ -47,12 +47,12 @@ class QuantizedCall:
 
     @property
     def target(self) -> Any:
-        """Tell which of its tensors is written."""
+        """Return the tensor that is written."""
         return self.out.tensor
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Tell what the kernel's pointers point to, by name."""
+        """Return what the kernel's pointers point to, by name."""
         bias = self.fused.bias and self.fused.bias.tensor
         found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
         found |= {"bias": bias, "out": self.out.tensor}

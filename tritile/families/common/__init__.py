@@ -1,1 +1,1 @@
-"""What kernels of several families share."""
+"""Share code among kernels of several families."""

@@ -1,4 +1,4 @@
-"""What configs of every family have in common: whole blocks, none larger than the problem."""
+"""Check what configs of every family have in common: whole blocks, none larger than the problem."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -7,7 +7,7 @@ from tritile.core.problem.parts import promoted_every
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
-    """Tell what is wrong with a config's parameters: not these, not powers of two, or above `most`."""
+    """Say what is wrong with a config's parameters: not these, not powers of two, or above `most`."""
     if tuple(name for name, _ in config.kwargs) != names:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
     for name, value in config.kwargs:
@@ -22,14 +22,14 @@ def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | Non
 
 
 def launch_fault(config: Config) -> str | None:
-    """What is wrong with a config's warps and stages, of kernels that read and write through pointers."""
+    """Say what is wrong with warps and stages, for kernels that read and write through pointers."""
     if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
         return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
     return None
 
 
 def shared_fault(shared: int, device: Device) -> str | None:
-    """Say why a kernel may not take so many bytes of shared memory, or None where it may."""
+    """Say why a kernel may not take so many bytes of shared memory, None where it may."""
     return (
         f"{shared} bytes of shared memory, of {device.shared_memory}"
         if shared > device.shared_memory
@@ -43,14 +43,14 @@ def least_blocks(problem: Product) -> dict[str, int]:
 
 
 def promotes_late(config: Config, problem: Product) -> bool:
-    """Tell whether a block of K alone is more than what tensor cores may add up of parts of fp32."""
+    """Tell whether one block of K is more than tensor cores may sum of parts of fp32."""
     return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
 
 
 def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
-    """Tell whether GROUP_M orders what has no order, or leaves unordered what has one."""
+    """Tell whether GROUP_M orders tiles that have no order, or leaves unordered those that have one."""
     if isinstance(problem, GroupedProblem):
-        return False  # in bands, as groups may or may not have several rows of tiles
+        return False  # always in bands: groups may or may not have several rows of tiles
     matters = problem.m > config["BLOCK_M"] and problem.n > config["BLOCK_N"]
     if config["GROUP_M"] > 1 and not matters:
         return True
@@ -59,6 +59,6 @@ def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
 
 
 def oversized(config: Config, problem: Product, least: dict[str, int]) -> bool:
-    """Tell whether a block is twice as large as the problem, or more, though it could be halved."""
+    """Tell whether a block is at least twice as large as the problem, though it could be halved."""
     blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
     return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

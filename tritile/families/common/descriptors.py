@@ -1,4 +1,4 @@
-"""Products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
+"""Describe products by tensor descriptor: their result, sizes and grid, whichever family makes them."""
 
 from typing import Any, Final, NamedTuple
 
@@ -10,19 +10,19 @@ from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
-BARRIER: Final = 8  # bytes of shared memory that a stage of a pipeline with TMA takes beside its tiles
-_MAX_AXIS: Final = 65535  # programs, of the second and third axis of a grid
+BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
+_MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
 
-_POLLS: Final = 64  # some 40 us: longer than parts of one tile lie apart where all programs run at once
+_POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
 
 
 def polls(programs: int, processors: int) -> int:
-    """Return how often the programs of a tile look for each other's parts: not where some wait to run."""
+    """Return how often the programs of a tile look for each other's parts; 0 where some wait to run."""
     return _POLLS if programs <= processors else 0
 
 
 class Output(NamedTuple):
-    """The result as a descriptor sees it, and its strides over batch, rows and columns where none can."""
+    """Hold the result's descriptor, and its strides over batch, rows and columns where it can have none."""
 
     seen: Seen
     by_descriptor: bool
@@ -30,7 +30,7 @@ class Output(NamedTuple):
 
 
 def output_of(call: MatmulCall) -> Output:
-    """The result as it is stored; `strides`, over batch, rows and columns, serve where no descriptor can."""
+    """Return the output of the result; `strides`, over batch, rows and columns, serve without descriptor."""
     (outer, inner), batch_strides = batch_of(call, call.out)
     shape, strides = (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides)
     seen = Seen(buffer_of(call.out.tensor, "out").buffer, shape, strides, False)
@@ -54,10 +54,10 @@ def sizes_of(call: MatmulCall) -> tuple[int, ...]:
 def grid_of(
     call: MatmulCall, config: Config, split: int, processors: int
 ) -> tuple[tuple[int, int, int], bool]:
-    """The programs to launch, and whether they have an axis each for rows, columns and the rest of tiles.
+    """Return the grid, and whether rows, columns and the rest of the tiles have an axis each.
 
-    The rest is the batch, or the parts of K. Such a grid spares divisions, where its order does as well:
-    all tiles at once, or whole columns of them as bands.
+    The rest is the batch, or the parts of K. Such a grid saves divisions, where its order is as good: all
+    tiles at once, or whole columns of them as bands.
     """
     m, n, _, batch, _ = sizes_of(call)
     rows, columns = -(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"])
@@ -71,7 +71,7 @@ def grid_of(
 
 
 def arguments(call: MatmulCall, config: Config, read: Inputs, out: Output, early: bool) -> dict[str, Any]:
-    """What kernels take whose tiles travel by descriptor, by name: all but these and the order of tiles."""
+    """Return the arguments that all kernels share whose tiles travel by TMA, by name."""
     m, n, k, batch, inner = sizes_of(call)
     scales, shared = block_scales(call)
     word, verdicts = verdict(call)

@@ -1,4 +1,4 @@
-"""What is done to the sums of a product before they are stored, the same in every family of kernels."""
+"""Finish the sums of a product before they are stored, in the same way in every family of kernels."""
 
 import triton
 import triton.language as tl

@@ -1,13 +1,13 @@
-"""What of a product decides, beside its config, how long it takes: see `tritile.planning.formula`."""
+"""Hold what a product's time depends on beside its config: see `tritile.planning.formula`."""
 
 from typing import Any, Final, NamedTuple
 
-SECTOR: Final = 32  # bytes that memory moves at once
+SECTOR: Final = 32  # bytes that device memory moves at once
 LINE: Final = 128  # bytes that a cache looks up at once
 
 
 class Facts(NamedTuple):
-    """Hold what of a product its time depends on: numbers, or tensors with one for each of many products."""
+    """Hold what a product's time depends on: numbers, or tensors over many products."""
 
     m: Any
     n: Any
@@ -18,13 +18,13 @@ class Facts(NamedTuple):
     bytes_a: Any  # of one matrix
     bytes_b: Any
     bytes_out: Any  # of all results
-    reread: Any  # share of b that each band of tiles but the first reads from device memory once more
+    reread: Any  # share of b that each band of tiles after the first reads again from device memory
     odd_a: Any  # 1 where rows of a do not start on sectors, else 0
     odd_b: Any
     odd_out: Any
-    off_a: Any  # 1 where they do not start on lines
+    off_a: Any  # 1 where rows of a do not start on lines
     off_b: Any
-    by_row: Any  # 1 where columns of b lie side by side, 0 where K does
+    by_row: Any  # 1 where b is contiguous along N, 0 where along K
     copied: Any  # bytes of operands that are copied first
-    copies: Any  # 1 where there are any, else 0
+    copies: Any  # 1 where any operand is copied, else 0
     processors: Any

@@ -1,4 +1,4 @@
-"""What is fused into a product, as kernels take it."""
+"""Pass what is fused into a product, as kernels take it."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from tritile.families.common.work import Buffer, buffer_of
 def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
     """Return the epilogue's operands, then alpha and beta, as `common.epilogue.finished` takes them.
 
-    `rank`: how many dimensions kernels see of the batch. None where nothing is fused. Where `dtype`, that of
-    operands, is float64, alpha and beta are compiled in, to keep all their digits.
+    `rank`: the number of batch dimensions that kernels see. Return None where nothing is fused. If `dtype`,
+    the operands' dtype, is float64, alpha and beta are compiled in, to keep all their digits.
     """
     epilogue = fused.epilogue
     if epilogue.constants is None:
@@ -32,7 +32,7 @@ def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
 
 
 def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, int] | None]:
-    """Scales within the sum, as `common.tiles.block_scale` takes them, and by what they are shared."""
+    """Return scales within the sum, as `common.tiles.block_scale` takes them, and what shares them."""
     if call.scales is None:
         return None, None
     of_a = (buffer_of(call.scales.a, "block_scale_a"), *call.scales.a_strides)
@@ -41,7 +41,7 @@ def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, i
 
 
 def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
-    """Return the word that says whether there is anything to do, and which of its values do."""
+    """Return the fallback flag, and the values of it with which there is something to do."""
     if call.verdict is None:
         return None, None
     return buffer_of(call.verdict.word, "verdict"), (call.verdict.least, call.verdict.end)

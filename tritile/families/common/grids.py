@@ -1,4 +1,4 @@
-"""What kernels are told of sizes and strides, and how many programs there are."""
+"""Compute what kernels are told of sizes and strides, and how many programs run."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -15,17 +15,17 @@ def unit(extent: int, itemsize: int) -> int:
 
 
 def least_unit(strides: Iterable[int], itemsize: int) -> int:
-    """Return the same that divides all of these; one of 0 is never stepped."""
+    """Return the largest power of two that divides all of these; a stride of 0 does not count."""
     return min((unit(step, itemsize) for step in strides if step), default=16 // itemsize)
 
 
 def grid(tiles: int, batch: int) -> tuple[int, int, int]:
-    """Return tiles of a matrix, then matrices, over two axes as one is too short."""
+    """Return the grid over tiles of a matrix, then matrices, over two axes as one is too short."""
     across = min(batch, _MAX_GRID_AXIS)
     return tiles, across, -(-batch // across)
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Tell how to compile a kernel for a config."""
+    """Return how to compile a kernel for a config."""
     found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}

@@ -1,4 +1,4 @@
-"""What a lowered product is."""
+"""Describe a lowered product: `Lowered`."""
 
 from collections.abc import Mapping
 from math import prod
@@ -10,10 +10,10 @@ from tritile.families.common.work import Section, Step
 
 
 class Lowered(NamedTuple):
-    """What a product becomes: launches before the core, the core, launches after it.
+    """Describe what a product is lowered to: launches before the core, the core, launches after it.
 
-    Steps name the buffers of the call and of `scratch`. A view of the core has as its tensor what the call
-    has under the same name, or a `Placed` that names one.
+    Steps name the buffers of the call and of `scratch`. A view of the core holds the tensor that the call has
+    under the same name, or a `Placed` that names a buffer.
     """
 
     before: tuple[Step, ...]
@@ -25,9 +25,9 @@ class Lowered(NamedTuple):
 def copied_batch(
     view: View, batch_shape: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Tell how the matrices of an operand are copied side by side, those of a stretched dimension once.
+    """Return how the matrices of an operand are copied side by side, those of a stretched dimension once.
 
-    How many there are, their batch's sizes and strides, and the strides of the whole batch over the copies,
+    That is their number, their batch's sizes and strides, and the strides of the whole batch over the copies,
     in copies.
     """
     dims = [(n, step) for n, step in zip(batch_shape, view.batch_strides, strict=True) if n > 1 and step]

@@ -1,34 +1,36 @@
-"""What decides the bits of a result, and the one way of summing that batch-invariant products have.
+"""State what decides the bits of a result, and the one way in which batch-invariant products are summed.
 
-An element is a sum over K of products, made by tensor cores or by multiply-adds, and what is fused into its
-store. Given its row of a and its column of b, of a config the following decides its bits, and nothing else:
+An element is a sum over K of products, made by tensor cores or by multiply-adds, and then by what is fused
+into its store. Given its row of a and its column of b, a config decides its bits by the following, and
+nothing else:
 
 - The instruction. Tensor cores multiply exactly, line up the products of one instruction with the sum so far
-  by the largest exponent, cut what hangs over, and add (for Hopper: Khattak and Mikaitis, arXiv 2512.07004).
-  So how much of K an instruction takes, and how wide it cuts, counts: `wgmma` (16 of K of 16-bit types, 32
-  bytes of others) and the instructions of a warp differ. How many rows or columns one takes, where a row lies
-  in it, and whether operands come from registers or shared memory, does not count. `tl.dot` compiles to
-  `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it. AMD's
-  matrix cores have instructions of 32 x 32 and 16 x 16, of different depths, by the smaller side of a tile.
+  by the largest exponent, truncate, and add (for Hopper: Khattak and Mikaitis, arXiv 2512.07004). So it
+  matters how much of K an instruction takes, and where it truncates: `wgmma` (16 of K of 16-bit types, 32
+  bytes of others) and the instructions of a warp differ. It does not matter how many rows or columns one
+  takes, where a row lies in it, and whether operands come from registers or shared memory. `tl.dot` compiles
+  to `wgmma`, or Blackwell's `tcgen05.mma`, where a tile has 64 rows or more and whole warpgroups make it.
+  AMD's matrix cores have instructions of 32 x 32 and 16 x 16, of different depths, by the smaller side of a
+  tile.
 - The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
 - The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
   of three TF32 products, and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
   K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
-- What rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. Neither says of the other
-  what it does with ties.
-- Of packed weights, what their scales multiply: weights, or sums over a block of K (`families.quantized`).
-- Which operand is first, of products with packed weights: the fused kernels multiply weight by x, that of
-  unpacked weights x by weight. By the model above that does not count, but it has not been measured.
+- Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
+  differently.
+- What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
+- Which operand of a product with packed weights is first: the fused kernels multiply weight by x, the kernel
+  of unpacked weights x by weight. By the model above that does not count, but it has not been measured.
 
-What is fused is a function of one element and what is added to it, which is compiled with the same fused
-multiply-adds in every kernel (as tests tell from what is compiled). Copies of operands, alignment, layouts,
-order of tiles, stages, how tiles are stored, and at which address, only move bits. Sums of int8 products are
-exact in any order.
+An epilogue is a function of one element and its operands. Every kernel compiles it with the same fused
+multiply-adds (tests read this from compiled kernels). Copies of operands, alignment, layouts, order of tiles,
+stages, how tiles are stored, and at which address, only move bits. Sums of int8 products are exact in any
+order.
 
-The canonical numerics of a problem depend on its types, its precision, the device and, of TF32, whether there
-is more than one column: not on m and not on what differs with it. (A matrix of one row has other layouts and
-alignments than the same of many, and a result of many rows and one column lies by columns.) Every config that
-has them may be chosen.
+The canonical numerics of a problem depend on its types, its precision, the device and, for TF32, whether
+there is more than one column. They do not depend on m, nor on what differs with m: a matrix of one row has
+other layouts and alignments than one of many rows, and a result of many rows and one column is column-major.
+Every config that has the canonical numerics may be chosen.
 """
 
 from typing import Final, NamedTuple
@@ -44,19 +46,21 @@ from tritile.core.problem import (
 )
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
-_STEP: Final = 32  # of K, that fp32 sums apart
-_BLACKWELL_WARPS: Final = 8  # of a program, with more of which they do not on Blackwell
-AMD_SIDE: Final = 32  # of a tile, from which on the larger instruction does
+_STEP: Final = 32  # elements of K that fp32 sums apart
+_BLACKWELL_WARPS: Final = 8  # of a program; with more of them blocks are not summed apart on Blackwell
+AMD_SIDE: Final = 32  # the side of a tile from which on the larger instruction is used
 
 
 class Numerics(NamedTuple):
-    """What of a config decides the bits of an element; the head of this module tells why.
+    """Hold what of a config decides the bits of an element; the head of this module says why.
 
-    instruction: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
-    parts: of K, that are summed by programs of their own. step: elements of K that are summed apart, 0 where
-    blocks make no difference. rounding: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
-    turned: whether x comes first and the packed weight second. scaled: what scales of a packed weight
-    multiply: "weights", which are rounded then, or "sums" over a block of K.
+    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
+    - `parts`: parts of K that are summed by programs of their own.
+    - `step`: elements of K that are summed apart, 0 where blocks make no difference.
+    - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
+    - `turned`: x comes first and the packed weight second.
+    - `scaled`: what scales of a packed weight multiply: "weights", which are then rounded, or "sums" over a
+      block of K.
     """
 
     instruction: str
@@ -81,7 +85,7 @@ def _scalar(problem: Product) -> str:
 
 
 def _sums_apart(problem: Product) -> bool:
-    """Tell whether the sum of a block of K is made by itself, and then added to those before."""
+    """Tell whether a block of K is summed by itself, and then added to the sums before."""
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
@@ -96,7 +100,7 @@ def matrix(config: Config) -> str:
 
 
 def fastest(device: Device) -> str:
-    """Return the instruction of tensor cores that is fastest where there are many rows."""
+    """Return the instruction of tensor cores that is fastest with many rows."""
     return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
 
 
@@ -113,9 +117,9 @@ def _instruction(config: Config, problem: Product, device: Device) -> str:
 def of_product(
     config: Config, problem: Product, device: Device, rounding: str = "kernel", specialised: bool = False
 ) -> Numerics:
-    """Tell what decides the bits of an element of a product.
+    """Return what decides the bits of an element of a product.
 
-    `rounding`: who rounds to TF32 where anybody does. `specialised`: warps of a group multiply, and promote
+    `rounding`: who rounds to TF32, if anybody does. `specialised`: warps of a group multiply, and promote
     sums of fp8 after as many blocks as have 128 of K.
     """
     instruction = _scalar(problem) or ("warpgroup" if specialised else _instruction(config, problem, device))
@@ -133,9 +137,9 @@ def of_product(
 def canonical_product(problem: Product, device: Device) -> Numerics:
     """Return the numerics that a product has in batch-invariant mode, whatever its m.
 
-    In one part, on the instruction that is fastest where there are many rows. TF32 is rounded by TMA, which
-    reaches every layout but a result that does not lie by rows, as that of a single column may; where groups
-    begin amid a contiguous dimension TMA sees nothing, so of groups the kernel rounds.
+    There is one part, on the instruction that is fastest with many rows. TMA rounds TF32: it reaches every
+    layout except a column-major result, as that of one column may be. Where groups begin amid a contiguous
+    dimension TMA sees nothing, so for groups the kernel rounds.
     """
     instruction = _scalar(problem) or fastest(device)
     if instruction == "exact":

@@ -1,6 +1,6 @@
-"""Operands as tensor descriptors see them: where they lie, or in copies.
+"""See operands as tensor descriptors do: where they lie, or in copies.
 
-Rows of a copy start on 16 bytes, and run along K where tensor cores want that.
+Rows of a copy start on 16 bytes, and run along K where tensor cores need that.
 """
 
 import itertools
@@ -15,23 +15,23 @@ from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.repack import repack
 from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
 
-_TURNED_FROM: Final = 512  # rows or columns that read an element whose copy moves 8 bytes
-_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
+_TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
+_MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # Tiles of 16-bit operands whose rows start on 16 bytes and not on sectors are slow to read. What copies save
 # of a product at this many operations a microsecond, and take, on an H200: `tuning/NOTES.md`.
 _OPERATIONS_US: Final = 4e8
-_COPIED_US: Final = 1.8e6  # bytes, each read and written
+_COPIED_US: Final = 1.8e6  # bytes a microsecond, read and written
 _SAVED: Final = {
     "column": (0.18, 0.08),
     "row": (0.10, 0.05),
-}  # by the first copy, and the second; by b's layout
-# Rows and columns of a copied tile, and its warps. Of rows that are contiguous: the fastest measured.
+}  # saved by the first copy and by the second, by b's layout
+# Rows, columns and warps of a copied tile. For contiguous rows: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
 
 def reachable(problem: MatmulProblem) -> str | None:
-    """Say why no kernel with tensor descriptors can make this product, or None where one can.
+    """Say why no kernel with tensor descriptors can make this product, None where one can.
 
     An operand that no descriptor can see is copied first (see `copied`); the result is stored either way.
     """
@@ -43,10 +43,10 @@ def reachable(problem: MatmulProblem) -> str | None:
 
 
 def turned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper take no other.
+    """Tell which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper need that.
 
-    Left as they are, the kernel turns each tile over in registers, at half the speed. Where the other operand
-    is thin, an element is read too few times to be copied for that alone.
+    Otherwise the kernel transposes each tile in registers, at half the speed. Where the other operand is
+    thin, an element is read too few times for a copy to pay.
     """
     if problem.precision != "tf32":
         return False, False
@@ -65,9 +65,9 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b are copied as their rows start on 16 bytes and not on sectors, where that pays.
+    """Tell which of a and b are copied because their rows start on 16 bytes but not on sectors, if that pays.
 
-    Copying the smaller one alone saves most of the time that copies of both would.
+    Copying only the smaller one saves most of the time that copies of both would save.
     """
     plain = problem.itemsize == 2 and problem.out_align == 16 and problem.rights == 1
     measured = plain and min(problem.m, problem.n) > 1
@@ -94,12 +94,12 @@ def copied(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def tiles(config: Config, problem: MatmulProblem) -> int:
-    """Return tiles of the result, over all of the batch."""
+    """Return how many tiles the result has, over all of the batch."""
     return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
 class Seen(NamedTuple):
-    """An operand as a descriptor sees it: a batch of two dimensions of matrices whose rows are contiguous.
+    """Hold an operand as a descriptor sees it: a batch of two dimensions of row-major matrices.
 
     `transposed`: rows are the operand's columns.
     """
@@ -116,7 +116,7 @@ class Seen(NamedTuple):
 
 
 def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Sizes and strides of the batch, as two dimensions."""
+    """Return sizes and strides of the batch, as two dimensions."""
     if len(call.batch_shape) > 2:
         raise TuningError(
             f"a batch of {len(call.batch_shape)} dimensions that do not merge: descriptors have 2"
@@ -129,7 +129,7 @@ def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, 
 def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Seen:
     """Return the operand with its contiguous dimension last, or if `turned` the other.
 
-    No descriptor need be able to read it.
+    A descriptor need not be able to read it.
     """
     (outer, inner), (stride_o, stride_i) = batch_of(call, view)
     (rows, columns), (stride_r, stride_c) = view.shape, view.strides
@@ -149,9 +149,9 @@ def readable(seen: Seen, view: View) -> bool:
 
 
 def storable(seen: Seen, view: View) -> bool:
-    """Return whether a descriptor may be stored through: readable, its rows whole numbers of 16 bytes.
+    """Tell whether a descriptor may store through it: readable, with rows of a multiple of 16 bytes.
 
-    The hardware cuts a store off at 16 bytes, not at the element: what lies behind a row that ends amid them
+    The hardware cuts a store off at 16 bytes, not at the element: the rest of 16 bytes in which a row ends
     becomes zero. In a workspace that is padding.
     """
     stretched = any(size > 1 and step == 0 for size, step in zip(seen.shape, seen.strides, strict=True))
@@ -160,14 +160,14 @@ def storable(seen: Seen, view: View) -> bool:
 
 
 def described(seen: Seen, itemsize: int) -> Seen:
-    """Return the same with strides that a descriptor takes where a dimension of size 1 is never stepped."""
+    """Return the operand with valid strides for a descriptor along dimensions of size 1."""
     unit = 16 // itemsize
     steps = [s if size > 1 else unit for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True)]
     return seen._replace(strides=(steps[0], steps[1], steps[2], 1))
 
 
 class _Copy(NamedTuple):
-    """How one operand is copied, and what comes of it."""
+    """Describe how one operand is copied, and the copy."""
 
     source: str
     matrices: int
@@ -181,11 +181,11 @@ class _Copy(NamedTuple):
 
     @property
     def gaps(self) -> bool:
-        """Tell whether elements of a row are not side by side."""
+        """Tell whether elements of a row are not contiguous."""
         return self.strides[3] != 1
 
     def tiles(self, tile: tuple[int, int, int]) -> int:
-        """Tell how many tiles are copied."""
+        """Return how many tiles are copied."""
         return self.matrices * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
 
     def args(self, side: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class _Copy(NamedTuple):
 
 
 def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
-    """Tell how to copy an operand into a buffer: a stretched batch once, its rows padded to whole units."""
+    """Describe the copy of an operand into a buffer: a stretched batch once, rows padded to whole units."""
     outer, inner = (
         1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
     )
@@ -216,7 +216,7 @@ def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
 
 
 class Inputs(NamedTuple):
-    """Operands as descriptors see them, the launches that copy those which they could not, and where to.
+    """Hold operands as descriptors see them, the launches that copy some, and the workspaces of the copies.
 
     `up`: the second matrix of a gated product; b where there is none.
     """
@@ -246,7 +246,7 @@ def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> 
 
 
 def inputs(call: MatmulCall, early: bool) -> Inputs:
-    """Operands as descriptors can read them, and the launches that copy those which they could not."""
+    """Return operands as descriptors can read them, and the launches that copy those that they could not."""
     b_dtype = call.b_dtype or call.dtype
     turn_a, turn_b = turned(call.problem)
     align_a, align_b = realigned(call.problem)

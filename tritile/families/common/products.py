@@ -1,4 +1,4 @@
-"""What a tile of a product takes of a processor: instructions, registers, loads."""
+"""Count what a tile of a product takes of an SM: instructions, registers, loads."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -11,7 +11,7 @@ def uses_tensor_cores(problem: Product) -> bool:
 
 
 def accumulator_bytes(problem: Product) -> int:
-    """Return bytes of one accumulated element."""
+    """Return the bytes of one accumulated element."""
     return 8 if problem.dtype == "float64" else 4
 
 
@@ -22,7 +22,7 @@ def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
 
 
 def accumulator_words(config: Config, problem: Product, device: Device) -> int:
-    """32-bit registers of each thread that hold sums."""
+    """Return the 32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)
@@ -31,7 +31,7 @@ def accumulator_words(config: Config, problem: Product, device: Device) -> int:
 
 
 def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
-    """Load instructions of each thread for one turn of the K loop: as wide as alignment lets them be."""
+    """Return load instructions of each thread in a K iteration, as wide as alignment allows."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
     loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)

@@ -1,27 +1,27 @@
-"""What a GPU reaches of products: operations a clock, and bytes."""
+"""State what a GPU reaches on products: operations a clock, and bytes."""
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.products import uses_tensor_cores
 
-# Multiply-adds counted as two, of one multiprocessor in one clock, dense 16-bit on tensor cores:
-# the makers' peak rates divided by processors and boost clock.
+# Operations of one SM in one clock, a multiply-add counted as two, dense 16-bit on tensor cores: the makers'
+# peak rates divided by SMs and boost clock.
 _RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
 _RATE_AMD = 2048
-_GEFORCE = 0.5  # of that, where products are summed in fp32; int8 is as fast as elsewhere
-# IEEE fp32 `tl.dot`, by whether columns of b are contiguous, of which a thread reads element by element. As
-# measured on H200: 38 and 20 TFLOP/s of 8192^3 over 132 processors.
+_GEFORCE = 0.5  # share of it that GeForce reaches with sums in fp32; int8 is not slowed
+# IEEE fp32 `tl.dot`, by whether columns of b are contiguous: a thread reads those element by element.
+# Measured on an H200: 38 and 20 TFLOP/s of 8192^3 over 132 SMs.
 _RATE_FMA = {False: 180, True: 88}
-_RATE_FP64 = {90: 210}  # tensor cores, as measured on H200: 47 TFLOP/s of 8192^3
+_RATE_FP64 = {90: 210}  # tensor cores, measured on an H200: 47 TFLOP/s of 8192^3
 _RATE_FP64_ELSEWHERE = 128
-# The same peak of fp32 without tensor cores, and of fp64 on whatever is fastest, by `Device.arch`.
+# Peak of fp32 without tensor cores, and of fp64 by the fastest way, in the same unit, by `Device.arch`.
 _PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
 _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
 
 
 def rate(problem: MatmulProblem, device: Device) -> float:
-    """Floating-point operations a clock of one processor, as `tl.dot` reaches them on that type."""
+    """Return floating-point operations a clock of one SM, as `tl.dot` reaches them on that type."""
     if problem.dtype == "float64":
         return _RATE_FP64.get(device.nvidia, _RATE_FP64_ELSEWHERE)
     if not uses_tensor_cores(problem):
@@ -35,11 +35,11 @@ def rate(problem: MatmulProblem, device: Device) -> float:
 
 
 def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
-    """The most that the hardware could do of this product's kind, in TFLOP/s; None where it is not known.
+    """Return the hardware's peak for this product's kind, in TFLOP/s; None where it is not known.
 
-    The makers' dense rate of a processor and clock, by processors and the device's clock: a clock that long
-    runs on tensor cores do not hold, so that no kernel reaches it. fp32 counts by its precision: each of
-    tf32x3's multiplications is three on tensor cores. A product made through another counts as that one.
+    It is the maker's dense rate of an SM and clock, times SMs and the device's clock. No kernel reaches it:
+    tensor cores do not hold that clock for long. fp32 counts by its precision: a multiplication of tf32x3 is
+    three on tensor cores. A product made through another counts as that one.
     """
     peak: float | None
     problem = problem.core
@@ -56,7 +56,7 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
 def memory_us(
     config: Config, problem: MatmulProblem, device: Device, short: float, bandwidth: float
 ) -> float:
-    """Microseconds of moving every operand once, slower by the share `short` where rows of a tile are short.
+    """Return microseconds of moving every operand once, slower by the share `short` of short rows in tiles.
 
     `bandwidth`: the share of the device's that is reached.
     """
@@ -66,11 +66,11 @@ def memory_us(
 
 
 def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:
-    """Tell how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
+    """Return how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
 
-    By pointers (`turned` is None) all do, to be rounded; and those whose K is not contiguous, to be turned
-    over, but where `turned` says that a or b is copied first. Measured on an H200, beside tiles that
-    descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
+    By pointers (`turned` is None) all tiles do, to be rounded. By descriptor those do whose K is not
+    contiguous, to be transposed, unless `turned` says that a or b is copied first. Measured on an H200,
+    against tiles that descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
     """
     if problem.precision != "tf32" or device.nvidia != 90:
         return 1.0

@@ -1,4 +1,4 @@
-"""Copies of operands whose rows start where tensor descriptors can: on 16 bytes."""
+"""Copy operands so that their rows start where tensor descriptors can: on 16 bytes."""
 
 import triton
 import triton.language as tl

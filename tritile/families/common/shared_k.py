@@ -1,4 +1,4 @@
-"""Tiles whose K several programs share: parts left in memory, and summed in a fixed order."""
+"""Share the K of a tile among programs: parts are left in memory, and summed in a fixed order."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""How kernels add up a product's terms."""
+"""Say how kernels add up a product's terms."""
 
 from tritile.core.config import Config
 from tritile.core.problem import FP8_DTYPES, SCALE_K
@@ -7,17 +7,17 @@ from tritile.core.views import MatmulCall
 
 
 def in_parts(call: MatmulCall) -> bool:
-    """Whether operands are the parts of float32 ones, and sums of the large terms go to totals in fp32."""
+    """Tell whether operands are parts of float32 ones, and sums of the large terms move to totals in fp32."""
     return call.dtype == "float16" and call.precision == "fp16x3"
 
 
 def input_precision(call: MatmulCall) -> str:
-    """Tell what `tl.dot` is told of the precision of its operands."""
+    """Return the precision that `tl.dot` is given."""
     return "ieee" if in_parts(call) else call.precision
 
 
 def promoted_turns(call: MatmulCall, config: Config) -> int:
-    """After how many blocks of K sums go from tensor cores to a total in fp32; 0 for never."""
+    """Return after how many blocks of K sums move from tensor cores to a total in fp32; 0 for never."""
     if in_parts(call):
         return max(1, promoted_every(call.a.shape[1] // 3) // config["BLOCK_K"])
     if call.dtype in FP8_DTYPES and call.precision != "fast":

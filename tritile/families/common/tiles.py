@@ -1,4 +1,4 @@
-"""Pieces shared by every tile kernel: the order of tiles, alignment facts and batch offsets."""
+"""Share pieces among tile kernels: the order of tiles, alignment facts and batch offsets."""
 
 import triton
 import triton.language as tl

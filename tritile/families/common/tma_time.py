@@ -1,7 +1,7 @@
-"""A formula that predicts the time of products whose tiles travel by tensor descriptor, in microseconds.
+"""Predict the time of products whose tiles travel by tensor descriptor, in microseconds.
 
-As that of the tile family it follows one multiprocessor: the tiles that fall to it, in rounds of as many as
-fit at once; in each round the K loop runs at the pace of its slowest part.
+As in the tile family, the formula follows one SM: its tiles come in rounds of as many as fit at once. In each
+round the main loop runs at the pace of its slowest part.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from tritile.families.common.rates import memory_us, rate, turning
 
 @dataclass(frozen=True)
 class TmaFit:
-    """The same for kernels whose tiles travel by tensor descriptor."""
+    """Hold the same constants for kernels whose tiles travel by TMA, in clocks and bytes a clock of an SM."""
 
-    latency: float = 1220.0  # from asking for a tile to having it, out of device memory
+    latency: float = 1220.0  # from requesting a tile to having it, from device memory
     start: float = 2220.0  # to start a program and fill the pipeline
-    start_specialised: float = 1560.0  # the same, of specialised warps
-    short: float = 0.18  # slower by this share where rows of a tile are half of 128 bytes
-    turn: float = 53.6  # barriers and bookkeeping in one turn of the K loop
+    start_specialised: float = 1560.0  # the same for specialised warps
+    short: float = 0.18  # share by which rows of half of 128 bytes are slower
+    turn: float = 53.6  # barriers and bookkeeping in a K iteration
     shared_bytes: float = 139.0  # of shared memory
-    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    l2_bytes: float = 64.0  # of the L2 cache, with all SMs reading
     epilogue: float = 359.0  # to store a tile, however small
     store_bytes: float = 450.0  # of the epilogue
-    odd_store: float = 28.7  # how much longer what no descriptor can store takes beside the next tile's loads
+    odd_store: float = 28.7  # factor of storing by pointers beside the next tile's loads
     bandwidth: float = 0.804  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.97  # processors whose share of the bandwidth one can draw
+    reach: float = 2.97  # how many times its share of the bandwidth one SM can use
     exposed: float = 0.0466  # share of the epilogue that a persistent program does not hide
-    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    part_bytes: float = 12.8  # of partial sums, stored and loaded where programs share a tile
     rendezvous: float = 3860.0  # for programs that share a tile to meet
-    lone: float = 1.13  # how much slower tensor cores are fed by one warpgroup than by two
-    small_mma: float = 2.67  # how much slower tensor cores are without whole warpgroups
-    repack_us: float = 0.835  # of one more launch
+    lone: float = 1.13  # factor by which one warpgroup feeds tensor cores slower than two
+    small_mma: float = 2.67  # factor by which tensor cores are slower without whole warpgroups
+    repack_us: float = 0.835  # of another launch
     repack_share: float = 0.811  # share of the peak bandwidth that copying an operand reaches
 
 
@@ -44,11 +44,14 @@ TMA_FITTED = TmaFit()
 
 
 class Programs(NamedTuple):
-    """What of a config of either family tells its time.
+    """Hold what the time of a config of either family depends on.
 
-    `pieces`: (rows, columns) of each instruction's tile in one turn: every consumer's, main and rest.
-    `shared`: bytes of a program. `warps`: of a program, those that only load included. `groups`: warpgroups
-    that multiply. `specialised`: other warps load. `split`: programs that share a tile's K.
+    - `pieces`: (rows, columns) of each instruction's tile in a K iteration: every consumer's, main and rest.
+    - `shared`: bytes of a program.
+    - `warps`: of a program, with those that only load.
+    - `groups`: warpgroups that multiply.
+    - `specialised`: other warps load.
+    - `split`: programs that share a tile's K.
     """
 
     pieces: list[tuple[int, int]]
@@ -60,7 +63,7 @@ class Programs(NamedTuple):
 
 
 def resident(made: Programs, device: Device) -> int:
-    """How many programs one processor holds at once of a kernel whose tiles travel by tensor descriptor."""
+    """Return how many programs an SM holds at once of a kernel whose tiles travel by TMA."""
     return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 
@@ -97,12 +100,13 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     if problem.out_align < 16 and (specialised or config["PERSISTENT"]):
         store *= fit.odd_store
     if split > 1:
-        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        # All programs sum together, or the last one alone.
+        gathered = 1 if programs <= device.processors else split
         store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
     rounds = -(-programs // (device.processors * together))
     loop = turns * max(alone, together * turn)
     if config["PERSISTENT"]:
-        most = -(-programs // device.processors)  # tiles of the busiest processor
+        most = -(-programs // device.processors)  # tiles of the busiest SM
         total = start + most * (turns * alone + fit.epilogue + fit.exposed * store)
         total += (1 - fit.exposed) * store
     else:

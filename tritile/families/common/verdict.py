@@ -1,14 +1,14 @@
-"""The verdict on a call's data: an int32 word that tells which of a call's kernels is to make the product."""
+"""Define the fallback flag, an int32 word set by a call's data: it says which kernel runs."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Its bits. A and B have one each for sparse rows, as one dense operand makes up for the other.
+# Bits of the flag. a and b have one each for sparse rows, as one dense operand makes up for the other.
 A_SPARSE = tl.constexpr(1)
 B_SPARSE = tl.constexpr(2)
 LOSSY = tl.constexpr(4)  # the split of some elements loses more than their last bit
-UNFIT = tl.constexpr(7)  # all of these, from which on the product of parts is not good enough
+UNFIT = tl.constexpr(7)  # all of these bits: from this value on the product of parts is not good enough
 EXTREME = tl.constexpr(8)  # for plain fp32: infinities, NaN, numbers near the ends of fp32
 END = tl.constexpr(16)
 

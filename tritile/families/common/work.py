@@ -1,4 +1,4 @@
-"""Work: what one call launches, with its tensors and workspaces named and not by address."""
+"""Describe what one call launches, with its tensors and workspaces by name and not by address."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ COUNTERS: Final = "counters"  # the buffer of a work's counters
 
 
 class Buffer(NamedTuple):
-    """A kernel's pointer argument: the address of a buffer of the work, by its name."""
+    """Stand for a kernel's pointer argument: the address of a buffer of the work, by its name."""
 
     buffer: str
 
@@ -21,10 +21,10 @@ def buffer_of(tensor: Any, role: str) -> Buffer:
 
 
 class Descriptor(NamedTuple):
-    """A kernel's tensor descriptor argument: a buffer with this shape, strides (elements) and block.
+    """Stand for a kernel's tensor descriptor argument: a buffer with shape, strides (elements) and block.
 
-    `layout` is that of a tile in shared memory for kernels written in Gluon, None for others. `rounded`:
-    fp32 is rounded to TF32 on its way to shared memory, where tensor cores would cut it.
+    `layout` is that of a tile in shared memory for kernels written in Gluon, None for others. `rounded`: fp32
+    is rounded to TF32 on its way to shared memory; tensor cores would truncate it.
     """
 
     buffer: str
@@ -36,14 +36,14 @@ class Descriptor(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A workspace: so many elements of a dtype."""
+    """Describe a workspace: its dtype and number of elements."""
 
     dtype: str
     elements: int
 
 
 class Step(NamedTuple):
-    """One launch: a kernel, its grid, its arguments by name, and how to compile it."""
+    """Describe one launch: a kernel, its grid, its arguments by name, and how to compile it."""
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -59,16 +59,16 @@ class Step(NamedTuple):
 def step_of(
     kernel: Any, grid: tuple[int, int, int], values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Step:
-    """Return the launch of a kernel with those of some values that it takes."""
+    """Return the launch of a kernel with those of the values that it takes."""
     return Step(kernel, grid, {name: values[name] for name in kernel.arg_names}, options)
 
 
 class Work(NamedTuple):
-    """The launches of one call, one after the other.
+    """Hold the launches of one call, one after the other.
 
-    Their buffers are the call's tensors, the workspaces by name, and, where `counters` is above 0, that many
-    int64 counters, zero at first, that a launch leaves as the next of any kind wants to find them.
-    `main` is the step that makes the product, or moves the elements.
+    Their buffers are the call's tensors, the workspaces by name and `counters` int64 counters. Counters are
+    zero at first, and each launch leaves them ready for the next one of any kind. `main` is the step that
+    makes the product, or moves the elements.
     """
 
     steps: tuple[Step, ...]

@@ -1,1 +1,1 @@
-"""Products of complex numbers, made of products of real ones."""
+"""Make products of complex numbers by products of real ones."""

@@ -1,4 +1,4 @@
-"""Complex matrices as real ones: operands laid out for a real product, and its result put together."""
+"""Lay complex matrices out for a real product, and put its result together."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
-"""Products of complex matrices, lowered to products of real ones: see `tritile.core.problem.complexes`.
+"""Lower products of complex matrices to products of real ones: see `tritile.core.problem.complexes`.
 
-With a sign for each operand, -1 where it is conjugated (sa, sb), the result is
-    re = a.re b.re - sa sb a.im b.im,   im = sb a.re b.im + sa a.im b.re.
+With a sign for each operand, -1 where it is conjugated (sa, sb), the result is re = a.re b.re - sa sb a.im
+b.im, im = sb a.re b.im + sa a.im b.re.
 """
 
 from dataclasses import replace
@@ -18,14 +18,15 @@ from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_
 from tritile.families.complex.kernel import lay_out, put_together
 
 _TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
-_RE, _IM = (1, 0), (0, 1)  # what the parts of an element count in a number that stands for it
+_RE, _IM = (1, 0), (0, 1)  # weights of an element's two parts in a real number that stands for it
 
-Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element: rows of them
-Rows = Literal["within", "stacked", "batched"]  # these lie within the matrix, in planes, in planes of a batch
+Values = tuple[tuple[tuple[int, int], ...], ...]  # the real numbers for an element, as rows
+# Where the rows lie: within the matrix, in planes, in planes of a batch.
+Rows = Literal["within", "stacked", "batched"]
 
 
 class _Planes(NamedTuple):
-    """A result in planes, and what their numbers count in both parts, as `put_together` takes them."""
+    """Hold a result in planes, and how its numbers count in both parts, as `put_together` takes them."""
 
     planes: int
     across: int
@@ -34,7 +35,7 @@ class _Planes(NamedTuple):
 
 
 class _Call:
-    """A call with the launches and workspaces that it has taken so far."""
+    """Collect the launches and workspaces of a call."""
 
     def __init__(self, call: MatmulCall, early: bool) -> None:
         self.call, self.early, self.real = call, early, REAL_DTYPE[call.dtype]
@@ -48,12 +49,12 @@ class _Call:
         return Placed(name, self.real)
 
     def row(self, columns: int) -> int:
-        """The length of a row of a workspace: whole units of 16 bytes, of 128 where that adds little."""
+        """Return the length of a row of a workspace: whole units of 16 bytes, of 128 if that adds little."""
         line = (128 if columns * self.size >= 1024 else 16) // self.size
         return -(-columns // line) * line
 
     def batched(self, view: View, whole: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides, in real numbers, of the matrices of a batch that memory has, if only one.
+        """Return sizes and strides, in real numbers, of the distinct matrices of a batch, one at least.
 
         Third are the strides of the whole batch over copies of these, of `whole` real numbers each.
         """
@@ -66,7 +67,7 @@ class _Call:
         return sizes, steps, tuple(reversed(strides))
 
     def step(self, kernel: Any, view: View, args: dict[str, Any]) -> Step:
-        """Return a launch over tiles of complex matrices that lie as `view` tells."""
+        """Return a launch over tiles of complex matrices that lie as in `view`."""
         rows, columns = view.shape
         batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
         args |= {
@@ -87,7 +88,7 @@ class _Call:
     ) -> View:
         """Return an operand in a workspace, each element as `values`, as a real operand.
 
-        It lies in columns if the complex one does, unless `turn` is false, else in rows. "batched": planes
+        It is column-major if the complex one is, unless `turn` is false, else row-major. "batched": planes
         are one more dimension of the batch, the last.
         """
         view: View = getattr(self.call, role)
@@ -116,7 +117,7 @@ class _Call:
         return made.transposed if turned else made
 
     def put_together(self, result: _Planes, batched: bool) -> tuple[View, Step]:
-        """A workspace for the result as the core makes it, and the launch that makes complex numbers of it.
+        """Return a workspace for the core's result, and the launch that makes complex numbers of it.
 
         The planes are above each other in one matrix, or, `batched`, the last dimension of the batch.
         """
@@ -138,7 +139,7 @@ class _Call:
 
 
 def _as_it_lies(view: View) -> View:
-    """Complex matrices whose rows, or columns, are contiguous as real ones, where these are twice as long."""
+    """Return complex matrices as real ones, twice as long along the contiguous dimension."""
     if view.layout == "column":
         return _as_it_lies(view.transposed).transposed
     (m, n), batch_strides = view.shape, tuple(2 * step for step in view.batch_strides)
@@ -151,9 +152,9 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The real product that makes a product of complex matrices, between what lays out and puts together.
+    """Return the real product that makes a product of complex matrices, with the launches around it.
 
-    `early`: as of `tritile.families.work.work_of`.
+    `early`: as in `tritile.families.work.work_of`.
     """
     form, made = form_of(call.problem), _Call(call, early)
     sa, sb = (-1 if view.conj else 1 for view in (call.a, call.b))

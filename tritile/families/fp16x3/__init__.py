@@ -1,1 +1,1 @@
-"""float32 products made of three products of float16."""
+"""Make float32 products by three products of float16."""

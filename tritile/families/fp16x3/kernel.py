@@ -1,8 +1,8 @@
-"""Splitting float32 matrices into float16 parts whose products tensor cores add up to a float32 product.
+"""Split float32 matrices into float16 parts whose products tensor cores add up to a float32 product.
 
-Rows run along K. One that fits into a program's block is split in one launch (ONCE). Of others each
-tile is split by a program of its own: a launch before finds the peaks, the largest magnitudes of each row's
-chunks, and the counts that decide the verdict are added up in memory.
+Rows run along K. A row that fits into a program's block is split in one launch (ONCE). Otherwise each tile is
+split by a program of its own, after a launch that finds the largest magnitude of each row's chunks. Counts
+that decide the fallback flag are added up in memory.
 """
 
 import triton
@@ -12,13 +12,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.families.common.tiles import batch_offset, multiple
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-STAGES = tl.constexpr(4)  # of the loop for peaks: loads under way then take no registers
-LEAST_UNIT = tl.constexpr(4)  # elements that are copied together for that: copies of 4 bytes are slow
+STAGES = tl.constexpr(4)  # of the loop for peaks: with stages, loads in flight take no registers
+LEAST_UNIT = tl.constexpr(4)  # elements copied together for that: copies of 4 bytes are slow
 PEAKS = tl.constexpr(32)  # of a row that a program looks at together
 # Exponents of a row's scaled elements: see `tritile.families.fp16x3.lowering`, which derives them.
 TOP = tl.constexpr(14)  # of the largest
 SHIFT = tl.constexpr(6)  # by which cross terms share out their powers of two
-# Elements are told from each other by magnitude, as the bits of fp32.
+# Elements are compared by magnitude, as the bits of fp32.
 WHOLE = tl.constexpr(2.0**-8)  # below it a scaled element's split loses more than its last bit
 DENSE = tl.constexpr(4.0)  # from here on it counts as one of those that make a row dense
 LEAST_ROW = tl.constexpr(-60)  # exponent of a row's largest element, at the least

@@ -1,4 +1,4 @@
-"""float32 products made of products of float16 parts, on tensor cores.
+"""Make float32 products by products of float16 parts, on tensor cores.
 
 The scheme: each row of a, and column of b, is scaled by a power of two so that its largest element is in
 [2^14, 2^15). Each scaled element x is split into hi = fp16(x) and lo = fp16(x - hi), where x - hi is exact,
@@ -59,23 +59,23 @@ from tritile.families.fp16x3.kernel import find_peaks, split
 from tritile.families.matmul_tile import family as tile
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
-_WHOLE: Final = {False: 8192, True: 128}  # K up to which rows are whole, by whether they lie across K
-_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where they are not
+_WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether rows lie across K
+_TILE: Final = {False: (2, 1024), True: (64, 64)}  # rows and columns of a block where rows are not whole
 _LONG: Final = 4096  # K above which whole rows take twice the warps, and tiles twice the columns
 _WARPS: Final = 8
-_REGISTERS: Final = 64  # of a thread: 1024 threads are on a processor, with 16 loaded elements each at most
+_REGISTERS: Final = 64  # of a thread: 1024 threads run on an SM, with at most 16 loaded elements each
 _MORE_REGISTERS: Final = 128  # where rows lie across K, or do not start on 16 bytes: more addresses
 _ALIGNED: Final = 4  # elements of 16 bytes
-_PROGRAMS: Final = 528  # that find peaks, at the most: 4 on each processor of an H200
-_CHUNKS: Final = 16  # of a row, at the most, but
-_LEAST: Final = 128  # programs, and so more chunks, where rows are few
-# What makes the product of data that parts do not suit: three products in TF32, or plain fp32.
+_PROGRAMS: Final = 528  # that find peaks, at most: 4 on each SM of an H200
+_CHUNKS: Final = 16  # of a row, at most; but
+_LEAST: Final = 128  # programs at the least, by more chunks where rows are few
+# Configs for data that parts do not suit: three products in TF32, or plain fp32.
 _TF32X3: Final = Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
 
 class _Blocks(NamedTuple):
-    """How an operand is cut into blocks: constants of the kernels.
+    """Hold how an operand is cut into blocks: constants of the kernels.
 
     `turned`: rows, which run along K, lie next to each other. `unit` divides the strides, in elements, and
     the size of the contiguous dimension. `once`: a row is in one block.
@@ -88,13 +88,13 @@ class _Blocks(NamedTuple):
     once: bool
 
     def constants(self, side: str) -> dict[str, Any]:
-        """Return the constants by their names for an operand."""
+        """Return the constants of an operand, by name."""
         names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
         return dict(zip(names, self, strict=True))
 
 
 class _Parts(NamedTuple):
-    """How one operand is split: arguments of the kernels, their programs, and what comes of it."""
+    """Describe how one operand is split: arguments of the kernels, their programs, and the result."""
 
     operand: dict[str, Any]
     made: dict[str, Any]
@@ -108,12 +108,12 @@ class _Parts(NamedTuple):
 
 
 def _warps(k: int) -> int:
-    """Warps of the programs that split."""
+    """Return the warps of the programs that split."""
     return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
 
 
 def _blocks(view: View) -> _Blocks:
-    """Tell how matrices are cut up. Rows run along K."""
+    """Return how matrices are cut into blocks. Rows run along K."""
     rows, k = view.shape
     turned = view.layout == "column"
     unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
@@ -127,10 +127,10 @@ def _blocks(view: View) -> _Blocks:
 def _parts(
     view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], side: str, word: int
 ) -> _Parts:
-    """Tell how to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
+    """Describe how to split rows of `view`, operand `side`, into parts and their scales. Rows run along K.
 
-    The parts lie as the operand does, so that nothing is turned over. A stretched batch is split once.
-    `word`: the first of the words that are this operand's.
+    The parts have the operand's layout. A stretched batch is split once. `word`: the first of this operand's
+    words.
     """
     rows, k = view.shape
     part = part_length(k)
@@ -168,7 +168,7 @@ def _parts(
 
 
 def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
-    """The launches that split both operands: one of what has to be done before, and that which splits."""
+    """Return the launches that split both operands: one that prepares, if needed, and one that splits."""
     cut = [parts.blocks for parts in (a, b)]
     simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
     most = _REGISTERS if simple else _MORE_REGISTERS
@@ -184,7 +184,7 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
 
 
 def _otherwise(call: MatmulCall, precision: str, config: Config, verdict: Verdict) -> Step:
-    """Return the product by the tile kernel, where the verdict says so: the first of the workspaces."""
+    """Return the product by the tile kernel, for the fallback flag to ask for."""
     (step,) = tile.work(replace(call, precision=precision, verdict=verdict), config).steps
     return step
 
@@ -195,16 +195,16 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """The launches that split the operands, the product of the parts, and what makes it where it may not.
+    """Return the launches that split the operands, the product of the parts, and the fallback.
 
-    Raises TuningError where the caller has scales of its own: the parts' take their place.
+    Raises TuningError where the caller has scales: the parts' scales need their place.
     """
     if call.fused.scale_a is not None or call.fused.scale_b is not None:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
     out_shape = (call.a.shape[0], call.b.shape[1])
     a = _parts(call.a, call.batch_shape, out_shape, "a", 0)
     b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], "b", a.words)
-    # The words of peaks and counts, where there are any, are the last workspace.
+    # The words of peaks and counts, if any, are the last workspace.
     counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
     word = Placed("verdict", "int32")
     before = _split(a, b, Buffer(word.buffer), Buffer(*counts or [word.buffer]), call.a.shape[1], early)

@@ -1,1 +1,1 @@
-"""Products of many groups in one launch."""
+"""Make products of many groups in one launch."""

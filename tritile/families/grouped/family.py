@@ -1,7 +1,7 @@
-"""Products of groups, all in one launch: by tiles through pointers, and by tiles that TMA brings.
+"""Make products of groups in one launch: by tiles through pointers, or by tiles that TMA brings.
 
-Predicted times are those of a batch whose products are all as large: what groups leave unfilled of their last
-tiles is counted as if all left as much.
+Predicted times are those of a batch of equal products: each group is taken to leave as much of its last tiles
+unfilled.
 """
 
 import functools
@@ -34,14 +34,14 @@ _MAX_WORDS: Final = 128
 _LEAST_LANES: Final = 32
 _STEP: Final = (
     2**34
-)  # elements: 2**30 steps of it lead once around the address space, whatever an element has
+)  # elements: 2**30 such strides lead once around the address space, whatever an element's size
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 
 
 def tiles(config: Config, problem: GroupedProblem) -> int:
-    """Return the most tiles that groups can make: of rows, each group but the largest may leave one unfilled.
+    """Return the most tiles that groups can have: each group but the largest may leave one partly filled.
 
-    Rows of no group are one more group: they are filled with zeros.
+    Rows of no group count as one more group: they are filled with zeros.
     """
     m, n = config["BLOCK_M"], -(-problem.n // config["BLOCK_N"])
     if problem.ragged != "m":
@@ -59,10 +59,10 @@ def shared_bytes(config: Config, problem: GroupedProblem) -> int:
 
 
 def unreachable(problem: GroupedProblem) -> str | None:
-    """Say why no tensor descriptor can see the operands, or None where one can.
+    """Say why no tensor descriptor can see the operands, None where one can.
 
-    A tile begins where its group does, at any row or column. Along the dimension that is contiguous TMA takes
-    no such tile: the H200 reports an illegal instruction.
+    A tile begins where its group does, at any row or column. Along the contiguous dimension TMA takes no such
+    tile: the H200 reports an illegal instruction.
     """
     if "strided" in (problem.a_layout, problem.b_layout):
         return "an operand has no contiguous dimension"
@@ -78,7 +78,7 @@ def unreachable(problem: GroupedProblem) -> str | None:
 
 
 def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
-    """Say why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
     if reason is not None:
         return reason
@@ -94,7 +94,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
 
 
 def _tile_configs() -> Iterator[Config]:
-    """Yield those of products, in bands, as groups have several tiles or the order does not matter."""
+    """Yield configs of products that order tiles in bands: groups may have several rows of tiles."""
     for config in tile.FAMILY.configs:
         if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
             yield config
@@ -116,7 +116,7 @@ def _tma_configs() -> Iterator[Config]:
 
 
 def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
-    """Tell whether another config of the descriptor family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
@@ -136,12 +136,12 @@ def _tma_predicted_us(config: Config, problem: GroupedProblem, device: Device) -
 
 
 def _group_stride(view: View) -> int:
-    """Return elements from the matrix of one group to the next one's; 0 where all share one."""
+    """Return elements from the matrix of one group to that of the next; 0 where all share one."""
     return view.batch_strides[0] if view.batch_strides else 0
 
 
 def _args(call: GroupedCall) -> dict[str, Any]:
-    """Tell what both kernels take that no config decides, by name."""
+    """Return the arguments of both kernels that do not depend on the config, by name."""
     a, b, out = call.a, call.b, call.out
     offs = None if call.offs is None else Buffer("offs")
     scales = (None, None) if call.scales is None else (Buffer("scale_a"), Buffer("scale_b"))
@@ -166,7 +166,7 @@ def _units(view: View) -> tuple[int, int, int]:
 
 
 def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches products of groups with a config of the tile family."""
+    """Return the launches of products of groups with a config of the tile family."""
     values = _args(call) | dict(config.kwargs)
     a, b, out = call.a, call.b, call.out
     m, n, k = (values[f"BLOCK_{side}"] for side in "MNK")
@@ -183,7 +183,7 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
 
 
 def _described(view: View, buffer: str, groups: int, rows: int, columns: int) -> Descriptor:
-    """The descriptor of an operand, its contiguous dimension last, for tiles of so many rows and columns."""
+    """Return the descriptor of an operand, contiguous dimension last, for tiles of `rows` and `columns`."""
     shape, strides, block = view.shape, view.strides, (rows, columns)
     if view.layout == "column":
         shape, strides, block = shape[::-1], strides[::-1], block[::-1]
@@ -200,7 +200,7 @@ def _described(view: View, buffer: str, groups: int, rows: int, columns: int) ->
 
 
 def _cut(whole: Descriptor) -> Descriptor:
-    """Return the same of one matrix, which a kernel can have end at any row: see `load_cut`."""
+    """Return the descriptor of one matrix, which a kernel may end at any row: see `load_cut`."""
     _, columns = whole.shape[1:]
     step = whole.strides[1]
     shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR.value, columns)
@@ -208,7 +208,7 @@ def _cut(whole: Descriptor) -> Descriptor:
 
 
 def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
-    """Return the descriptor that stores tiles of the result; None where none can: see `operands.storable`."""
+    """Return the descriptor that stores tiles of the result, None without one: see `operands.storable`."""
     out = call.out
     if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
@@ -220,10 +220,10 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
 
 
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches products of groups with a config of the descriptor family.
+    """Return the launches of products of groups with a config of the descriptor family.
 
-    `early`: the kernel may start before the one ahead of it is done, and waits in itself.
-    Raises TuningError where no descriptor can see an operand.
+    `early`: the kernel uses programmatic dependent launch: it starts before the kernel ahead is done, and
+    waits itself. Raises TuningError where no descriptor can see an operand.
     """
     reason = unreachable(call.problem)
     if reason is not None:

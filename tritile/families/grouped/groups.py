@@ -1,4 +1,4 @@
-"""Which rows or columns belong to a group, and to which group a tile belongs: found out on the GPU."""
+"""Find on the GPU which rows or columns belong to a group, and which group a tile belongs to."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Products of groups, whose sizes only the GPU knows: tiles through pointers, on any GPU."""
+"""Multiply groups whose sizes only the GPU knows: tiles through pointers, on any GPU."""
 
 import triton
 import triton.language as tl

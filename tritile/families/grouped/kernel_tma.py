@@ -1,4 +1,4 @@
-"""Products of groups whose tiles travel by tensor descriptor (TMA), on GPUs from Hopper on."""
+"""Multiply groups by tiles that travel by tensor descriptor (TMA), on GPUs from Hopper on."""
 
 import triton
 import triton.language as tl

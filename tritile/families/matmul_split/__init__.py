@@ -1,1 +1,1 @@
-"""Products whose last tiles are split along K, by specialised warps on Hopper, in Gluon."""
+"""Make products whose last tiles are split along K, by specialised warps on Hopper, in Gluon."""

@@ -1,4 +1,4 @@
-"""Products of 16-bit types by specialised warps that split the last tiles along K, on Hopper."""
+"""Make 16-bit products by specialised warps that split the last tiles along K, on Hopper."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,13 +23,13 @@ NAME: Final = "split"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "SUBTILES")
 _COLUMNS: Final = (64, 128, 256)
 _CONSUMERS: Final = (1, 2)
-TURNS: Final = 4  # of K, that a part has at the least
-_MEETING_US: Final = 4.5  # for parts to be left, and the last to come
-_MOST: Final = 255  # parts, which the kernel's counters tell apart
+TURNS: Final = 4  # K iterations of a part, at the least
+_MEETING_US: Final = 4.5  # to store parts, and to wait for the last one
+_MOST: Final = 255  # parts that the kernel's counters can count
 
 
 class Tail(NamedTuple):
-    """Tell how tiles are made: `whole` of them by one program each, `rest` in `split` parts."""
+    """Hold how tiles are made: `whole` tiles by one program each, `rest` tiles in `split` parts."""
 
     programs: int
     whole: int
@@ -38,7 +38,7 @@ class Tail(NamedTuple):
 
 
 def tail_of(made: int, turns: int, processors: int) -> Tail:
-    """Split the tiles of the last wave, of so many turns of K each, if processors are left for that."""
+    """Split the tiles of the last wave, of so many K iterations each, if SMs are left for that."""
     rest = made % processors
     split = min(processors // rest, turns // TURNS, _MOST) if rest else 1
     if split < 2:
@@ -47,19 +47,19 @@ def tail_of(made: int, turns: int, processors: int) -> Tail:
 
 
 def _as_warpgroups(config: Config, persistent: bool) -> Config:
-    """Return the config of warpgroups that makes whole tiles as this one does."""
+    """Return the config of the warpgroups family that makes whole tiles as this one does."""
     kwargs: tuple[tuple[str, Any], ...] = (*config.kwargs, ("PERSISTENT", persistent))
     made: Config = replace(config, family=warpgroups.NAME, kwargs=tuple(sorted(kwargs)))
     return made
 
 
 def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
-    """Tell how a problem's tiles are made by a config."""
+    """Return how a config makes a problem's tiles."""
     return tail_of(tiles(config, problem), -(-problem.k // config["BLOCK_K"]), device.processors)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if tuple(name for name, _ in config.kwargs) != PARAMETERS:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
     if problem.itemsize != 2 or problem.totals:
@@ -82,18 +82,18 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return warpgroups.pointless(_as_warpgroups(config, False), problem, device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Return predicted microseconds of a config: of its whole tiles, and of parts and their sum."""
+    """Return predicted microseconds of a config: of its whole tiles, of parts and of their sum."""
     made, several = tail(config, problem, device), tiles(config, problem) > device.processors
     dense = _as_warpgroups(config, several)
     programs = warpgroups.programs(dense, problem)
     if not several:
         return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
-    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one processor reads all parts of a tile
+    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one SM reads all parts of a tile
     summed_us = (1 + made.split) * part / fit.l2_bytes / (device.clock_ghz * 1e3)
     waves = made.whole // device.processors
     least = memory_us(config, problem, device, fit.short, fit.bandwidth)
@@ -102,15 +102,15 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once: one goes through all of its tiles."""
+    """Return how many programs an SM holds at once: one, which goes through all of its tiles."""
     return 1
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with a config on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
@@ -135,7 +135,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
-    """Tell that sizes and processors decide how many parts of K are summed apart."""
+    """Return numerics that are never canonical: sizes and SMs decide which parts of K are summed apart."""
     return Numerics("warpgroup", 0)
 
 

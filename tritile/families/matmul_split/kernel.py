@@ -1,7 +1,7 @@
-"""Matrix product by specialised warps that split the last tiles along K, on Hopper.
+"""Multiply matrices by specialised warps that split the last tiles along K, on Hopper.
 
-Tiles that do not fill all processors would leave the others idle: their K is shared out evenly among all
-programs. Whoever comes last to a tile sums what all left of it, in the order of K.
+The last wave of tiles may leave SMs idle: the K of its tiles is split evenly among all programs. The last
+program to finish a part of a tile sums all parts, in the order of K.
 """
 
 from typing import Any, NamedTuple

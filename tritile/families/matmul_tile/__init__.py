@@ -1,1 +1,1 @@
-"""Products on any GPU: a program makes a tile, through pointers."""
+"""Make products on any GPU: a program makes a tile, through pointers."""

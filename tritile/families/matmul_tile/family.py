@@ -1,4 +1,4 @@
-"""Products by tiles through pointers, on any GPU: one program makes one tile."""
+"""Make products by tiles through pointers, on any GPU: one program makes one tile."""
 
 import itertools
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ NAME: Final = "tile"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M")
 _MAX_BLOCK: Final = 256
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
-_REGISTER_SHARE: Final = 0.88  # of a thread's registers, what accumulator and loads together may take
+_REGISTER_SHARE: Final = 0.88  # share of a thread's registers that accumulator and loads may take together
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
-MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is unrolled whole, and summed in plain fp32
+MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is fully unrolled, and summed in plain fp32
 PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
 _LAUNCH_US = 2.0
 
@@ -57,7 +57,7 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     k_bytes = config["BLOCK_K"] * problem.itemsize
     columns = config["BLOCK_N"] * problem.rights
     operands = ((config["BLOCK_M"], problem.a_align), (columns, problem.b_align))
-    # Copies of under 4 bytes are not asynchronous, and so not pipelined.
+    # Copies of less than 4 bytes are not asynchronous, and so not pipelined.
     return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
 
 
@@ -73,7 +73,7 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     if promotes_late(config, problem) or (
         problem.promoted and config["BLOCK_K"] > 64 and not warpgroup_mma(config, problem, device)
-    ):  # a block that is summed apart is in registers whole
+    ):  # a block that is summed apart is held in registers
         return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
@@ -89,7 +89,7 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
 
 
 def illegal(config: Config, problem: Product, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     return (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -106,39 +106,39 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: Product, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
-        return True  # copies of under 4 bytes are not asynchronous: more stages hold nothing in flight
+        return True  # copies of less than 4 bytes are not asynchronous: more stages do not help
     return oversized(config, problem, least_blocks(problem))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    `tuning/fit_model.py` fits them to measured trials; these are from an H200's.
+    `tuning/fit_model.py` fits them to measured trials; these are from an H200.
     """
 
-    latency: float = 1330.0  # from asking for a tile to having it, out of device memory
+    latency: float = 1330.0  # from requesting a tile to having it, from device memory
     start: float = 1350.0  # to start a program, compute its addresses and fill the pipeline
     start_warp: float = 0.0385  # the same for each warp, as a share of `start`
-    turn: float = 24.2  # barriers and bookkeeping in one turn of the K loop
+    turn: float = 24.2  # barriers and bookkeeping in a K iteration
     turn_warp: float = 21.2  # the same for each warp
     shared_bytes: float = 138.0  # of shared memory
-    l2_bytes: float = 417.0  # of the L2 cache, all processors reading
+    l2_bytes: float = 417.0  # of the L2 cache, with all SMs reading
     load: float = 7.06  # one warp-wide load instruction with its address and mask
-    narrow: float = 0.544  # how much longer one of under 4 bytes takes
+    narrow: float = 0.544  # factor of one of less than 4 bytes
     load_words: float = 7.99  # registers that a load which is not asynchronous keeps busy
-    copy_words: float = 1.3  # the same of one that is
-    piece: float = 3.0  # how much longer an asynchronous load of 4 or 8 bytes a thread takes than one of 16
+    copy_words: float = 1.3  # the same of an asynchronous one
+    piece: float = 3.0  # factor of an asynchronous load of 4 or 8 bytes a thread over one of 16
     piece_words: float = 4.0  # registers that it keeps busy
     spared_words: float = 16.6  # registers that neither accumulator nor loads can have
-    small_mma: float = 3.12  # how much slower tensor cores are without whole warpgroups, on Hopper and later
+    small_mma: float = 3.12  # factor of tensor cores without whole warpgroups, on Hopper and later
     bandwidth: float = 0.879  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.19  # processors whose share of the bandwidth one can draw
-    short: float = 0.181  # slower by this share where rows of a tile are half of 128 bytes
+    reach: float = 2.19  # how many times its share of the bandwidth one SM can use
+    short: float = 0.181  # share by which rows of half of 128 bytes are slower
     overlap: float = 0.0576  # share of the fixed cost of a round that the next one does not hide
 
 
@@ -146,7 +146,7 @@ FITTED = Fit()
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
+    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
     by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
@@ -155,21 +155,21 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
-    """Tell how much longer a load of so many bytes takes than one of 16, and the registers it keeps busy."""
+    """Return how much longer a load of so many bytes takes than one of 16, and the registers it needs."""
     if alignment < 4:
         return fit.narrow, fit.load_words
     return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
 
 
 def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
-    """Clocks that one turn of the K loop takes of a processor, where so many programs run together."""
+    """Return the clocks that a K iteration takes of an SM, where so many programs run together."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
     slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
     if problem.dtype == "float64":
-        # Hopper has instructions of a warp only; a block is asked for when the last of two is done with.
+        # Hopper has warp instructions only here; a block is requested when the last of two is done.
         slow = 1.0 if config.num_stages > 2 else 1.35
     elif not uses_tensor_cores(problem):
         slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
@@ -204,12 +204,12 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fi
     busy = max(0.05, min(1.0, fit.reach * tiles / device.processors))
     moved_us = memory_us(config, problem, device, fit.short, fit.bandwidth) / busy
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    # Never quite the larger of the two: of two configs that memory bounds, the one with less to do is safer.
+    # More than the larger of the two: of two configs bound by memory, the one with less work is safer.
     return max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + _LAUNCH_US
 
 
 def _units(view: View) -> tuple[int, int, int]:
-    """Return the same of a view's row, column and batch strides."""
+    """Return the largest powers of two that divide a view's row, column and batch strides."""
     rows, columns = (unit(step, view.itemsize) for step in view.strides)
     return rows, columns, least_unit(view.batch_strides, view.itemsize)
 
@@ -222,7 +222,7 @@ def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...],
 
 
 def _args(call: MatmulCall) -> dict[str, Any]:
-    """Tell what `matmul_tile` takes that no config decides, by name."""
+    """Return the arguments of `matmul_tile` that do not depend on the config, by name."""
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
@@ -250,7 +250,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _up_args(call: MatmulCall) -> dict[str, Any]:
-    """Return the same that `gated_tile` takes besides."""
+    """Return the arguments that `gated_tile` takes besides."""
     if call.up is None:
         return {}
     up = call.up
@@ -262,17 +262,17 @@ def _up_args(call: MatmulCall) -> dict[str, Any]:
 
 
 def _masks(values: dict[str, Any]) -> dict[str, bool]:
-    """Tell which edges the tiles of a product overhang."""
+    """Return which edges the tiles of a product overhang."""
     return {f"MASK_{d}": values[d] % values[f"BLOCK_{d}"] != 0 for d in "MNK"}
 
 
 def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
-    """Tell what launches a product: one kernel, the tensors as they lie, on any number of processors."""
+    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
     values = _args(call) | _up_args(call) | dict(config.kwargs)
     kernel = matmul_tile if call.up is None else gated_tile
     values |= _masks(values)
     if values["MASK_M"] and 1 not in (values["stride_am"], values["stride_om"]):
-        values["ALIGN_M"] = 1  # nothing is the faster for it: one kernel for all such M
+        values["ALIGN_M"] = 1  # alignment of M gains nothing here: one kernel for all such M
     tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
     return Work((step_of(kernel, grid(tiles, values["batch"]), values, options(config)),))
 

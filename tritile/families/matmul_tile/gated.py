@@ -1,4 +1,4 @@
-"""Gated products, a program a tile: a multiplied by two matrices in one loop, which share each tile of a."""
+"""Make gated products, a program a tile: two products in one loop, which share each tile of a."""
 
 import triton
 import triton.language as tl

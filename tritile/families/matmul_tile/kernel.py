@@ -1,4 +1,4 @@
-"""Matrix product kernels."""
+"""Multiply matrices through pointers, a program a tile."""
 
 import triton
 import triton.language as tl

@@ -1,1 +1,1 @@
-"""Products whose tiles travel by tensor descriptor (TMA)."""
+"""Make products whose tiles travel by tensor descriptor (TMA)."""

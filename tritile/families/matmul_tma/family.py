@@ -1,7 +1,7 @@
-"""Products by tiles that TMA brings, on NVIDIA GPUs from Hopper on.
+"""Make products by tiles that TMA brings, on NVIDIA GPUs from Hopper on.
 
-An operand that no descriptor can read, as its rows do not start on 16 bytes, or whose layout tensor cores do
-not take, is copied first into a workspace. The result goes straight to its place, by descriptor or by
+An operand is copied into a workspace first if its rows do not start on 16 bytes, so that no descriptor can
+read it, or if tensor cores do not take its layout. The result is stored directly, by descriptor or by
 pointers.
 """
 
@@ -50,17 +50,17 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     fused = epilogue_of(problem.epilogue)
-    # What is read tile by tile comes in another layout than sums are in, which go through shared memory then.
+    # An operand read tile by tile has another layout than sums, which then go through shared memory.
     size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
-    # Stored by pointers, 16-bit results take less, or none.
+    # 16-bit results that are stored by pointers take less, or none.
     counted = problem.out_align == 16 or ITEMSIZE[problem.out_dtype] >= 4
     stored = part if config["PERSISTENT"] and counted else 0
     return (tile + BARRIER) * config.num_stages + stored
 
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
-    """Say why no product may be made so from tiles that TMA brings, be it one of groups or not."""
+    """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None where it can."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if not uses_tensor_cores(problem):
@@ -79,7 +79,7 @@ def fault(config: Config, problem: Product, device: Device, parameters: tuple[st
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or reachable(problem)
     if reason is not None:
         return reason
@@ -121,7 +121,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
 
 
 def _warps(m: int, n: int) -> tuple[int, ...]:
-    """Warps that suit a tile: whole warpgroups for those that fill the tensor cores of Hopper."""
+    """Return the warps that suit a tile: whole warpgroups where it fills Hopper's tensor cores."""
     if m < 64:
         return (2, 4) if n > 16 else (1, 2)
     return (4, 8) if m * n >= 128 * 128 else (4,)
@@ -148,16 +148,16 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["BLOCK_K"] == 32 and problem.itemsize < 4:
-        return True  # a longer block takes fewer turns
+        return True  # a longer block takes fewer K iterations
     made = tiles(config, problem)
     if config["PERSISTENT"] and made <= device.processors:
         return True
     if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > 4 * device.processors:
-        return True  # there are tiles enough
+        return True  # there are enough tiles
     stage = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
@@ -168,14 +168,14 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 def _programs(config: Config, problem: MatmulProblem) -> Programs:
     count = max(1, config.num_warps // 4)
     m, n = config["BLOCK_M"], config["BLOCK_N"]
-    # Where rows are too few, columns are shared out.
+    # Where rows are too few, columns are split.
     pieces = [(m, n // count) if m < 64 * count else (m // count, n)] * count
     shared = shared_bytes(config, problem)
     return Programs(pieces, shared, config.num_warps, config.num_warps // 4, False, config["SPLIT_K"])
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once."""
+    """Return how many programs of a config an SM holds at once."""
     return tma_time.resident(_programs(config, problem), device)
 
 
@@ -185,10 +185,10 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with a config of the descriptor family on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     check_sizes(call)
     if call.up is not None:
@@ -221,7 +221,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the same of a gated product, whose tiles no programs share."""
+    """Return the launches of a gated product, whose tiles are not shared among programs."""
     read, out = inputs(call, early), output_of(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     grid, flat = grid_of(call, config, 1, processors)

@@ -1,4 +1,4 @@
-"""Gated products by tensor descriptor: both matrices in one loop, which share each tile of a."""
+"""Make gated products by tensor descriptor: two products in one loop, which share each tile of a."""
 
 import triton
 import triton.language as tl

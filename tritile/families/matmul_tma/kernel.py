@@ -1,4 +1,4 @@
-"""Matrix product whose tiles travel by tensor descriptor (TMA), on GPUs from Hopper on."""
+"""Multiply matrices by tiles that travel by tensor descriptor (TMA), on GPUs from Hopper on."""
 
 import triton
 import triton.language as tl

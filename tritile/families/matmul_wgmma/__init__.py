@@ -1,1 +1,1 @@
-"""Products by specialised warps on Hopper, in Gluon."""
+"""Make products by specialised warps on Hopper, in Gluon."""

@@ -1,4 +1,4 @@
-"""Products of 16 and 8 bits by specialised warps, on Hopper."""
+"""Make products of 16 and 8 bits by specialised warps, on Hopper."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ NAME: Final = "warpgroups"
 PARAMETERS: Final = (
     "BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "SUBTILES"
 )  # fmt: skip
-REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # a thread, of a consumer beside so many
+REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # registers of a consumer's thread, by the number of consumers
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
 _ROWS: Final = (64, 128)  # of a tile, for one consumer
 _COLUMNS: Final = (32, 64, 96, 128, 160, 192, 256)
@@ -71,10 +71,10 @@ def _values_fault(config: Config) -> str | None:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
-    if problem.itemsize > 2 or problem.dtype == "int8":  # of which Gluon's compiler knows no instruction
+    if problem.itemsize > 2 or problem.dtype == "int8":  # Gluon's compiler has no instruction for these
         return f"{problem.dtype} is no floating type of 16 or 8 bits"
     if problem.itemsize == 1 and (problem.a_layout, problem.b_layout) != ("row", "column"):
         return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
@@ -88,7 +88,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
     if promotes_late(config, problem):
         return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
-    # A total takes as many again, but is only added to, and wants no room beside it but for scales.
+    # A total takes as many again, but is only added to, and needs no room beside it except for scales.
     beside = 64 if problem.block_scales else 32
     if words > REGISTERS[config["CONSUMERS"]] - 56 or (
         problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - beside
@@ -122,7 +122,7 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
@@ -130,14 +130,14 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 10 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return (
-            True  # room for two more stages: a pipeline is as deep as shared memory lets it be, or one less
+            True  # room for two more stages: a pipeline is as deep as shared memory allows, or one stage less
         )
     sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 32, problem.n))
     return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
 
 
 def programs(config: Config, problem: MatmulProblem) -> Programs:
-    """Tell what of a config its time depends on."""
+    """Return what the time of a config depends on."""
     main, consumers = main_columns(config), config["CONSUMERS"]
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers
@@ -145,7 +145,7 @@ def programs(config: Config, problem: MatmulProblem) -> Programs:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once."""
+    """Return how many programs of a config an SM holds at once."""
     return tma_time.resident(programs(config, problem), device)
 
 
@@ -161,10 +161,10 @@ def swizzled(dtype: str) -> Any:
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with a config on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)

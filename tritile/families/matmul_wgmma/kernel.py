@@ -1,4 +1,4 @@
-"""Matrix product by specialised warps, on Hopper: one feeds shared memory, warpgroups multiply.
+"""Multiply matrices by specialised warps, on Hopper: one feeds shared memory, warpgroups multiply.
 
 Written in Gluon: `tl.dot` has no tiles of 192 rows or 96 columns, and no producer that runs on into the next
 tile while the last one is stored.

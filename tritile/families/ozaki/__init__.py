@@ -1,1 +1,1 @@
-"""Products to the precision of float64 and float32, made of int8 products."""
+"""Make products to the precision of float64 and float32 by int8 products."""

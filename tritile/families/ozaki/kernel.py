@@ -1,7 +1,7 @@
-"""Kernels that make an fp64 product of int8 ones, by remainders modulo small coprime numbers.
+"""Make an fp64 product of int8 ones, by remainders modulo small coprime numbers.
 
-A row of A and a column of B are both called a vector here: R vectors of K elements, of which `stride_r` and
-`stride_k` tell how they lie.
+A row of A and a column of B are both called a vector here. There are R vectors of K elements; `stride_r` and
+`stride_k` are their strides.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from tritile.families.common.epilogue import finished
 from tritile.families.common.tiles import batch_index, batch_offset
 
-# In place of the exponent of a vector whose products are made in plain fp64.
+# Stands for the exponent of a vector whose products are made in plain fp64.
 UNFIT = tl.constexpr(32767)
 
 

@@ -1,4 +1,4 @@
-"""fp64 products on int8 tensor cores: the Chinese remainder theorem, known as Ozaki scheme II.
+"""Make fp64 products on int8 tensor cores, by the Chinese remainder theorem: "Ozaki scheme II".
 
 Rows of a and columns of b are scaled by powers of two and rounded to integers, whose remainders modulo 14
 small numbers are int8. The 14 int8 products of these, a single batched one, are exact; reduced to remainders
@@ -34,9 +34,9 @@ from tritile.families.common.work import Buffer, Section, Step, buffer_of
 from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
-_PART: Final = 41  # bits: so many, a remainder's 8 and 4 for 14 of them make 53
+_PART: Final = 41  # bits: with a remainder's 8, and 4 for a sum of 14, they make 53
 
-# Tiles, and their warps: of vectors whose elements are contiguous, and of others.
+# Tiles and their warps: for vectors with contiguous elements, and for others.
 _MEASURED: Final = {True: (4, 512, 4), False: (16, 128, 4)}
 _SPLIT: Final = {True: (8, 128, 4), False: (32, 64, 8)}
 _JOINED: Final = (8, 128, 4)
@@ -49,7 +49,7 @@ def _nearest(value: int, modulus: int) -> int:
 
 
 def _apart(value: int) -> tuple[float, float, float]:
-    """A number below RANGE as the sum of three, of `_PART` bits or less, at the same places for all."""
+    """Return a number below RANGE as a sum of three, of at most `_PART` bits, cut at fixed bits."""
     high = RANGE.bit_length() - _PART
     middle = high - _PART
     parts = value >> high << high, value % (1 << high) >> middle << middle, value % (1 << middle)
@@ -63,9 +63,9 @@ WHOLE: Final = (float(RANGE), *_apart(RANGE))
 
 
 class _Vectors(NamedTuple):
-    """The rows of a, or the columns of b: matrices of `size` vectors of `depth` elements.
+    """Describe the rows of a, or the columns of b: matrices of `size` vectors of `depth` elements.
 
-    `source`: where they lie; `side` names the buffers of their exponents and remainders.
+    `source`: their memory. `side` names the buffers of their exponents and remainders.
     """
 
     source: Buffer
@@ -88,27 +88,27 @@ class _Vectors(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Tell how many there are: one where the batch shares it."""
+        """Return how many matrices there are: one where the batch shares it."""
         return prod(self.batch_shape)
 
     @property
     def padded(self) -> int:
-        """Remainders from one vector to the next: whole units of 16 bytes."""
+        """Return remainders from one vector to the next: whole units of 16 bytes."""
         return -(-self.depth // 16) * 16
 
     @property
     def plane(self) -> int:
-        """Remainders modulo one number."""
+        """Return how many remainders modulo one number there are."""
         return self.matrices * self.size * self.padded
 
     @property
     def scratch(self) -> dict[str, Section]:
-        """Tell what exponents take, and remainders."""
+        """Return the workspaces of exponents and of remainders."""
         exponents = Section("int32", self.matrices * self.size)
         return {self.exponents: exponents, self.residues: Section("int8", len(MODULI) * self.plane)}
 
     def view(self, rank: int) -> View:
-        """The remainders as an operand, its batch the moduli and, where `rank` is 2, the call's matrices."""
+        """Return the remainders as an operand. Its batch: moduli and, if `rank` is 2, the call's matrices."""
         steps = (self.plane, self.plane // self.matrices if self.matrices > 1 else 0)
         placed = Placed(self.residues, "int8")
         return View(placed, (self.size, self.padded), (self.padded, 1), steps[:rank], 1)
@@ -122,14 +122,14 @@ def _vectors(call: MatmulCall, view: View, side: str) -> _Vectors:
 
 
 def _fitting(most: int, extent: int) -> int:
-    """Return a block of at most so many elements, and no more than there are."""
+    """Return the size of a block: at most so many elements, and no more than there are."""
     return min(most, max(16, 1 << (extent - 1).bit_length()))
 
 
 def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
     """Return the launches that find the scales of vectors, and that make remainders of the scaled ones.
 
-    `moduli`: the buffer to which the moduli are to be written, or None.
+    `moduli`: the buffer to which the moduli are written, or None.
     """
     of = {
         "x_ptr": vectors.source, "exponents_ptr": Buffer(vectors.exponents),
@@ -163,7 +163,7 @@ def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
 
 
 def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: str, moduli: str) -> MatmulCall:
-    """The int8 product of all remainders, reduced to remainders, in buffer `parts`, in aligned rows."""
+    """Return the int8 product of all remainders, reduced to remainders, in buffer `parts`, rows aligned."""
     matrices = prod(call.batch_shape)
     batch = (len(MODULI), matrices) if matrices > 1 else (len(MODULI),)
     rank, shape, stride = len(batch), (a.size, b.size), -(-b.size // 16) * 16

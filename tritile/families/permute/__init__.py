@@ -1,1 +1,1 @@
-"""Permutations and transpositions."""
+"""Permute and transpose."""

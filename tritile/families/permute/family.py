@@ -1,8 +1,8 @@
-"""Permutations, by tiles: of any elements, and of those of 1 and 2 bytes by words of 4 bytes.
+"""Permute by tiles: of any elements, or of elements of 1 and 2 bytes by words of 4 bytes.
 
-Time is predicted from what device memory, the L2 cache, the processors' instructions and the wait of the few
-programs that fit at once each take; the slowest counts most. What costs L2 is sectors of 32 bytes: a run that
-starts anywhere touches more of them than it fills.
+Time is predicted from device memory, the L2 cache, the SMs' instructions and the wait of the few programs
+that fit at once; the slowest counts most. L2 moves sectors of 32 bytes: a run that starts anywhere touches
+more of them than it fills.
 """
 
 import itertools
@@ -32,36 +32,36 @@ WORD: Final = 4  # bytes
 
 
 def uneven(extent: int, block: int) -> bool:
-    """Whether tiles of `block` that overlap to cover `extent` would copy more than an eighth of it twice."""
+    """Tell whether tiles of `block` that overlap to cover `extent` copy more than an eighth of it twice."""
     return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
 
 
 def _vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Bytes that a thread reads, and writes, at once: as many as alignment and runs allow, up to 16."""
+    """Return the bytes that a thread reads and writes at once: as alignment and runs allow, at most 16."""
     read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
     wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
     return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
 
 
 def _held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """32-bit registers of each thread that hold its part of a tile: at least one for what is read alone."""
+    """Return the 32-bit registers of each thread that hold its part of a tile, one at least for reads."""
     elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
     alone = min(_vectors(config, problem)) < 4
     return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
 def whole_rows(problem: PermuteProblem) -> int:
-    """Return rows of which every column has whole words, wherever its first one starts."""
+    """Return how many rows give every column whole words, wherever its first word starts."""
     return problem.m - (WORD // problem.itemsize - 1)
 
 
 def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Return bytes that a thread reads, and writes, at once: of packed kernels an element and a word."""
+    """Return the bytes that a thread reads and writes at once: for packed kernels an element and a word."""
     return (problem.itemsize, WORD) if config.family == PACKED else _vectors(config, problem)
 
 
 def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """32-bit registers of each thread that hold its part of a tile."""
+    """Return the 32-bit registers of each thread that hold its part of a tile."""
     if config.family != PACKED:
         return _held_words(config, problem, device)
     tile_bytes = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
@@ -75,7 +75,7 @@ def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> st
 
 
 def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why threads may not move tiles of a permutation, each its part."""
+    """Say why threads may not move tiles of a permutation, each its part; None where they may."""
     words = held_words(config, problem, device)
     threads = config.num_warps * device.warp_size
     if words > MAX_MOVED_WORDS:
@@ -88,12 +88,12 @@ def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why a config of the tile family may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     return _launch_fault(config, problem, device) or _moved_fault(config, problem, device)
 
 
 def _packed_illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why a config of the packed family may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if problem.itemsize > 2:
         return f"elements of {problem.itemsize} bytes are not packed"
     if (problem.x_layout, problem.out_layout) != ("row", "column"):
@@ -123,13 +123,13 @@ def _packed_configs() -> Iterator[Config]:
 
 
 def in_place(problem: PermuteProblem) -> Config:
-    """Return the config with which square matrices are transposed where they lie: one for all, not tuned."""
+    """Return the config by which square matrices are transposed in place: one for all, not tuned."""
     block = 64 if problem.itemsize <= 4 else 32
     return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
@@ -137,21 +137,21 @@ def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
 
 @dataclass(frozen=True)
 class PermuteFit:
-    """The formula's constants; `tuning/fit_model.py` fits them to measured trials, these from an H200's."""
+    """Hold the formula's constants, which `tuning/fit_model.py` fits to measured trials; from an H200."""
 
     bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
     sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
-    short: float = 0.0664  # slower by this power of how much shorter than 256 bytes a run is
+    short: float = 0.0664  # slower by this power of 256 bytes over the length of a run
     access: float = 2.02  # of a load or store, with its address
-    digit: float = 7.51  # of a dimension more in a run
+    digit: float = 7.51  # of one more dimension in a run
     mask: float = 1.54  # of an element where tiles are uneven
-    reach: float = 1.31  # processors whose share of the bandwidth one can draw
-    alone_bytes: float = 16.1  # bytes a clock that one program has to its processor alone
+    reach: float = 1.31  # how many times its share of the bandwidth one SM can use
+    alone_bytes: float = 16.1  # bytes a clock of one program alone on its SM
     gap: float = 45.4  # clocks from one load of a thread to the next
     setup: float = 52.8  # instructions of a warp before its first element
-    edge: float = 1.5  # what the sector that a run in out shares with another one costs more, in whole ones
-    scatter: float = 0.0888  # slower by this share where programs side by side write short runs far apart
-    overlap: float = 0.25  # share of what is not the slowest that shows
+    edge: float = 1.5  # extra cost, in sectors, of a sector that two runs in out share
+    scatter: float = 0.0888  # slower by this share if neighbouring programs write short runs far apart
+    overlap: float = 0.25  # share of the faster bounds that adds to the slowest
     launch_us: float = 1.19
 
 
@@ -159,16 +159,16 @@ PERMUTE_FITTED = PermuteFit()
 
 
 def _sectors(run: float, align: int, request: float) -> float:
-    """Sectors that runs of so many bytes touch, by those they fill, at `request` bytes a time."""
+    """Return the sectors that runs of so many bytes touch over those they fill, at `request` bytes a time."""
     ahead = 0.0 if align >= 16 else 1.0 - align / 32
     at_once = min(run, request)
     return max(32.0, at_once + 32 * ahead) / at_once
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
+    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
-    # As compiled: a word, and where it goes.
+    # As compiled: a word and its address.
     registers = 16 + 2 * held_words(config, problem, device)
     taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
     by_shared = (device.shared_memory + 1024) // taken if problem.turns else 32
@@ -176,7 +176,7 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
 
 
 class Parts(NamedTuple):
-    """Microseconds that each part of a GPU takes by itself."""
+    """Hold microseconds that each part of a GPU takes by itself."""
 
     memory: float
     l2: float
@@ -193,7 +193,7 @@ def parts_us(
     x_vector, out_vector = vectors(config, problem)
     tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
     tiles = tiles_m * tiles_n * problem.batch
-    # By how much tiles cover more than each side, and whether they copy only part of that.
+    # Factors by which tiles cover more than each side, and whether they copy only part of that.
     covered = tiles_m * m / problem.m, tiles_n * n / problem.n
     parts = [uneven(problem.m, m), uneven(problem.n, n)]
     moved = problem.bytes / 2 * prod(1.0 if part else side for part, side in zip(parts, covered, strict=True))
@@ -204,7 +204,7 @@ def parts_us(
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
     slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
 
-    reads = _sectors(read, problem.x_align, read)  # what a warp leaves of a sector, the next finds in L1
+    reads = _sectors(read, problem.x_align, read)  # the next warp finds the rest of a sector in L1
     writes = _sectors(written, problem.out_align, 32.0 * out_vector)
     steps = (step * size for step in problem.out_strides if step != 1)
     starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on
@@ -234,10 +234,10 @@ def predicted_us(
 
 
 def _digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """(size, magic, shift) of each dimension but the last, by which nothing divides; never empty.
+    """Return (size, magic, shift) of each dimension but the last, to divide by multiplying; never empty.
 
-    For index from 0 to 2^31 - 1, index // size is the upper half of the 64 bits of index * magic,
-    shifted right by shift. The magic number, of 32 bits, is given as a signed one.
+    For index from 0 to 2^31 - 1, index // size is the upper half of the 64 bits of index * magic, shifted
+    right by shift. The magic number, of 32 bits, is given as a signed one.
     """
     digits = []
     for size in sizes[:-1]:
@@ -247,7 +247,7 @@ def _digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _args(call: PermuteCall) -> dict[str, Any]:
-    """Tell what `permute_tile` takes that no config decides, by name."""
+    """Return the arguments of `permute_tile` that do not depend on the config, by name."""
     problem, (m, n, batch) = call.problem, call.problem.plane
     lanes = 2 if problem.itemsize == 16 else 1
     word = problem.itemsize // lanes
@@ -279,7 +279,7 @@ def _args(call: PermuteCall) -> dict[str, Any]:
 
 
 def _in_place(call: PermuteCall, config: Config) -> Work:
-    """Tell what transposes square matrices where they lie."""
+    """Return the launch that transposes square matrices in place."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = problem.x_strides, problem.out_strides
@@ -298,9 +298,10 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches a permutation with a config of its families; in place, of `in_place`.
+    """Return the launch of a permutation with a config of its families, or that of `in_place`.
 
-    `early`: it may start before the kernel ahead of it is done, and waits in itself.
+    `early`: it uses programmatic dependent launch: it starts before the kernel ahead is done, and waits
+    itself.
     """
     if call.in_place:
         return _in_place(call, config)

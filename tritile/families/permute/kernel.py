@@ -1,4 +1,4 @@
-"""Copies whose dimensions lie in another order."""
+"""Copy tensors whose dimensions lie in another order."""
 
 import triton
 import triton.language as tl

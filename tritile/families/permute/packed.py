@@ -1,4 +1,4 @@
-"""Copies of short elements, their dimensions in another order, in words of several."""
+"""Copy short elements, their dimensions in another order, in words of several."""
 
 import triton
 import triton.language as tl

@@ -1,1 +1,1 @@
-"""Products with packed weights."""
+"""Make products with packed weights."""

@@ -1,9 +1,8 @@
-"""Products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
+"""Make products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
 
-x comes through pointers, or by tensor descriptor (TMA). Time is predicted as of other products: programs of
-one multiprocessor go through K at the pace of the slowest of tensor cores, the instructions that unpack the
-weight and ask for x, the L2 cache, and the latency that too few stages leave uncovered; device memory bounds
-the whole.
+x comes through pointers, or by tensor descriptor (TMA). Time is predicted as for other products. Programs of
+one SM go through K at the pace of the slowest of tensor cores, the instructions that unpack the weight and
+load x, the L2 cache, and the latency that too few stages leave uncovered. Device memory bounds the whole.
 """
 
 import itertools
@@ -34,26 +33,26 @@ NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
 BLOCKS_M: Final = (16, 32, 64, 128, 256)
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
-_FEW_ROWS: Final = 64  # of x, up to which there are fewer sums to scale than weights
+_FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
 _REGISTERS: Final = 192  # the same with the unpacked weight, and addresses beside them
 
 MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128, twice
 
 
 def accumulator_words(config: Config, device: Device) -> int:
-    """32-bit registers of each thread that hold the accumulator."""
+    """Return the 32-bit registers of each thread that hold the accumulator."""
     return config["BLOCK_M"] * config["BLOCK_N"] // (config.num_warps * device.warp_size)
 
 
 def weight_words(config: Config, device: Device) -> int:
-    """32-bit registers of each thread that hold a block of the weight, unpacked to 16 bits."""
+    """Return the 32-bit registers of each thread that hold a block of the weight, unpacked to 16 bits."""
     return config["BLOCK_N"] * config["BLOCK_K"] // (2 * config.num_warps * device.warp_size)
 
 
 def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
-    """Tell how many scales of a row come with a block of K: one for each group, some several times.
+    """Return how many scales of a row a block of K loads: one for each group, some several times.
 
-    A load of fewer words than there are threads is not pipelined by Triton 3.6: two rows share a word.
+    Triton 3.6 does not pipeline a load of fewer words than there are threads: two rows share a word.
     """
     groups = -(-config["BLOCK_K"] // problem.group_size)
     most = config["BLOCK_K"] * problem.bits // 128  # each is for all pairs of four words
@@ -61,21 +60,21 @@ def scales_at_once(config: Config, problem: QuantizedProblem) -> int:
 
 
 def scales_sums(config: Config, group_size: int) -> bool:
-    """Tell whether sums over a block of K are scaled, exactly, and not weights, which are rounded then.
+    """Tell whether sums over a block of K are scaled, exactly, and not weights, which are then rounded.
 
-    It takes a block within one group, and saves a multiplication for each weight: of some 3.5 instructions
-    that Triton 3.6 compiles for each to unpack and multiply it, 2.1 to 2.5 are left.
+    This needs a block within one group, and saves a multiplication for each weight: of some 3.5 instructions
+    that Triton 3.6 compiles to unpack and multiply one, 2.1 to 2.5 are left.
     """
     return config["BLOCK_K"] <= group_size and config["BLOCK_M"] <= _FEW_ROWS
 
 
 def held_in_shared(config: Config, device: Device) -> bool:
-    """Tell whether tensor cores read x from shared memory, so that a stage is held while they do."""
+    """Tell whether tensor cores read x from shared memory, which holds a stage meanwhile."""
     return 90 <= device.nvidia < 120 and config["BLOCK_N"] >= 64 and config.num_warps >= 4
 
 
 def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
+    """Return the least shared memory that the compiled kernel will ask for, in bytes."""
     stages = config.num_stages
     x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if problem.x_align >= 4 else 0
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
@@ -86,12 +85,12 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
 
 
 def tiles(config: Config, problem: QuantizedProblem) -> int:
-    """Return tiles of the result."""
+    """Return how many tiles the result has."""
     return int(-(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"]))
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = blocks_fault(config, PARAMETERS, 256)
     if reason is not None:
         return reason
@@ -125,7 +124,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why a config of the descriptor family may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if problem.x_layout != "row" or problem.x_align < 16:
@@ -144,7 +143,7 @@ def _configs() -> Iterator[Config]:
 
 
 def interpreted(problem: QuantizedProblem) -> Config:
-    """Large tiles, as the interpreter's time goes by how many tile operations it runs."""
+    """Return large tiles, as the interpreter's time goes by the number of tile operations."""
     m, n = (max(16, min(128, 1 << (size - 1).bit_length())) for size in (problem.m, problem.n))
     # More than a group, so that weights are scaled.
     k = max(unit_columns(problem.bits), 2 * problem.group_size, min(256, 1 << (problem.k - 1).bit_length()))
@@ -152,12 +151,12 @@ def interpreted(problem: QuantizedProblem) -> Config:
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
-        return True  # the order of what has none, or bands left out where there are several
+        return True  # tiles without an order, or unordered ones where bands exist
     if config["SPLIT_K"] > 1 and tiles(config, problem) * config["SPLIT_K"] > 8 * device.processors:
-        return True  # there are tiles enough
+        return True  # there are enough tiles
     if config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 64):
         return True
     return bool(config["BLOCK_K"] >= 2 * max(problem.k, unit_columns(problem.bits)))
@@ -165,31 +164,31 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
 
 @dataclass(frozen=True)
 class QuantizedFit:
-    """The formula's constants, in clocks and bytes a clock of one processor unless said otherwise.
+    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    Those that a product of plain operands has too are of its fit to an H200; instructions are counted in
-    what was compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17
-    problems on an H200, of which the first pick takes 1.09 times as long as the best, at worst 1.21.
+    Constants that plain products have too come from their fit to an H200; instructions are counted in kernels
+    compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17 problems on
+    an H200: the first pick takes 1.09 times as long as the best, at worst 1.21.
     """
 
-    latency: float = 1220.0  # from asking for a block to having it, out of device memory
+    latency: float = 1220.0  # from requesting a block to having it, from device memory
     start: float = 2220.0  # to start a program and fill the pipeline
-    turn: float = 330.0  # barriers and bookkeeping in one turn of the K loop
-    unpack: float = 2.4  # instructions of a thread for each number; of bytes for bfloat16 half as many more
-    unscaled: float = 1.4  # the same where sums are scaled in the place of weights
-    instructions: float = 128.0  # that a processor issues in a clock, over all lanes
+    turn: float = 330.0  # barriers and bookkeeping in a K iteration
+    unpack: float = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
+    unscaled: float = 1.4  # the same where sums are scaled instead of weights
+    instructions: float = 128.0  # that an SM issues in a clock, over all lanes
     spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
     copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
     shown: float = (
         0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
     )
-    l2_bytes: float = 64.0  # of the L2 cache, all processors reading
+    l2_bytes: float = 64.0  # of the L2 cache, with all SMs reading
     bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.5  # processors whose share of the bandwidth one can draw
+    reach: float = 2.5  # how many times its share of the bandwidth one SM can use
     least_m: int = 32  # columns of an instruction below which tensor cores wait for the weight's registers
     epilogue: float = 359.0  # to store a tile, however small
-    store_bytes: float = 100.0  # of the epilogue, which turns tiles over
-    part_bytes: float = 12.8  # of partial sums, left and gathered where programs share a tile
+    store_bytes: float = 100.0  # of the epilogue, which transposes tiles
+    part_bytes: float = 12.8  # of partial sums, stored and loaded where programs share a tile
     rendezvous: float = 1500.0  # for programs that share a tile to meet
     launch_us: float = 1.0
 
@@ -198,7 +197,7 @@ QUANTIZED_FITTED = QuantizedFit()
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Tell how many programs one processor holds at once, by shared memory, registers and threads."""
+    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
     held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
@@ -208,7 +207,7 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
 
 
 def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
-    """Tell what its time depends on; `unpacked`: the weight is unpacked in memory first."""
+    """Return what the time depends on; `unpacked`: the weight is unpacked in memory first."""
     m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
     each = size if unpacked else problem.bits / 8
     weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
@@ -222,7 +221,7 @@ def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts
 
 
 def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:
-    """Clocks that one turn of the K loop takes of a processor."""
+    """Return the clocks that a K iteration takes of an SM."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
@@ -251,14 +250,15 @@ def predicted_us(
     alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
     store = fit.epilogue + m * n * problem.itemsize / fit.store_bytes
     if split > 1:
-        gathered = 1 if programs <= device.processors else split  # all sum together, or the last sums alone
+        # All programs sum together, or the last one alone.
+        gathered = 1 if programs <= device.processors else split
         store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
     rounds = -(-programs // (device.processors * together))
     last = programs - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
     clocks = (rounds - 1) * (turns * max(alone, together * turn) + (fit.start + store * together) / 2)
     clocks += fit.start + turns * max(alone, last_together * turn) + store * last_together
-    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks under way hide latency
+    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks in flight hide latency
     busy = max(0.05, min(1.0, fit.reach * min(1.0, ahead) * programs / device.processors))
     memory_us = problem.bytes / (device.memory_gbps * fit.bandwidth * 1e3 * busy)
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
@@ -266,10 +266,10 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with `config` on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: the kernel may start before the one ahead of it is done, and waits in itself.
-    Raises TuningError where the config leaves programs with nothing to do.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where the config leaves programs without work.
     """
     (m, n), k = call.out.shape, call.x.shape[1]
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -277,7 +277,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     if -(-k // block_k) < split:
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
     scratch = {"parts": Section("float32", tiles * split * block_m * block_n)} if split > 1 else {}
-    turned = replace(call, fused=call.fused.transposed)  # of out^T, which is what the kernel makes
+    turned = replace(call, fused=call.fused.transposed)  # for out^T, which the kernel makes
     described = Descriptor("x", call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
         "x_ptr": Buffer("x"), "x_desc": described if config.family == DESCRIPTOR else None,
@@ -300,11 +300,11 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     return Work((step,), scratch, tiles if split > 1 else 0)
 
 
-WEIGHTS: Final = "weights"  # that are scaled, and rounded
+WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """Tell what decides the bits of an element."""
+    """Return what decides the bits of an element."""
     instruction = matrix(config)
     if device.nvidia:
         instruction = "warpgroup" if held_in_shared(config, device) else "warp"

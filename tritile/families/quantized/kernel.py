@@ -1,8 +1,8 @@
-"""Product with a weight of 4- or 8-bit whole numbers, which become 16-bit floats in registers.
+"""Multiply by a weight of 4- or 8-bit integers, which become 16-bit floats in registers.
 
 The weight's rows are the first operand of `tl.dot`, the one that tensor cores of Hopper read from registers:
-out^T = weight x^T. Words lie in memory as the fragments of that operand want them (`core.quantized`), so
-that unpacking moves nothing between threads.
+out^T = weight x^T. Words lie in memory as the fragments of that operand want them (`core.quantized`), so that
+unpacking moves nothing between threads.
 """
 
 import triton

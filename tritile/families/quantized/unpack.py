@@ -1,7 +1,7 @@
-"""A weight of 4- or 8-bit whole numbers as a matrix of 16-bit floats in memory.
+"""Write a weight of 4- or 8-bit integers as a matrix of 16-bit floats.
 
 Words lie as the fragments of tensor cores want them (`core.quantized`), and rows of floats do not: Triton
-turns tiles over in shared memory, so that a thread both reads and writes 16 bytes at a time.
+transposes tiles in shared memory, so that a thread both reads and writes 16 bytes at a time.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""The configs of products with quantized weights that are unpacked in memory first: those of warpgroups.
+"""Make products whose quantized weight is unpacked in memory first, by the configs of warpgroups.
 
 One launch writes the weight as 16-bit floats, which the dense kernel reads: 2 N K bytes there and back,
-whatever M is. The fused kernels move none of these, but unpack the weight again for each row of tiles, and
-their tensor cores wait meanwhile.
+whatever M is. The fused kernels move none of these, but unpack the weight again for each row of tiles while
+their tensor cores wait.
 """
 
 from dataclasses import replace
@@ -36,20 +36,20 @@ def dense(config: Config) -> Config:
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, or None where it may."""
+    """Say why `config` may not run `problem` on `device`, None where it may."""
     return warpgroups.illegal(dense(config), problem.product, device)
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether another config of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return warpgroups.pointless(dense(config), problem.product, device)
 
 
 def contends(problem: QuantizedProblem) -> bool:
     """Tell whether the family can be the fastest: not where one fused tile has all rows.
 
-    That one unpacks each number once as well. At 256 rows the copy still takes about as long as the product:
-    2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
+    Such a tile unpacks each number only once as well. At 256 rows the copy still takes about as long as the
+    product: 2.5 bytes at 3.8 TB/s beside 512 operations at 700 TFLOP/s, for each number of 4 bits on an H200.
     """
     return problem.m > max(BLOCKS_M)
 
@@ -57,14 +57,14 @@ def contends(problem: QuantizedProblem) -> bool:
 def predicted_us(
     config: Config, problem: QuantizedProblem, device: Device, fit: TmaFit = TMA_FITTED
 ) -> float:
-    """Return predicted microseconds: the dense product's, and before it one more launch, a copy."""
+    """Return predicted microseconds of the dense product and of the launch before it."""
     bytes_moved = problem.weight_bytes + problem.unpacked_bytes
     copy_us = bytes_moved / (device.memory_gbps * fit.repack_share * 1e3) + fit.repack_us
     return warpgroups.predicted_us(dense(config), problem.product, device, fit) + copy_us
 
 
 def lowered(call: QuantizedCall, early: bool) -> Lowered:
-    """The dense product, behind the launch that writes the weight (N, K) into a workspace, row by row."""
+    """Return the dense product, behind the launch that writes the weight (N, K) to a workspace, row-major."""
     n, k = call.out.shape[1], call.x.shape[1]
     block_n, block_k, warps = _TILE
     rows, row = words_shape(n, k, call.bits)[0] * 8, unpacked_row(k)
@@ -86,17 +86,17 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Tell what launches `call` with `config` on a GPU of so many processors.
+    """Return the launches of `call` with a config, on a GPU of so many SMs.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
-    Raises TuningError where no descriptor can see the operands.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves. Raises TuningError where no descriptor can see the operands.
     """
     parts = lowered(call, early)
     return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """Tell what decides the bits of an element: x comes first, and weights are scaled."""
+    """Return what decides the bits of an element: x comes first, and weights are scaled."""
     return Numerics("warpgroup", turned=True, scaled=WEIGHTS)
 
 

@@ -1,1 +1,1 @@
-"""Products for which b is copied row by row first."""
+"""Make products for which b is copied row by row first."""

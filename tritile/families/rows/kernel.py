@@ -1,4 +1,4 @@
-"""Copies of matrices whose rows are contiguous, of matrices whose columns are."""
+"""Copy matrices whose columns are contiguous into matrices whose rows are."""
 
 import triton
 from triton import language as tl

@@ -1,8 +1,8 @@
-"""IEEE fp32 products of a b whose columns are contiguous: b is copied row by row first.
+"""Make IEEE fp32 products of a column-major b by a row-major copy of b.
 
-Without tensor cores a thread multiplies an element of a by several of a row of b, which it reads at once
-where they lie side by side, and one by one where they do not: on an H200 8192^3 takes 29 ms or 55. The copy
-moves 8 bytes an element of b, 0.14 ms of that.
+Without tensor cores a thread multiplies an element of a by several of a row of b. It reads these at once
+where they are contiguous, else one by one: on an H200 8192^3 takes 29 ms or 55. The copy moves 8 bytes an
+element of b, 0.14 ms of that.
 """
 
 from dataclasses import replace
@@ -18,14 +18,15 @@ _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product takes a b that is copied row by row."""
+    """Tell whether b of a product is to be copied row by row."""
     return call.problem.by_rows
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     """Return the launch that copies b, and the product with the copy.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves.
     """
     b, place = call.b, Placed("rows_of_b", call.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE

@@ -1,1 +1,1 @@
-"""int8 products with zero points."""
+"""Make int8 products with zero points."""

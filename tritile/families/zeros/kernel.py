@@ -1,4 +1,4 @@
-"""Sums of rows and columns of whole numbers, by which products are corrected for zero points."""
+"""Sum rows and columns of integers, by which products are corrected for zero points."""
 
 import triton
 import triton.language as tl

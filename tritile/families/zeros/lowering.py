@@ -1,4 +1,4 @@
-"""int8 products with zero points: sums of rows and columns first, which the epilogue corrects by.
+"""Make int8 products with zero points: sum rows and columns first, and correct in the epilogue.
 
 (a - za) (b - zb) sums over K to a b - za (column sums of b - K zb) - zb (row sums of a), exactly in int32.
 """
@@ -17,7 +17,7 @@ _ACROSS: Final = (64, 64)  # and where it is not
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product has zero points whose sums are still to be made."""
+    """Tell whether sums for a product's zero points are still to be made."""
     fused = call.fused
     made = fused.sums_a is not None or fused.sums_b is not None
     return not made and (fused.zero_a is not None or fused.zero_b is not None)
@@ -28,9 +28,10 @@ def _block(stride: int) -> tuple[int, int]:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """Return the launch that adds up, and the product with what it made.
+    """Return the launch that sums, and the product with these sums.
 
-    `early`: kernels may start before the one ahead of them is done, and wait in themselves.
+    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
+    themselves.
     """
     (m, k), n, fused = call.a.shape, call.b.shape[1], call.fused
     shape = (m, n)

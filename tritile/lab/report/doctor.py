@@ -16,7 +16,7 @@ from tritile.errors import brief
 from tritile.in_torch import building
 from tritile.lab.report import tested
 from tritile.lab.report.environment import environment
-from tritile.planning import table
+from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import store_of
 
@@ -68,7 +68,7 @@ def _gpu() -> list[Finding]:
 
 
 def _table(gpu: devices.Device) -> Finding:
-    shipped = next((each for each in table.shipped(gpu) if each.entries), None)
+    shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
     if shipped is None:
         return Finding("shipped table", "none", True, "run tuning/autotune.py once")
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
@@ -82,13 +82,13 @@ def _portfolios(gpu: devices.Device) -> Finding:
     """List the classes of problems that have a portfolio, by its source."""
     names: dict[str, list[str]] = {}
     for name in MEASURED:
-        found = table.portfolio(name, gpu)
+        found = gpu_tables.portfolio(name, gpu)
         where = "none" if found is None else found[2]
-        if found is not None and name not in table.current_portfolios(found[1]):
+        if found is not None and name not in found[1].current_portfolios():
             where += ", with other kernels"
         names.setdefault(where, []).append(name)
     text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
-    advice = "" if table.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
+    advice = "" if gpu_tables.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
     return Finding("portfolios", text, True, advice)
 
 

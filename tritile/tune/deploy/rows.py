@@ -19,7 +19,7 @@ from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
 from tritile.families.work import early, work_of
-from tritile.planning import plans, table
+from tritile.planning import gpu_tables, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.tune.deploy.fill import Entry
@@ -146,7 +146,7 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
     """Return the stored and tabled problems that differ from this one in sizes only."""
     digests = [family.digest for family in FAMILIES[problem.op].values()]
     known = [trial.problem for each in digests for trial in store_of(device).bests(each, problem.op)]
-    for found in (table.pinned(device), *table.shipped(device)):
+    for found in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
         known += [entry.problem for entry in found.entries] if found is not None else []
     return [other for other in known if isinstance(other, Tiled) and other.kind == problem.kind]
 
@@ -158,7 +158,7 @@ def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[E
     permutation keeps its sizes. Where the class has no portfolio, the problem's own config is all.
     """
     name = class_of(problem)
-    found = table.portfolio(name, device) if name is not None and mode != "off" else None
+    found = gpu_tables.portfolio(name, device) if name is not None and mode != "off" else None
     if found is None:
         return _planned([problem], device, mode)
     alike: list[Tiled] = [problem]

@@ -1,0 +1,171 @@
+"""Find the tables that serve a GPU, and in them the portfolio and the lead of a class of problems.
+
+Asked in this order:
+
+1. pinned: the file that `TRITILE_TABLE` names, if it is of this GPU model. It may hold predictions.
+2. calibrated: what `tritile tune --calibrate` measured on this machine.
+3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then measured tables of GPUs like it,
+   then `tritile/tables/predicted/<gpu>.json`.
+
+To add a GPU, write its table into `tritile/tables`: nothing lists the files. `tritile export` writes one of
+what was measured on a machine; `tritile tune --calibrate all --target NAME` predicts one for
+`tables/predicted`, for a GPU of `tritile.core.device.TARGETS`.
+"""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from tritile.core.device import Device
+from tritile.core.settings import cache_dir, table_path
+from tritile.errors import InvalidValueError, StoreWarning
+from tritile.planning.lead import Lead
+from tritile.planning.portfolio import Portfolio
+from tritile.planning.table import Table, read
+
+_PREDICTED: Final = "predicted"  # the folder of tables for GPU models that were not measured
+_LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
+_LIKE_LEADS: Final = 1.25  # the factor by which a lead of such a GPU has to be larger
+
+
+def pinned(device: Device) -> Table | None:
+    """Return the table of `TRITILE_TABLE`, None where none is set or it is of another GPU model.
+
+    Raises InvalidValueError where the file holds no table.
+    """
+    path = table_path()
+    if path is None:
+        return None
+    found = _pinned(path, path.stat().st_mtime_ns if path.exists() else 0)
+    return found if found.device["name"] == device.name else None
+
+
+@functools.cache
+def _pinned(path: Path, changed: int) -> Table:
+    return read(path)
+
+
+def calibrated(device: Device) -> Table | None:
+    """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
+    path = calibrated_path(device)
+    try:
+        own = _calibrated(path, path.stat().st_mtime_ns)
+    except OSError:
+        own = None
+    return own if own is not None and own.measured and own.device["name"] == device.name else None
+
+
+@functools.cache
+def _calibrated(path: Path, changed: int) -> Table | None:
+    try:
+        return read(path)
+    except InvalidValueError as error:
+        warnings.warn(f"portfolios are not used: {error}", StoreWarning, stacklevel=3)
+        return None
+
+
+def calibrated_path(device: Device) -> Path:
+    """Return the file of portfolios that were measured on this machine for a GPU model."""
+    return cache_dir() / f"{device.slug}.portfolios.json"
+
+
+def predicted_path(device: Device) -> Path:
+    """Return the default file for predictions of a GPU model that is not here."""
+    return Path(f"{device.slug}-predicted.json")
+
+
+def shipped(device: Device) -> tuple[Table, ...]:
+    """Return the tables that ship for this GPU model and for those like it, in the order to ask them.
+
+    A GPU is like it that has the same architecture, as many SMs and a memory bandwidth within 1.5 times.
+    What was measured goes before what was predicted for just this GPU.
+    """
+    alike = _of_like(device.arch, device.processors, device.memory_gbps)
+    own, predicted = (_named(name, device) for name in (device.slug, f"{_PREDICTED}/{device.slug}"))
+    ordered = (own, *(each for each in alike if each is not own), predicted)
+    return tuple(each for each in ordered if each is not None)
+
+
+def _named(name: str, device: Device) -> Table | None:
+    """Return a shipped table if it is of just this GPU model: several models may share a file name."""
+    found = _shipped(name)
+    return found if found is not None and found.device["name"] == device.name else None
+
+
+@functools.cache
+def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
+    """Return the measured tables of GPUs with this architecture and as many SMs, nearest bandwidth first."""
+    found = []
+    for path in _folder().iterdir():
+        table = _shipped(path.name.removesuffix(".json")) if path.name.endswith(".json") else None
+        if table is None:
+            continue
+        least, most = sorted((table.device.get("memory_gbps", 0.0), gbps))
+        same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
+        if same and most <= _LIKE_GBPS * least:
+            found.append((most / least, table.device["name"], table))
+    return tuple(table for *_, table in sorted(found, key=lambda each: each[:2]))
+
+
+@functools.cache
+def _shipped(name: str) -> Table | None:
+    file = _folder() / f"{name}.json"
+    if not file.is_file():
+        return None
+    try:
+        return read(file)
+    except InvalidValueError as error:
+        warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
+        return None
+
+
+def _folder() -> Traversable:
+    return resources.files("tritile") / "tables"
+
+
+def _serving(device: Device) -> Iterator[tuple[Table, str]]:
+    """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
+    fixed, own = pinned(device), calibrated(device)
+    if fixed is not None:
+        yield fixed, "of the table that is pinned" + ", not measured" * (not fixed.measured)
+    if own is not None:
+        yield own, "measured here"
+    for found in shipped(device):
+        of, how = found.device["name"], "measured" if found.measured else "predicted"
+        yield found, f"{how} for this GPU" if of == device.name else f"{how} for {of}, which is like it"
+
+
+def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
+    """Return a class's portfolio for a GPU, its table and where that is from; None if no table has one."""
+    return next(
+        ((each.portfolios[name], each, where) for each, where in _serving(device) if name in each.portfolios),
+        None,
+    )
+
+
+def is_calibrated(device: Device) -> bool:
+    """Tell whether a portfolio of any class was measured on a GPU, or on one that is like it."""
+    return any(each.measured and each.portfolios for each, _ in _serving(device))
+
+
+def lead(name: str, device: Device) -> Lead | None:
+    """Return how many times as long torch takes for a class on a GPU; None where that was not measured.
+
+    The lead comes from the table whose portfolio serves the class, where that was measured, and counts for
+    the kernels that it was measured with. A lead that was measured on another GPU like this one has to be
+    larger.
+    """
+    tables = [each for each, _ in _serving(device)]
+    served = next((each for each in tables if name in each.portfolios), None)
+    if served is not None and served.measured:
+        tables = [served]
+    found = next((each for each in tables if each.measured and name in each.current_leads()), None)
+    if found is None:
+        return None
+    made = found.leads[name]
+    return made if found.device["name"] == device.name else replace(made, least=_LIKE_LEADS * made.least)
