@@ -1,4 +1,4 @@
-"""Calls of torch made by tritile, or not: decided once for all alike, then one look-up and a launch."""
+"""Decide which calls of torch tritile handles: once for all alike, then by one look-up and a launch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from tritile.core.views import Call, MatmulCall
 from tritile.errors import TritileError, brief
 from tritile.in_torch.state import Entry, paused
 from tritile.in_torch.tally import BRIEF, Verdict
-from tritile.ops.checks import entangled, overlaps_itself, reach, same_place
+from tritile.ops.checks import entangled, name_of, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
 from tritile.ops.matmul import check_gpu
@@ -36,22 +36,23 @@ from tritile.runtime.launch import Launch
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OPS: Final = {"mm": "matmul", "bmm": "matmul", "addmm": "addmm", "baddbmm": "baddbmm"}
 _FORMATS: Final = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-_MOST: Final = 1 << 16  # decisions remembered; a program with more kinds of calls decides them again
-_OWN: Final = "a subclass of torch.Tensor that says itself what operations do"
+_MOST: Final = 1 << 16  # decisions remembered; beyond these, all are decided again
+_OWN: Final = "a subclass of torch.Tensor with a __torch_dispatch__ of its own"
 _POLICY: Final = Judgement(True, "policy always")
 
-FEW_ROWS: Final = 16  # of a product by a matrix of
-SMALL: Final = 1 << 24  # elements at the most, whose 32 MiB of 16-bit weights take a GPU under 10 us to read
-LITTLE: Final = 1 << 18  # bytes of a copy: half of what is moved at the least
+# Limits of brief calls, which take torch's host longer than the GPU.
+FEW_ROWS: Final = 16
+SMALL: Final = 1 << 24  # elements of the second factor: a GPU reads 32 MiB of 16-bit weights in under 10 us
+LITTLE: Final = 1 << 18  # bytes of a copy's source
 
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 class Known(NamedTuple):
-    """What becomes of calls alike.
+    """Hold the decision about calls that are alike.
 
-    `ready` is how they are launched, None where left and in host memory; `reaches` how far their tensors, out
-    being the last, reach in bytes: 0 where one is not read.
+    `ready` is how to launch them, None for calls that are passed through or in host memory. `reaches` are the
+    lengths of their tensors in bytes, out being the last, 0 where one is not read.
     """
 
     verdict: Verdict
@@ -71,10 +72,10 @@ _APART: Final = {call: _left(call, "", "out shares memory with an input") for ca
 
 
 def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of a tensor decides what becomes of it. Raises RuntimeError where it has no dense memory."""
+    """Return what of a tensor decides about a call. Raise RuntimeError where it has no dense memory."""
     address = tensor.data_ptr()
     if not address >> 40 and address == tensor.storage_offset() * tensor.itemsize and tensor.numel():
-        raise RuntimeError("a storage that was resized to nothing")  # where torch counts from address 0
+        raise RuntimeError("a storage that was resized to nothing")  # its address is the offset
     return (
         type(tensor),
         tensor.dtype,
@@ -88,20 +89,20 @@ def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _glances(entry: Entry) -> bool:
-    """Tell whether calls may be left at a glance: none is where all are taken, or measured."""
+    """Tell whether brief calls are passed through undecided: not where all calls are handled, or measured."""
     return entry.policy == "expected" and current_mode() != "tune"
 
 
 def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a product is left at a glance: one of few rows by a small matrix, outside of a capture.
+    """Tell whether a product is passed through as brief: few rows by a small matrix, outside a capture.
 
     Decoding makes hundreds of these in a row, each of which takes torch's host longer than the GPU. Asked
-    where Python decides every time; of calls that C++ can learn only batches are, as attention makes them
-    while its sizes grow with every token: to plan them would take longer than they do.
+    where Python decides every time. Of calls that C++ can learn, only batches are passed through so: the
+    sizes of attention grow with every token, and planning each takes longer than multiplying.
     """
     a, b = tensors[-2:]
     if not _glances(entry) or a.ndim < 2 or a.shape[-2] > FEW_ROWS or b.numel() > SMALL:
-        return False  # of one dimension too, which torch refuses itself
+        return False  # torch refuses one dimension itself
     if a.is_cuda and _capturing():
         return False
     entry.report.add(BRIEF[call])
@@ -109,7 +110,7 @@ def brief_product(call: str, entry: Entry, tensors: Sequence[torch.Tensor]) -> b
 
 
 def brief_copy(entry: Entry, x: torch.Tensor) -> bool:
-    """Whether a copy is left at a glance: a small one, outside of a capture."""
+    """Tell whether a copy is passed through as brief: a small one, outside a capture."""
     if not _glances(entry) or x.nbytes > LITTLE or (x.is_cuda and _capturing()):
         return False
     entry.report.add(BRIEF["clone"])
@@ -122,10 +123,10 @@ Learn = Callable[[Verdict, Ready | None], None]
 def product(
     call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any, learn: Learn | None = None
 ) -> torch.Tensor | None:
-    """The result of a call of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is left to torch.
+    """Return the result of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is passed through.
 
-    `tensors` are its positional arguments, `words` the others that it was given: beta, alpha, out. `learn`,
-    if there is one, is told what becomes of calls alike, which then take the host less than torch's.
+    `tensors` are the positional arguments, `words` the others that were given: beta, alpha, out. `learn`,
+    where given, is told the decision, so that C++ handles calls alike.
     """
     out, beta, alpha = words.get("out"), words.get("beta", 1), words.get("alpha", 1)
     try:
@@ -155,7 +156,7 @@ def product(
 def copy(
     entry: Entry, x: torch.Tensor, form: torch.memory_format, learn: Learn | None = None
 ) -> torch.Tensor | None:
-    """x in memory of this format, as torch's `clone` makes it; None where it is left to torch."""
+    """Return x in memory of this format, as torch's `clone` does; None where it is passed through."""
     try:
         quick = learn is not None
         modes = ("clone", entry.policy, rules(), quick, x.is_cuda and _capturing())
@@ -189,7 +190,7 @@ def _kept(key: tuple[Any, ...], known: Known) -> Known:
 
 
 def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[int, ...]) -> bool:
-    """Whether out shares memory with what is read, and does not lie just where what is added does."""
+    """Tell whether out shares memory with an input that is read. It may be exactly what is added."""
     *of_tensors, of_out = reaches
     factors = len(tensors) - 2
     return any(
@@ -201,7 +202,7 @@ def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[
 def _interpreted(
     tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None, precision: str
 ) -> torch.Tensor:
-    """Made in the interpreter."""
+    """Compute a product in the interpreter."""
     if out is None:
         out = tensors[-1].new_empty(_result_shape(tensors))
     with paused():
@@ -229,13 +230,13 @@ def _result_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 def _unfit(
     call: str, tensors: Sequence[torch.Tensor], weights: tuple[Any, Any], out: torch.Tensor | None
 ) -> str:
-    """Why a product is none of tritile's, whatever its sizes; "" for one that is."""
+    """Return why tritile does not support a product, whatever its sizes; "" where it does."""
     *added, a, b = tensors
     every = tensors if out is None else (*tensors, out)
     if any(_dispatches(tensor) for tensor in every):
         return _OWN
     if a.dtype not in DTYPES:
-        return f"{str(a.dtype).removeprefix('torch.')} is torch's"
+        return f"{name_of(a.dtype)} is not supported"
     if any((t.dtype, t.device, t.layout) != (a.dtype, a.device, torch.strided) for t in every):
         return "several dtypes, devices or layouts"
     if any(t.is_neg() or t.is_conj() for t in every):
@@ -247,14 +248,14 @@ def _unfit(
     if not (a.numel() and b.numel()):
         return "no elements"
     if not all(type(weight) in (int, float) for weight in weights):
-        return "alpha or beta is no real number"
+        return "alpha or beta is not a real number"
     if out is not None and (tuple(out.shape) != _result_shape(tensors) or overlaps_itself(out)):
-        return "out is to be resized, or overlaps itself"
+        return "out needs to be resized, or overlaps itself"
     return ""
 
 
 def _dispatches(tensor: torch.Tensor) -> bool:
-    """Whether its class has a `__torch_dispatch__`, by which an operation is what that says."""
+    """Tell whether the tensor's class has a `__torch_dispatch__`, which defines its operations."""
     return type(tensor) not in PLAIN and keys_of(tensor).has(DispatchKey.Python)
 
 
@@ -266,7 +267,7 @@ def _broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _judged(policy: str, call: Call) -> Judgement:
-    """What the policy says of a call that tritile can make."""
+    """Return what the policy decides about a call that tritile supports."""
     problem = call.problem
     if policy == "always":
         return _POLICY
@@ -282,13 +283,13 @@ def _judged(policy: str, call: Call) -> Judgement:
 
 
 def _decided(name: str, policy: str, call: Call, ready: Callable[[], Ready], quick: bool) -> Known:
-    """Decide of a described call; one that is taken is compiled. `quick`: calls like it skip Python."""
+    """Decide about a described call; compile one that is handled. `quick`: calls like it skip Python."""
     label = call.problem.label
     found = _judged(policy, call)
     if not found.take:
         return _left(name, label, found.why)
     if found.captured and not (quick or _capturing()):
-        return _left(name, label, "so short that the host's time decides: taken where a graph is captured")
+        return _left(name, label, "so brief that host time dominates: handled only where a graph is captured")
     return Known(Verdict(name, label, True, found.why), None if on_host(call.tensors[0]) else ready())
 
 
@@ -301,7 +302,7 @@ def _product(
     precision: str,
     quick: bool,
 ) -> Known:
-    """Decide of products alike, and compile what is taken."""
+    """Decide about products that are alike; compile those that are handled."""
     why = _unfit(name, tensors, weights, out)
     if why:
         return _left(name, " by ".join(str(tuple(t.shape)) for t in tensors[-2:]), why)
@@ -329,15 +330,16 @@ def _outermost_first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) -> Known:
-    """Decide of copies alike, and compile what is taken."""
+    """Decide about copies that are alike; compile those that are handled."""
     if _dispatches(x):
         return _left("clone", str(tuple(x.shape)), _OWN)
     if x.layout != torch.strided or x.is_quantized:
-        return _left("clone", str(tuple(x.shape)), "no dense tensor")
+        return _left("clone", str(tuple(x.shape)), "not a dense tensor")
     if form not in _FORMATS or x.is_neg() or x.is_conj():
-        return _left("clone", str(tuple(x.shape)), "lazily negated or conjugated, or of a format of its own")
+        why = "lazily negated or conjugated, or an unsupported memory format"
+        return _left("clone", str(tuple(x.shape)), why)
     if not x.numel() or x.is_contiguous(memory_format=form):
-        return _left("clone", str(tuple(x.shape)), "no dimension changes its place")
+        return _left("clone", str(tuple(x.shape)), "the order of dimensions stays the same")
     with paused():
         try:
             out = torch.empty_like(x.detach(), memory_format=form)
@@ -347,7 +349,7 @@ def _copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) 
             def ready() -> Ready:
                 launch = prepared(call)
                 if type(launch) is not Launch:
-                    raise TritileError("more than one launch counts")
+                    raise TritileError("the copy needs more than one launch")
                 return Ready.of(launch, (0, 1), (0, 0), out)
 
             return _decided("clone", policy, call, ready, quick)

@@ -1,4 +1,4 @@
-"""`tritile.permute`, `transpose` and `contiguous`: a copy of any tensor, its dimensions in any order."""
+"""Offer `tritile.permute`, `transpose` and `contiguous`: copies with the dimensions in any order."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,7 +20,10 @@ _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
-    """What starts where x does, in words of `itemsize` bytes, at most 8, for its address and dtype alone."""
+    """Return a tensor at the address of x, of integers of `itemsize` bytes, at most 8.
+
+    Only its address and dtype count.
+    """
     x = neg_view(x) if x.is_neg() else x
     x = x.conj() if x.is_conj() else x
     kind = _WORDS[min(itemsize, 8)]
@@ -35,7 +38,7 @@ def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
 
 
 def _flips(x: torch.Tensor) -> tuple[int, int]:
-    """Bits to invert in the first and last word of each element, for lazy conjugation and negation."""
+    """Return the bits to invert in the first and last word of an element, to conjugate and negate it."""
     if not (x.is_conj() or x.is_neg()):
         return 0, 0
     bits = 8 * x.element_size()
@@ -53,9 +56,9 @@ def _signed(value: int, bits: int) -> int:
 
 
 def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> PermuteCall:
-    """The call that copies x, its dimensions in the order `dims`, to out."""
+    """Return the call that copies x to out, with the dimensions of x in the order `dims`."""
     flip = _flips(x)
-    # Wider words must start on whole ones both in memory and in the storage.
+    # A wider word must be aligned both in memory and within the storage.
     x_at, out_at = (t.data_ptr() | int(t.storage_offset()) * t.element_size() for t in (x, out))
     problem = PermuteProblem.of(
         [x.shape[d] for d in dims],
@@ -65,23 +68,23 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
         (x_at % 16, out_at % 16),
         widen=flip == (0, 0),
     )
-    # Matrices of one element stay as they are.
+    # A copy of x onto itself with equal strides moves nothing.
     in_place = same_place(x, out) and problem.x_strides != problem.out_strides
     return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip, in_place)
 
 
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
     if not isinstance(dim, int) or isinstance(dim, bool):
-        raise ShapeError(f"{op}: {name} is {dim!r}: wanted a whole number")
+        raise ShapeError(f"{op}: {name} is {dim!r}: wanted an integer")
     low, high = -ndim, ndim - 1
-    if op == "transpose":  # a vector, or a scalar, is its own
+    if op == "transpose":  # a vector, or a scalar, is its own transpose
         low, high = min(low, -2), max(high, 0)
     if not low <= dim <= high:
         raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {high} for {ndim} dimensions")
 
 
 def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
-    """The order of dimensions with two exchanged. Raises ShapeError for a dimension there is not."""
+    """Return the order of dimensions with two exchanged. Raise ShapeError for one that does not exist."""
     dims = list(range(ndim))
     for name, dim in (("dim0", dim0), ("dim1", dim1)):
         _dimension("transpose", name, dim, ndim)
@@ -91,7 +94,7 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
 
 
 def ordered(ndim: int, dims: Any) -> list[int]:
-    """The order of dimensions, counted from the start. Raises ShapeError for what is no order of them."""
+    """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
     if not isinstance(dims, list | tuple):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
     for dim in dims if len(dims) == ndim else ():
@@ -103,21 +106,27 @@ def ordered(ndim: int, dims: Any) -> list[int]:
 
 
 def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """A contiguous copy of input, its dimensions in another order: `input.permute(dims).contiguous()`.
+    """Return a contiguous copy of input with its dimensions reordered: `input.permute(dims).contiguous()`.
 
     Args:
-        input: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
-            negation are carried out on the way.
-        dims: which dimension of input comes at each place; negative ones count from the end.
-        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with input;
-            or input itself, where two dimensions of one size are exchanged.
+        input: any shape and strides, any dense dtype of 1 to 16 bytes an element. Lazy conjugation and
+            negation are applied on the way.
+        dims: for each dimension of the result, the dimension of input; negative ones count from the end.
+        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with
+            input. It may be input itself where two dimensions of one size are exchanged.
 
     Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
 
-    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
-    arguments that do not fit, before any launch; in mode "strict" NotTunedError or
-    NotCompiledError; TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on
-    host tensors.
+    Returns:
+        The copy, in out where that is given.
+
+    Raises:
+        TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
+            GradientError or UnsupportedError. Nothing is launched.
+        NotTunedError, NotCompiledError: in mode "strict".
+        TuningError: no config works, in mode "tune".
+
+    Warns once (InterpreterWarning) on host tensors.
     """
     if dispatched(input, out):
         return diverted("permute", input, ordered(input.ndim, dims), out=out)
@@ -125,7 +134,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
-    """`permute` or `transpose` of plain tensors: the former is what the operator runs on CUDA and CPU."""
+    """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
     key = ready = None
     try:
         words = (type(which), *which, *map(type, which), _here(x, out))
@@ -149,8 +158,16 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
 def contiguous(input: torch.Tensor) -> torch.Tensor:
     """Return input where it is contiguous, else a contiguous copy of a sliced, expanded or permuted view.
 
-    Unlike torch's, the result is never lazily conjugated or negated. Raises as `permute` does for what is
-    to be copied.
+    Unlike torch's, the result is never lazily conjugated or negated.
+
+    Args:
+        input: any tensor that `tritile.permute` takes.
+
+    Returns:
+        input itself, or its copy.
+
+    Raises:
+        TritileError: as `tritile.permute` raises it, where a copy is needed.
     """
     if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
         check_tensor("contiguous", "input", input)
@@ -162,15 +179,19 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
 def transpose(
     input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A contiguous copy of input, two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
+    """Return a contiguous copy with two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
 
     Args:
-        input: as of `permute`; a vector, or a scalar, is its own transpose.
+        input: as for `tritile.permute`. A vector, or a scalar, is its own transpose.
         dim0: a dimension to exchange; a negative one counts from the end.
-        dim1: the other.
-        out: as of `permute`.
+        dim1: the other dimension.
+        out: as for `tritile.permute`.
 
-    Raises and warns as `permute` does.
+    Returns:
+        The copy, in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.permute` raises it.
     """
     if dispatched(input, out):
         return diverted("permute", input, swapped(input.ndim, dim0, dim1), out=out)
@@ -178,20 +199,20 @@ def transpose(
 
 
 def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Whether the result begins where x does."""
+    """Tell whether the result begins where x does."""
     return out is not None and x.data_ptr() == out.data_ptr()
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    """Whether all that the order does is to exchange two dimensions of one size."""
+    """Tell whether the order only exchanges two dimensions of one size."""
     moved = [i for i, dim in enumerate(dims) if i != dim]
     return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
 
 
 def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
-    """x, the order of its dimensions, and the output: a fresh one where none came.
+    """Return x, the order of its dimensions, and the output, which is allocated where none is given.
 
-    `which`: the two dimensions that "transpose" exchanges, or the order that "permute" wants.
+    `which` is the pair of dimensions that "transpose" exchanges, or the order for "permute".
     """
     check_tensor(op, "input", x)
     dims = swapped(x.ndim, *which) if op == "transpose" else ordered(x.ndim, which)
@@ -202,14 +223,14 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
         check_out(op, out, shape, x.dtype, x)
     else:
         check_out(op, out, shape, x.dtype, x, input=x)
-    # Negating a whole number is more than inverting its sign bit.
+    # Negating an integer takes more than inverting its sign bit.
     whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
     return x.resolve_neg() if whole else x, dims, out
 
 
 def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
-    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
+    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
+    current_mode()  # report a wrong TRITILE_MODE on any device
     given = out is not None
     dense, dims, out = checked(op, x, which, out)
     if out.numel() == 0:

@@ -1,4 +1,4 @@
-"""`tritile.plan`: what a call would run, and why, without running it."""
+"""Offer `tritile.plan`: tell what a call would run, and why, without running it."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -111,7 +111,7 @@ def _permuted(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | N
     return _permute_call("permute", input, dims, out)
 
 
-IN_PLACE: Final = "in place: one config for all, never measured"
+IN_PLACE: Final = "in place: the same config for every problem, never measured"
 _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
     matmul_op.mm: _mm_call,
@@ -124,7 +124,7 @@ _CALLS: Final[dict[Any, Callable[..., Call]]] = {
 
 
 def _gpu(given: Any) -> Device:
-    """Return the GPU that a caller names. Raises InvalidValueError or DeviceError where there is none."""
+    """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
     if isinstance(given, Device):
         return given
     if isinstance(given, str) and given in devices.TARGETS:
@@ -145,19 +145,24 @@ def plan(
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """What would run, with which config, and where that config comes from. Launches nothing.
+    """Return what a call would run: the problem, its config, and where the config comes from. Launch nothing.
 
     Args:
         what: `tritile.matmul`, `mm`, `bmm`, `linear`, `grouped_matmul`, `permute` or `transpose`, followed by
-            the arguments of the call, which may be on the meta device; or a problem alone.
-        args: the call's positional arguments.
-        device: plan for this GPU: a `tritile.Device`, which need not be here, the name of one that
-            `tritile.target_device` takes, or a GPU that is here, as torch names it. Default: that of the
-            tensors; for a problem, and for tensors on the meta device, the current GPU.
-        kwargs: the call's keyword arguments.
+            the arguments of the call, which may be on the meta device; or a problem, alone.
+        args: positional arguments of the call.
+        device: GPU to plan for: a `tritile.Device`, which need not be in this machine; a name that
+            `tritile.target_device` takes; or a GPU of this machine, as torch names it. Default: the GPU of
+            the tensors; for a problem, and for tensors on the meta device, the current GPU.
+        kwargs: keyword arguments of the call.
 
-    Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
-    `what` or where no GPU is known, and NotTunedError in mode "strict".
+    Returns:
+        A `tritile.Plan`.
+
+    Raises:
+        TritileError: as the call itself raises it for its arguments.
+        InvalidValueError: `what` is something else, or no GPU is known.
+        NotTunedError: nothing is measured, in mode "strict".
     """
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
@@ -171,12 +176,12 @@ def plan(
         here = devices.gpu(place.index) if place.type == "cuda" else devices.current_gpu()
     else:
         wanted = "tritile.matmul, mm, bmm, linear, grouped_matmul, permute, transpose or a problem"
-        raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
+        raise InvalidValueError(f"plan: what is {what!r}: wanted {wanted}")
     gpu = here if device is None else _gpu(device)
     if gpu is None:
-        raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
+        raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
     chosen = plans.plan_for(problem, gpu) or plans.plan_for(problem, gpu, "cached")
-    assert chosen is not None  # only mode "tune" gives none
+    assert chosen is not None  # only mode "tune" returns None
     return chosen

@@ -1,4 +1,7 @@
-"""Calls met before: what tells one from another, and how it was launched. One look-up, one launch."""
+"""Remember prepared calls: what tells one from another, and how it is launched.
+
+A call that was prepared before costs one look-up and a launch.
+"""
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -16,8 +19,7 @@ from tritile.ops.checks import entangled, overlap, reach, same_place
 from tritile.ops.run import fresh, lasting, place, written
 from tritile.runtime.launch import Launch, SplitLaunch
 
-# The tensors of each operation in the order of its arguments: by what they are to a product, and the
-# argument's name.
+# The tensors of each operation in the order of its arguments: role in the product, and argument's name.
 ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "matmul": (("a", "input"), ("b", "other")),
     "linear": (("a", "input"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
@@ -32,9 +34,9 @@ ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "grouped_matmul": tuple((name, name) for name in ("a", "b", "offs", "scale_a", "scale_b")),
 }  # fmt: skip
-_ADDED: Final = ("bias", "residual", "bias_up")  # of which elements are read just before theirs are written
+_ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
 _TURNED: Final = {"a": "b", "b": "a", **TURNED}
-IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied as torch's setting asks
+IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
 
 Tensors = Sequence[Any]
 Key = tuple[Any, ...]
@@ -42,11 +44,11 @@ Product = MatmulCall | GroupedCall
 
 
 class Ready(NamedTuple):
-    """A call's launch and what it needs besides tensors.
+    """Hold the launch of a prepared call and what it needs besides tensors.
 
-    `order`: of the caller's tensors, out being the last, those that the launch takes, in its order.
-    `reaches`: how far each of the caller's reaches, in bytes, 0 where it is not read. `pick`: what takes the
-    tensors of `order`.
+    `order`: indices into the caller's tensors, out being the last, in the order in which the launch takes
+    them. `reaches`: the length in bytes of each of the caller's tensors, 0 for one that is not read. `pick`:
+    takes the tensors of `order` out of a tuple.
     """
 
     launch: Launch | SplitLaunch
@@ -62,33 +64,33 @@ class Ready(NamedTuple):
     def of(
         cls, launch: Launch | SplitLaunch, order: tuple[int, ...], reaches: tuple[int, ...], out: torch.Tensor
     ) -> "Ready":
-        """How calls are launched whose result is as out."""
+        """Return how to launch calls whose result has the shape, strides, dtype and device of out."""
         shape, pick = tuple(out.shape), itemgetter(*order)
         return cls(launch, order, reaches, shape, out.stride(), out.dtype, out.device, pick)
 
 
-# By the operation, its arguments that are no tensors, what is in force, and the places of its tensors, out's
-# first. `met` looks a call up; operations that do so themselves take a tenth less time.
+# Key: the operation, its arguments that are not tensors, the settings in force, and `place` of each tensor,
+# out first. `met` looks a call up; operations that do so inline take a tenth less time.
 CALLS: Final[dict[Key, Ready]] = new_memo()
-UNTELLABLE: Final = (RuntimeError, AttributeError, TypeError)  # raised for what is of no kind ever prepared
+UNTELLABLE: Final = (RuntimeError, AttributeError, TypeError)  # raised by arguments that are never prepared
 
 
 def default_precision() -> str:
-    """The precision of products in fp32 that torch's own setting asks for: "ieee" or "tf32"."""
-    if fp32_precision is None:  # else a microsecond sooner
+    """Return the precision that torch's own setting asks for in fp32: "ieee" or "tf32"."""
+    if fp32_precision is None:  # the other way saves a microsecond
         return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
     return "tf32" if fp32_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
 def name_of_role(op: str, role: str) -> str:
-    """The name of the argument that plays this role in a product."""
+    """Return the name of the argument that has this role in a product."""
     return next(name for own, name in ARGUMENTS[op] if own == role)
 
 
 def met(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | None, Ready | None]:
-    """The key of a call, and how one of the same key was launched; None for what cannot be remembered.
+    """Return a call's key, and the launch that was prepared for it; None for what cannot be remembered.
 
-    `a` is the first operand of the product, `words` all arguments that are no tensors.
+    `a` is the first operand of the product, `words` are all arguments that are not tensors.
     """
     try:
         setting = default_precision() if a.dtype in IN_FP32 else None
@@ -99,18 +101,18 @@ def met(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | 
 
 
 def check_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
-    """An output that shares no memory with any input, or lies just where something that is added does.
+    """Raise OverlapError where out overlaps an input. It may be exactly a tensor that is added.
 
-    What reaches 0 bytes is not read.
+    A tensor with a reach of 0 bytes is not read.
     """
     for (role, name), tensor, far in zip(ARGUMENTS[op], tensors, reaches, strict=False):
         if far and overlap(out, tensor) and not (role in _ADDED and same_place(out, tensor)):
-            allowed = f", or all of {name}'s" if role in _ADDED else ""
+            allowed = f", or exactly {name}'s" if role in _ADDED else ""
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
 
 
 def again(op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
-    """Launch a call that was met before. Raises OverlapError where out is, this time, where it may not be."""
+    """Launch a prepared call. Raise OverlapError where out, this time, overlaps an input."""
     if out is not None:
         of_out = ready.reaches[-1]
         for tensor, far in zip(tensors, ready.reaches, strict=False):
@@ -122,7 +124,7 @@ def again(op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> 
 
 
 def launched(ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
-    """Launch a call that was met before, into a fresh output where none came."""
+    """Launch a prepared call, into a new output where out is None."""
     if out is None:
         out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
     ready.launch(*ready.pick((*tensors, out)))
@@ -130,7 +132,7 @@ def launched(ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.
 
 
 def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
-    """How far each tensor reaches, in bytes: 0 for none, for one without elements, and for `unread`."""
+    """Return the length of each tensor in bytes: 0 for None, for an empty tensor, and for `unread`."""
     return tuple(
         0 if tensor is None or tensor is unread or not tensor.numel() else reach(tensor) for tensor in tensors
     )
@@ -139,7 +141,7 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 def ready_of(
     op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> Ready:
-    """How products like this one are launched. `tensors` are the caller's, as they came."""
+    """Return how to launch products like this one. `tensors` are the caller's, as given."""
     places = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
     order = tuple(places[_TURNED.get(role, role) if call.swapped else role] for role in call.roles)
     reaches = [reach(t) if i in order and t is not None else 0 for i, t in enumerate((*tensors, out))]
@@ -149,12 +151,13 @@ def ready_of(
 def remember(
     key: Key | None, op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> None:
-    """Keep how a product was launched. `tensors` are the caller's, as they came."""
-    if not any(tensor is not None and tensor.is_neg() for tensor in tensors):  # else what was launched is not
+    """Remember the launch of a product. `tensors` are the caller's, as given."""
+    # A lazily negated tensor was copied: the launch does not read it.
+    if not any(tensor is not None and tensor.is_neg() for tensor in tensors):
         keep(key, ready_of(op, launch, call, tensors, out))
 
 
 def keep(key: Key | None, ready: Ready) -> None:
-    """Keep how a call was launched, where its plan may be kept."""
+    """Remember the launch of a call, where its plan may be kept."""
     if key is not None and lasting():
         CALLS[key] = ready

@@ -1,4 +1,4 @@
-"""`tritile::permute`, which `tritile.transpose` and `tritile.contiguous` are too."""
+"""Define `tritile::permute`, which `tritile.transpose` and `tritile.contiguous` call too."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,28 +28,28 @@ def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None 
 
 
 class Permute(Formula):
-    """The derivative of `tritile::permute`: the way back, and the same way."""
+    """Differentiate `tritile::permute`: by the inverse permutation backward, the same one forward."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps the order alone."""
+        """Keep the order of dimensions."""
         _, x, dims = inputs
         ctx.dims = [dim % max(1, x.ndim) for dim in dims]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """That of x."""
+        """Return the gradient of x."""
         back = [ctx.dims.index(i) for i in range(len(ctx.dims))]
         return None, PERMUTE(grads[0], back), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the copy."""
+        """Return the tangent of the copy."""
         return PERMUTE(tangents[1], ctx.dims)
 
 
 def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> Batched:
-    """The rule: the batch stays in front."""
+    """Keep the batch in front."""
     ndim = x.ndim - 1
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 

@@ -1,4 +1,4 @@
-"""`tritile::linear`, `addmm`, `baddbmm` and `gated_linear`."""
+"""Define `tritile::linear`, `addmm`, `baddbmm` and `gated_linear`."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -23,7 +23,7 @@ _WORDS: Final = "ScalarType? out_dtype=None, str? precision=None"
 
 
 def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None) -> torch.Tensor:
-    """The result of a product with an epilogue, of tensors that stand for others."""
+    """Return the result of a product with an epilogue for fake tensors, and plan it."""
     shape, dtype, how = fused.checked(of, out, out_dtype, precision)
     result = of.a.new_empty(shape, dtype=dtype) if out is None else out
 
@@ -31,7 +31,7 @@ def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str
         def plain(tensor: torch.Tensor) -> torch.Tensor:
             return like(tensor).resolve_neg()
 
-        if of.a.is_complex():  # a plain product, to which torch adds
+        if of.a.is_complex():  # a plain product; torch applies the epilogue
             sums = torch.empty(shape, dtype=dtype, device="meta")
             return described(plain(of.a), plain(of.b), sums, how).problem
         return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
@@ -43,7 +43,7 @@ def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str
 def composed(
     product: Callable[..., torch.Tensor], activation: str | None, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    """`product(residual)`, with an activation by torch, which autograd knows, ahead of the residual."""
+    """Return `product(residual)`, with an activation applied by torch, before the residual."""
     if not activation:
         return product(residual)
     y = activated(product(None), activation)
@@ -150,7 +150,7 @@ def _record_gated(
     input: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any,
     out_dtype: Any, precision: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Two products, whose values the derivative takes."""
+    """Compute both products, whose values the derivative needs."""
     gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
     words = {"out_dtype": out_dtype, "precision": precision}
     gate, up = LINEAR(input, weight_gate, bias_gate, **words), LINEAR(input, weight_up, bias_up, **words)

@@ -1,4 +1,4 @@
-"""`tritile::grouped_matmul`."""
+"""Define `tritile::grouped_matmul`."""
 
 from typing import Any
 
@@ -43,15 +43,15 @@ def _fake(
 
 
 class Grouped(Formula):
-    """The derivative of `tritile::grouped_matmul`: products of the same groups, whatever they share.
+    """Differentiate `tritile::grouped_matmul` by products of the same groups, whatever they share.
 
-    Where they share rows of a, or columns of b, the other operand's gradient is one of groups that share K,
-    and the other way about.
+    Where groups share rows of a, or columns of b, the gradient of the other operand is a product of groups
+    that share K, and the reverse.
     """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps each operand that the other one's gradient takes, and where groups end."""
+        """Keep each operand that the gradient of the other needs, and offs."""
         _, a, b, offs, _, _, _, ctx.precision = inputs
         ctx.save_for_backward(
             a if ctx.needs_input_grad[2] else None, b if ctx.needs_input_grad[1] else None, offs
@@ -60,7 +60,7 @@ class Grouped(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of a and b."""
+        """Return the gradients of a and b."""
         (g,), (a, b, offs) = grads, ctx.saved_tensors
         how = {"precision": ctx.precision}
         grad_a = None if b is None else GROUPED_MATMUL(g.to(b.dtype), b.mT, offs, **how)
@@ -69,7 +69,7 @@ class Grouped(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
         words = {"out_dtype": output.dtype, "precision": ctx.precision}
         pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]

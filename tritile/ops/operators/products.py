@@ -1,4 +1,4 @@
-"""`tritile::matmul`."""
+"""Define `tritile::matmul`."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def _record(input: torch.Tensor, other: torch.Tensor, *words: Any) -> torch.Tens
 
 
 def refuse_fp8(op: str, **operands: torch.Tensor) -> None:
-    """Raises GradientError where a gradient of fp8 is wanted, whose steps no gradient follows."""
+    """Raise GradientError where a gradient of an fp8 operand is wanted: rounding to fp8 has none."""
     refuse(op, *((name, tensor) for name, tensor in operands.items() if tensor.dtype.itemsize == 1))
 
 

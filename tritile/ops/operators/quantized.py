@@ -1,4 +1,4 @@
-"""`tritile::scaled_matmul` and `tritile::linear_quantized`: products of numbers of few bits."""
+"""Define `tritile::scaled_matmul` and `tritile::linear_quantized`: products of operands of few bits."""
 
 from typing import Any, Final
 
@@ -39,24 +39,24 @@ def _fake_scaled(
 
 
 class Scaled(Formula):
-    """The derivative of `tritile::scaled_matmul` by bias and residual, without an activation."""
+    """Differentiate `tritile::scaled_matmul` with respect to bias and residual, without an activation."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps shapes alone."""
+        """Keep shapes and dtypes only."""
         bias, residual = inputs[6], inputs[8]
         ctx.added = kind_of(bias, ctx.needs_input_grad[6]), kind_of(residual, ctx.needs_input_grad[8])
         ctx.save_for_forward(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of bias and residual."""
+        """Return the gradients of bias and residual."""
         bias, residual = (gradient_of_added(grads[0], like) for like in ctx.added)
         return *[None] * 6, bias, None, residual, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (output,) = ctx.saved_tensors
         return added([t for t in (tangents[6], tangents[8]) if t is not None], output)
 
@@ -115,11 +115,11 @@ _WORDS: Final = ("bits", "group_size", "n", "k")
 
 
 class LinearQuantized(Formula):
-    """The derivative of `tritile::linear_quantized` by x, through the weight as it is read, and by bias."""
+    """Differentiate `tritile::linear_quantized` with respect to x, by the dequantized weight, and to bias."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps the weight as it is, packed."""
+        """Keep the weight packed."""
         _, _, packed, scales, zeros, bias, *ctx.words = inputs
         ctx.save_for_backward(packed, scales, zeros)
         ctx.save_for_forward(packed, scales, zeros, output)
@@ -127,7 +127,7 @@ class LinearQuantized(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of x and bias."""
+        """Return the gradients of x and bias."""
         (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
         bits, group_size, n, k = ctx.words
         grad_x = None
@@ -138,7 +138,7 @@ class LinearQuantized(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
         words = dict(zip(_WORDS, ctx.words, strict=True))
         terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **words)]
@@ -153,10 +153,10 @@ def _record_quantized(x: Any, packed: Any, scales: Any, *rest: Any) -> torch.Ten
 def _batched_quantized(
     in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *words: Any
 ) -> Batched:
-    """The rule: rows of all of a batch are rows of one product. Raises UnsupportedError for many weights."""
+    """Batch by rows: all rows make one product. Raise UnsupportedError for a batch of weights."""
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
-        raise UnsupportedError("linear: a batch of quantized weights in vmap: wanted one weight")
+        raise UnsupportedError("linear: vmap gives a batch of quantized weights: wanted one weight for all")
     names = dict(zip(_WORDS, words, strict=True))
     if of_bias is None:
         return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
