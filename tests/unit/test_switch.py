@@ -17,7 +17,7 @@ from tests.reference import Sides, assert_fused, assert_product
 from tritile.core import settings
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.in_torch import overrides, routes, state
-from tritile.ops import recall
+from tritile.ops import memo
 from tritile.planning.beside import Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
@@ -599,7 +599,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(routes, "on_host", lambda tensor: False)
     monkeypatch.setattr(routes, "prepared", prepare)
-    monkeypatch.setattr(recall, "fresh", fresh)
+    monkeypatch.setattr(memo, "fresh", fresh)
     monkeypatch.setattr(routes, "Launch", types.FunctionType)
     routes._memo.clear()  # of what other tests decided
     yield prepared, launches

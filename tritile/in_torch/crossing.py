@@ -11,7 +11,7 @@ import triton
 
 from tritile.core.settings import CONTEXTS
 from tritile.in_torch.tally import Verdict, slot_of
-from tritile.ops.recall import Ready
+from tritile.ops.memo import Ready
 from tritile.runtime.launch import Launch
 from tritile.runtime.native import entry_points
 

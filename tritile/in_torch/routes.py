@@ -18,9 +18,9 @@ from tritile.in_torch.tally import BRIEF, Verdict
 from tritile.ops.checks import entangled, name_of, overlaps_itself, reach, same_place
 from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
-from tritile.ops.matmul import check_gpu
+from tritile.ops.memo import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
 from tritile.ops.permute import described as described_copy
-from tritile.ops.recall import UNTELLABLE, Ready, default_precision, launched, reaches_of, ready_of
+from tritile.ops.products import check_gpu
 from tritile.ops.run import (
     interpret,
     interpret_product,

@@ -1,50 +1,18 @@
 """Offer `tritile.linear`, `addmm` and `baddbmm`: products with an epilogue, in one launch."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from tritile.core import epilogue
-from tritile.core.problem import ACTIVATIONS, SIDES
+from tritile.core.problem import ACTIVATIONS
 from tritile.core.quantized import QuantizedWeight
-from tritile.core.settings import rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops import matmul as product
-from tritile.ops.checks import (
-    broadcast,
-    check_like,
-    check_rank,
-    check_room,
-    check_same_device,
-    check_tensor,
-    describe,
-    name_of,
-)
-from tritile.ops.described import Extras, described
+from tritile.ops.checks import check_rank, check_tensor, name_of
+from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.linear import quantized_linear
-from tritile.ops.recall import Tensors, again, check_apart, met, name_of_role, reaches_of, remember
-from tritile.ops.run import interpret_product, on_host, prepared, written
-
-_ZEROS: Final = ("zero_a", "zero_b")  # integers, checked by `scaled_matmul` itself
-_ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes that are added to sums in fp32
-
-
-def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    check_tensor(op, name, tensor)
-    check_same_device(op, like, name, tensor)
-    alike = like.dtype == torch.float64 or like.is_complex()
-    wanted = (like.dtype,) if alike else _ADDED
-    if tensor.dtype not in wanted:
-        dtypes = ", ".join(map(name_of, wanted))
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {dtypes}")
-    try:
-        fits = broadcast(tensor.shape, shape) == shape
-    except ShapeError:
-        fits = False
-    if not fits:
-        own = tuple(tensor.shape)
-        raise ShapeError(f"{op}: {name} has shape {own}: wanted one that broadcasts to {shape}")
+from tritile.ops.memo import again, met, name_of_role
+from tritile.ops.products import Product, run_unprepared
 
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
@@ -85,101 +53,6 @@ def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -
         dtype = name_of(of.dtype)
         raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: wanted None, or a real dtype")
     return activation or ""
-
-
-class Product(NamedTuple):
-    """Hold a product a @ b with an epilogue. `tensors` are the caller's, in the order of `ARGUMENTS`."""
-
-    op: str
-    tensors: Tensors
-    a: Any
-    b: Any
-    extras: Extras
-
-
-def checked(
-    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
-) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
-
-    The memory of out is not checked.
-    """
-    op, _, a, b, extras = of
-    names = name_of_role(op, "a"), name_of_role(op, "b")
-    shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
-    for role in SIDES:
-        tensor = getattr(extras, role)
-        if tensor is not None and role not in _ZEROS:
-            _check_side(op, name_of_role(op, role), tensor, a, shape)
-    if out is not None:
-        check_like(op, out, shape, dtype, a)
-    return shape, dtype, precision
-
-
-def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
-    """Multiply complex operands, and apply the epilogue with torch: the kernels store real sums.
-
-    Real and imaginary parts are added separately. torch's complex addition multiplies by 1 + 0i, which turns
-    the other part of an infinity into NaN.
-    """
-    extras = of.extras
-    sums = product.eager(of.a, of.b, None, None, precision)
-    if extras.alpha != 1:
-        sums.mul_(extras.alpha)
-    read = dict(zip(SIDES, extras.tensors, strict=True))
-    for term, weight in ((read["bias"], extras.beta), (read["residual"], 1)):
-        if term is not None:
-            term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
-            torch.view_as_real(sums).add_(torch.view_as_real(term))
-    return sums if out is None else written(of.op, out.copy_(sums))
-
-
-def fused_product(
-    of: Product,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-    key: tuple[Any, ...] | None,
-) -> torch.Tensor:
-    """Run a product that is not in the memo of prepared calls, and remember its launch under `key`.
-
-    Raise what `matmul` raises, also for epilogue tensors that do not fit the result.
-    """
-    rules()  # report a wrong setting of the environment on any device
-    op, tensors, a, b, extras = of
-    shape, dtype, precision = checked(of, out, out_dtype, precision)
-    if out is not None:
-        check_room(op, out)
-        check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
-    if a.is_complex():
-        return _complex_product(of, out, precision)
-    result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
-    if result.numel() == 0:
-        return result
-    if a.is_meta:
-        return result if out is None else written(op, result)
-    plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
-    plain = extras.mapped(torch.Tensor.resolve_neg)
-    if a.shape[-1] == 0:
-        sums = torch.zeros(shape, dtype=dtype, device=a.device)
-        up = None if plain.up is None else sums
-        how = (plain.activation, plain.alpha, plain.beta)
-        result.copy_(epilogue.finished(sums, plain.tensors, *how, up))
-    elif on_host(a):
-        interpret_product(
-            lambda read, into, how: described(read(plain_a), read(plain_b), into, how, plain.mapped(read)),
-            (plain_a, *plain.tensors),
-            result,
-            precision,
-        )
-    else:
-        call = described(plain_a, plain_b, result, precision, plain)
-        launch = prepared(call)
-        launch(*call.tensors)
-        remember(key, op, launch, call, tensors, result)
-    return result if out is None else written(op, result)
 
 
 def linear(
@@ -241,14 +114,15 @@ def check_bias_alone(*others: Any) -> None:
 
 
 def eager_linear(
-    x: Any, weight: Any, bias: Any, activation: Any, residual: Any, out: Any, out_dtype: Any, precision: Any
-) -> torch.Tensor:
+    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, out: Any = None,
+    out_dtype: Any = None, precision: Any = None,
+) -> torch.Tensor:  # fmt: skip
     """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
     key, ready = met("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return again("linear", ready, tensors, out)
-    return fused_product(linear_of(*tensors, activation), out, out_dtype, precision, key)
+    return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
 
 
 def linear_of(x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> Product:
@@ -286,8 +160,8 @@ def _weighted(
 
 
 def eager_weighted(
-    op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
-    precision: Any,
+    op: str, input: Any, a: Any, b: Any, out: Any = None, beta: Any = 1, alpha: Any = 1,
+    activation: Any = None, out_dtype: Any = None, precision: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """Run `addmm` or `baddbmm` on plain tensors: the kernel of their operators on CUDA and CPU."""
     tensors = (input, a, b)
@@ -297,7 +171,7 @@ def eager_weighted(
     if ready is not None:
         return again(op, ready, tensors, out)
     of = weighted_of(op, input, a, b, beta, alpha, activation)
-    return fused_product(of, out, out_dtype, precision, key)
+    return run_unprepared(of, out, out_dtype, precision, key)
 
 
 def addmm(

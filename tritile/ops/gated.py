@@ -9,8 +9,9 @@ from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.fused import Product, check_activation, check_weight, fused_product
-from tritile.ops.recall import Tensors, again, met
+from tritile.ops.fused import check_activation, check_weight
+from tritile.ops.memo import Tensors, again, met
+from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "gated_linear"
 _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
@@ -72,17 +73,19 @@ def gated_linear(
         words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
         words |= {"out_dtype": out_dtype, "precision": precision}
         return diverted(_OP, input, weight_gate, weight_up, out=out, **words)
-    tensors = (input, weight_gate, weight_up, bias_gate, bias_up)
-    return eager(tensors, activation, out, out_dtype, precision)
+    return eager(input, weight_gate, weight_up, activation, bias_gate, bias_up, out, out_dtype, precision)
 
 
-def eager(tensors: Tensors, activation: Any, out: Any, out_dtype: Any, precision: Any) -> torch.Tensor:
+def eager(
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, out: Any = None, out_dtype: Any = None, precision: Any = None,
+) -> torch.Tensor:  # fmt: skip
     """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    x = tensors[0]
+    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
     key, ready = met(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return again(_OP, ready, tensors, out)
-    return fused_product(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
+    return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
 
 
 def gated_of(tensors: Tensors, activation: Any, precision: Any) -> Product:

@@ -9,7 +9,7 @@ from tritile.ops import matmul as product
 from tritile.ops.checks import check_room
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.recall import again, met, remember
+from tritile.ops.memo import again, met, remember
 from tritile.ops.run import interpret_product, on_host, prepared, written
 
 
@@ -63,18 +63,19 @@ def grouped_matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    of = Operands(a, b, offs, scale_a, scale_b)
-    if dispatched(*of, out):
+    if dispatched(a, b, offs, scale_a, scale_b, out):
         scales = {"scale_a": scale_a, "scale_b": scale_b}
         return diverted(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
-    return eager(of, out, out_dtype, precision)
+    return eager(a, b, offs, scale_a, scale_b, out, out_dtype, precision)
 
 
 def eager(
-    of: Operands, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
-) -> torch.Tensor:
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, out: Any = None,
+    out_dtype: torch.dtype | None = None, precision: str | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    key, ready = met(OP, of.a, of, out, (out_dtype, precision))
+    of = Operands(a, b, offs, scale_a, scale_b)
+    key, ready = met(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
         return again(OP, ready, of, out)
     return _first(of, out, out_dtype, precision, key)

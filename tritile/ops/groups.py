@@ -9,7 +9,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.core.views import GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_like, check_same_device, check_tensor, describe, name_of
-from tritile.ops.matmul import check_gpu, check_precision
+from tritile.ops.products import check_gpu, check_precision
 
 OP: Final = "grouped_matmul"
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)

@@ -10,7 +10,7 @@ from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.recall import CALLS, UNTELLABLE, Ready, keep
+from tritile.ops.memo import CALLS, UNTELLABLE, Ready, keep
 from tritile.ops.run import fresh, interpret_product, on_host, place, prepared
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)

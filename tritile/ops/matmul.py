@@ -1,151 +1,16 @@
 """Offer `tritile.matmul`, `mm` and `bmm`: torch's products for any size, stride and layout."""
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF
-from tritile.core.settings import is_batch_invariant, rules
-from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.families.numerics import BY_DATA
-from tritile.ops.checks import (
-    broadcast,
-    check_like,
-    check_no_overlap,
-    check_rank,
-    check_room,
-    check_same_device,
-    check_tensor,
-    entangled,
-    name_of,
-)
-from tritile.ops.described import described
+from tritile.core.settings import rules
+from tritile.errors import ShapeError
+from tritile.ops.checks import check_no_overlap, check_rank, entangled
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.recall import CALLS, IN_FP32, UNTELLABLE, default_precision, remember
-from tritile.ops.run import fresh, interpret_product, on_host, place, prepared, written
-from tritile.runtime.launch import Launch
-
-_HALF: Final = (torch.float16, torch.bfloat16, torch.float32)
-_OUT_DTYPES: Final = {
-    torch.float16: _HALF,
-    torch.bfloat16: _HALF,
-    torch.float32: (torch.float32, torch.float16, torch.bfloat16),
-    torch.float64: (torch.float64,),
-    torch.int8: (torch.int32,),
-    torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
-    torch.float8_e5m2: (torch.bfloat16, torch.float16, torch.float32),
-    torch.complex64: (torch.complex64,),
-    torch.complex128: (torch.complex128,),
-}  # the operands' own dtype is the default where it is listed, else the first
-_BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
-_SCALED: Final = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def _check_dtypes(
-    op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None,
-    scaled: bool,
-) -> torch.dtype:  # fmt: skip
-    mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
-    if a.dtype != b.dtype and not mixed:
-        kinds = f"{names[0]} is {name_of(a.dtype)} and {names[1]} {name_of(b.dtype)}"
-        raise DtypeError(f"{op}: {kinds}: wanted the same dtype")
-    if a.dtype not in _OUT_DTYPES:
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted one of {', '.join(MATMUL_DTYPES)}")
-    allowed = _SCALED if scaled else _OUT_DTYPES[a.dtype]
-    if out_dtype is None:
-        return a.dtype if a.dtype in allowed else allowed[0]
-    if out_dtype not in allowed:
-        wanted = ", ".join(map(name_of, allowed))
-        raise DtypeError(f"{op}: out_dtype is {out_dtype}: wanted one of {wanted} for {name_of(a.dtype)}")
-    return out_dtype
-
-
-def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
-    """Return the precision of a product, torch's setting where `precision` is None.
-
-    Raises:
-        InvalidValueError: the dtype has no such precision.
-        UnsupportedError: a batch-invariant call cannot have it.
-    """
-    allowed = PRECISIONS_OF.get(name_of(dtype))
-    if precision is not None and allowed is None:
-        wanted = ", ".join(PRECISIONS_OF)
-        raise InvalidValueError(
-            f"{op}: precision is {precision!r} for {name_of(dtype)}: wanted None, or operands of {wanted}"
-        )
-    if precision is not None and allowed is not None and precision not in allowed:
-        raise InvalidValueError(
-            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
-        )
-    precision = precision or (default_precision() if dtype in IN_FP32 else "ieee")
-    if precision.startswith(BY_DATA) and is_batch_invariant():
-        raise UnsupportedError(
-            f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
-            "depend on other rows: wanted another precision"
-        )
-    return precision
-
-
-def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
-    deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
-    if precision in _BY_REMAINDERS and a.shape[-1] > deepest:
-        raise UnsupportedError(
-            f"{op}: K is {a.shape[-1]} in precision {precision!r}: wanted at most {deepest}"
-        )
-
-
-def check_gpu(op: str, a: torch.Tensor) -> None:
-    """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
-    if a.device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
-        return  # without CUDA here, a fake tensor of a GPU elsewhere
-    major, minor = torch.cuda.get_device_capability(a.device)
-    name = name_of(a.dtype)
-    needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
-    if (major, minor) < needed:
-        raise UnsupportedError(
-            f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, but "
-            f"{torch.cuda.get_device_name(a.device)} has {major}.{minor}"
-        )
-
-
-def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape that torch.matmul gives. Raise ShapeError where it gives none."""
-    shapes = f"{names[0]} has shape {tuple(a.shape)} and {names[1]} {tuple(b.shape)}"
-    if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"{op}: {shapes}: wanted at least one dimension each")
-    inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
-    if a.shape[-1] != inner:
-        raise ShapeError(f"{op}: {shapes}: K is {a.shape[-1]} in {names[0]} and {inner} in {names[1]}")
-    try:
-        batch = broadcast(a.shape[:-2], b.shape[:-2])
-    except ShapeError as error:
-        raise ShapeError(f"{op}: {shapes}: batch dimensions do not broadcast") from error
-    rows = a.shape[-2:-1] if a.ndim > 1 else ()
-    columns = b.shape[-1:] if b.ndim > 1 else ()
-    return (*batch, *rows, *columns)
-
-
-def result_of(
-    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None, op: str = "matmul",
-    scaled: bool = False, names: tuple[str, str] = ("input", "other"),
-) -> tuple[tuple[int, ...], torch.dtype, str]:  # fmt: skip
-    """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
-
-    out may be None; its memory is not checked. `scaled` says that sums are multiplied by scales, so that a
-    result of int8 is not an integer. `names` are those of a and b in messages.
-    """
-    for name, tensor in zip(names, (a, b), strict=True):
-        check_tensor(op, name, tensor)
-    check_same_device(op, a, names[1], b)
-    dtype = _check_dtypes(op, names, a, b, out_dtype, scaled)
-    precision = check_precision(op, a.dtype, precision)
-    for operand in (a, b):
-        check_gpu(op, operand)
-    shape = _result_shape(op, names, a, b)
-    _check_depth(op, a, precision)
-    if out is not None:
-        check_like(op, out, shape, dtype, a)
-    return shape, dtype, precision
+from tritile.ops.memo import CALLS, IN_FP32, UNTELLABLE, default_precision
+from tritile.ops.products import Product, run_unprepared
+from tritile.ops.run import fresh, place, written
 
 
 def matmul(
@@ -297,7 +162,7 @@ def eager(
     except UNTELLABLE:
         key = None
     if ready is None:
-        return _first(a, b, out, out_dtype, precision, key)
+        return run_unprepared(Product.plain(a, b), out, out_dtype, precision, key)
     if out is None:
         out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
@@ -309,53 +174,4 @@ def eager(
         ready.launch(b, a, out)
     else:
         ready.launch(a, b, out)
-    return out
-
-
-def checked(
-    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, precision: str | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
-    """Check the arguments. Return operands without lazy negation, the output, and the precision.
-
-    The output is allocated where none is given.
-    """
-    shape, dtype, precision = result_of(a, b, out, out_dtype, precision)
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device)
-    else:
-        check_room("matmul", out, input=a, other=b)
-    return a.resolve_neg(), b.resolve_neg(), out, precision
-
-
-def _first(
-    a: Any,
-    b: Any,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-    key: tuple[Any, ...] | None,
-) -> torch.Tensor:
-    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
-    rules()  # report a wrong setting of the environment on any device
-    given = out is not None
-    dense_a, dense_b, out, precision = checked(a, b, out, out_dtype, precision)
-    if out.numel() == 0:
-        return out
-    if a.shape[-1] == 0:
-        return out.zero_()
-    if a.is_meta:
-        return written("matmul", out) if given else out
-    if on_host(a):
-        interpret_product(
-            lambda read, *rest: described(read(dense_a), read(dense_b), *rest), (dense_a,), out, precision
-        )
-        return written("matmul", out) if given else out
-    call = described(dense_a, dense_b, out, precision)
-    launch = prepared(call)
-    launch(*call.tensors)
-    if given:
-        written("matmul", out)
-    # A split launch of a complex product has offsets in real elements; tensors of a later call are complex.
-    if type(launch) is Launch or not a.is_complex():
-        remember(key, "matmul", launch, call, (a, b), out)
     return out

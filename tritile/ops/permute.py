@@ -12,7 +12,7 @@ from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.recall import CALLS, UNTELLABLE, Ready, keep
+from tritile.ops.memo import CALLS, UNTELLABLE, Ready, keep
 from tritile.ops.run import fresh, interpret, on_host, place, prepared, written
 from tritile.runtime.launch import Launch
 

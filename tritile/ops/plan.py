@@ -19,10 +19,20 @@ from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 from tritile.ops.checks import check_memory, check_room
 from tritile.ops.described import NOTHING, described
-from tritile.ops.recall import check_apart, reaches_of
+from tritile.ops.products import Product, checked_with_memory
 from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
+
+
+def _product_call(of: Product, out: torch.Tensor | None, out_dtype: Any, precision: Any) -> Call:
+    shape, dtype, precision = checked_with_memory(of, out, out_dtype, precision)
+    out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
+    if out.numel() == 0 or of.a.shape[-1] == 0:
+        shapes = f"{tuple(of.a.shape)} and {tuple(of.b.shape)}"
+        raise ShapeError(f"plan: {of.op} of {shapes} launches no kernel")
+    extras = NOTHING if of.a.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
+    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
 
 
 def _matmul_call(
@@ -33,11 +43,7 @@ def _matmul_call(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> Call:
-    dense_a, dense_b, out, precision = matmul_op.checked(input, other, out, out_dtype, precision)
-    if out.numel() == 0 or input.shape[-1] == 0:
-        shapes = f"{tuple(input.shape)} and {tuple(other.shape)}"
-        raise ShapeError(f"plan: a product of {shapes} launches no kernel")
-    return described(dense_a, dense_b, out, precision)
+    return _product_call(Product.plain(input, other), out, out_dtype, precision)
 
 
 def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
@@ -49,26 +55,16 @@ def _linear_call(
     activation: str | None = None, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, precision: str | None = None,
 ) -> Call:  # fmt: skip
-    if isinstance(weight, QuantizedWeight):
-        fused.check_bias_alone(activation, residual, out, out_dtype, precision)
-        shape = linear_op.check(input, weight, bias)
-        out = _filled(torch.empty(shape, dtype=input.dtype, device=input.device))
-        rows = input.resolve_neg().reshape(-1, weight.shape[1])
-        return linear_op.described(rows, weight, bias, out.view(-1, weight.shape[0]))
-    of = fused.linear_of(input, weight, bias, residual, activation)
-    shape, dtype, precision = fused.checked(of, out, out_dtype, precision)
-    if out is not None:
-        check_room("linear", out)
-        check_apart("linear", out, of.tensors, reaches_of(of.tensors))
-    out = _filled(torch.empty(shape, dtype=dtype, device=input.device) if out is None else out, input)
-    extras = NOTHING if input.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
-    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
-
-
-def _filled(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-    if not all(tensor.numel() for tensor in (out, *inputs)):
-        raise ShapeError(f"plan: linear with a result of {tuple(out.shape)} launches no kernel")
-    return out
+    if not isinstance(weight, QuantizedWeight):
+        of = fused.linear_of(input, weight, bias, residual, activation)
+        return _product_call(of, out, out_dtype, precision)
+    fused.check_bias_alone(activation, residual, out, out_dtype, precision)
+    shape = linear_op.check(input, weight, bias)
+    if 0 in shape:
+        raise ShapeError(f"plan: linear with a result of {shape} launches no kernel")
+    rows = input.resolve_neg().reshape(-1, weight.shape[1])
+    result = torch.empty(rows.shape[0], shape[-1], dtype=input.dtype, device=input.device)
+    return linear_op.described(rows, weight, bias, result)
 
 
 def _grouped_call(

@@ -9,8 +9,9 @@ from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.fused import Product, check_activation, fused_product
-from tritile.ops.recall import Tensors, again, met
+from tritile.ops.fused import check_activation
+from tritile.ops.memo import Tensors, again, met
+from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "scaled_matmul"
 _BLOCK: Final = SCALE_K
@@ -137,22 +138,27 @@ def scaled_matmul(
     Raises:
         TritileError: as `tritile.matmul` raises it.
     """
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    if dispatched(*tensors, out):
+    if dispatched(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
         words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
         words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
         return diverted(_OP, a, b, scale_a, scale_b, out=out, **words)
-    return eager(tensors, activation, use_fast_accum, out, out_dtype)
+    return eager(
+        a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
+    )
 
 
-def eager(tensors: Tensors, activation: Any, use_fast_accum: bool, out: Any, out_dtype: Any) -> torch.Tensor:
+def eager(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
+    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
+    zero_b: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
     """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    a = tensors[0]
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
     key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
         return again(_OP, ready, tensors, out)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
-    return fused_product(of, out, out_dtype, precision, key)
+    return run_unprepared(of, out, out_dtype, precision, key)
 
 
 def scaled_of(tensors: Tensors, activation: Any, use_fast_accum: bool) -> tuple[Product, str | None]:

@@ -1,5 +1,6 @@
 """Define `tritile::permute`, which `tritile.transpose` and `tritile.contiguous` call too."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,6 @@ from tritile.ops.checks import check_like, check_tensor
 from tritile.ops.operators.batches import Batched
 from tritile.ops.operators.library import Formula, batch, define, differentiate
 from tritile.ops.operators.planning import foresee
-
-
-def _permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    return ops.eager("permute", input, list(dims), out)
 
 
 def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -54,6 +51,8 @@ def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> 
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 
 
-PERMUTE, _ = define("permute", "Tensor input, int[] dims", _permute, _fake, into=True)
+PERMUTE, _ = define(
+    "permute", "Tensor input, int[] dims", functools.partial(ops.eager, "permute"), _fake, into=True
+)
 differentiate(PERMUTE, lambda input, dims: Permute.of(PERMUTE, input, dims))
 batch(PERMUTE, _batched)

@@ -5,21 +5,15 @@ from typing import Any
 import torch
 
 from tritile.core.problem import Tiled
-from tritile.ops import grouped, groups
-from tritile.ops import matmul as product
+from tritile.ops import groups
 from tritile.ops.described import described
+from tritile.ops.grouped import eager
 from tritile.ops.groups import OP, Operands
 from tritile.ops.operators.gradients import added
 from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
 from tritile.ops.operators.planning import StandIn, foresee
 from tritile.ops.operators.products import refuse_fp8
-
-
-def _grouped(
-    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
-    precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    return grouped.eager(Operands(a, b, offs, scale_a, scale_b), out, out_dtype, precision)
+from tritile.ops.products import check_precision
 
 
 def _fake(
@@ -33,9 +27,7 @@ def _fake(
     def problem(like: StandIn) -> Tiled:
         parts = Operands(*(None if tensor is None else like(tensor).resolve_neg() for tensor in of))
         if offs is None and scale_a is None:  # a plain batch
-            return described(
-                parts.a, parts.b, like(result), product.check_precision(OP, a.dtype, precision)
-            ).problem
+            return described(parts.a, parts.b, like(result), check_precision(OP, a.dtype, precision)).problem
         return groups.described(parts, like(result), how).problem
 
     foresee(a.device, problem)
@@ -86,7 +78,7 @@ GROUPED_MATMUL, _ = define(
     OP,
     "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, *, "
     "ScalarType? out_dtype=None, str? precision=None",
-    _grouped,
+    eager,
     _fake,
     into=True,
 )

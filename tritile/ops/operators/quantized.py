@@ -10,22 +10,14 @@ from tritile.errors import UnsupportedError
 from tritile.ops import linear as weights
 from tritile.ops.fused import check_activation
 from tritile.ops.operators.batches import Batched, finished, first
-from tritile.ops.operators.epilogues import composed, fake_of
+from tritile.ops.operators.epilogues import composed
 from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
 from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
 from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.products import fake_of
 from tritile.ops.scaled import eager, scaled_of
 
 _SCALED: Final = "scaled_matmul"
-
-
-def _scaled(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
-    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, *, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    return eager(tensors, activation, use_fast_accum, out, out_dtype)
 
 
 def _fake_scaled(
@@ -79,7 +71,7 @@ SCALED_MATMUL, _ = define(
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
     "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
     "Tensor? zero_b=None",
-    _scaled,
+    eager,
     _fake_scaled,
     into=True,
 )

@@ -152,8 +152,10 @@ def remember(
     key: Key | None, op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> None:
     """Remember the launch of a product. `tensors` are the caller's, as given."""
+    # A split launch of a complex product has offsets in real elements; tensors of a later call are complex.
+    fits = type(launch) is Launch or not out.is_complex()
     # A lazily negated tensor was copied: the launch does not read it.
-    if not any(tensor is not None and tensor.is_neg() for tensor in tensors):
+    if fits and not any(tensor is not None and tensor.is_neg() for tensor in tensors):
         keep(key, ready_of(op, launch, call, tensors, out))
 
 
