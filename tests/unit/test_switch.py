@@ -16,7 +16,7 @@ from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.core import settings
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.in_torch import overrides, routes, state
+from tritile.in_torch import deciding, overrides, routes, state
 from tritile.ops import memo
 from tritile.planning.beside import Judgement
 
@@ -182,8 +182,8 @@ def test_lazy_negation_and_strides_that_are_repeated():
 
 def test_what_lies_elsewhere_within_16_bytes_is_decided_apart(monkeypatch):
     """Kernels are compiled for addresses that are, or are not, whole 16 bytes."""
-    decided, product = [], routes._product
-    monkeypatch.setattr(routes, "_product", lambda *given: decided.append(given) or product(*given))
+    decided, product = [], routes.decide_product
+    monkeypatch.setattr(routes, "decide_product", lambda *given: decided.append(given) or product(*given))
     memory, out = f(128), torch.zeros(64)
 
     def at(memory, first, *shape):
@@ -597,10 +597,10 @@ def launched(monkeypatch):
     def fresh(shape, strides, dtype, device):
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-    monkeypatch.setattr(routes, "on_host", lambda tensor: False)
-    monkeypatch.setattr(routes, "prepared", prepare)
+    monkeypatch.setattr(deciding, "on_host", lambda tensor: False)
+    monkeypatch.setattr(deciding, "prepared", prepare)
     monkeypatch.setattr(memo, "fresh", fresh)
-    monkeypatch.setattr(routes, "Launch", types.FunctionType)
+    monkeypatch.setattr(deciding, "Launch", types.FunctionType)
     routes._memo.clear()  # of what other tests decided
     yield prepared, launches
     routes._memo.clear()
@@ -657,7 +657,7 @@ def test_a_problem_that_nothing_runs_is_left(launched, monkeypatch):
     def fail(call):
         raise UnsupportedError("no config runs it")
 
-    monkeypatch.setattr(routes, "prepared", fail)
+    monkeypatch.setattr(deciding, "prepared", fail)
     with switch() as report:
         got = A @ B
     assert torch.equal(got, A @ B)
@@ -665,12 +665,12 @@ def test_a_problem_that_nothing_runs_is_left(launched, monkeypatch):
 
 
 def test_what_is_short_is_taken_in_a_capture_or_without_python(launched, monkeypatch):
-    monkeypatch.setattr(routes, "_judged", lambda policy, call: Judgement(True, "short", captured=True))
-    call = routes._described((A, B), (1, 1), torch.empty(5, 3), "ieee")
+    monkeypatch.setattr(deciding, "_judged", lambda policy, call: Judgement(True, "short", captured=True))
+    call = routes.describe_product((A, B), (1, 1), torch.empty(5, 3), "ieee")
     for capturing in (False, True):
-        monkeypatch.setattr(routes, "_capturing", lambda capturing=capturing: capturing)
+        monkeypatch.setattr(deciding, "capturing", lambda capturing=capturing: capturing)
         for quick in (False, True):
-            verdict = routes._decided("mm", "expected", call, lambda: None, quick).verdict
+            verdict = deciding._decide("mm", "expected", call, lambda: None, quick).verdict
             assert verdict.taken == (capturing or quick)
 
 
@@ -690,7 +690,7 @@ def test_little_is_left_at_a_glance_but_where_captured(monkeypatch):
         )
 
     entry, weight = state.Entry("expected"), on_gpu(4096, 4096)
-    monkeypatch.setattr(routes, "_capturing", lambda: False)
+    monkeypatch.setattr(routes, "capturing", lambda: False)
     assert routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
     assert routes.brief_product("addmm", entry, (on_gpu(4096), on_gpu(1, 4096), weight))
     assert routes.brief_copy(entry, on_gpu(8, 512))
@@ -700,7 +700,7 @@ def test_little_is_left_at_a_glance_but_where_captured(monkeypatch):
     assert not routes.brief_product("mm", entry, (on_gpu(4096), weight))  # which torch refuses itself
     assert not routes.brief_copy(entry, on_gpu(1024, 1024))
     assert not routes.brief_product("mm", state.Entry("always"), (on_gpu(16, 4096), weight))
-    monkeypatch.setattr(routes, "_capturing", lambda: True)
+    monkeypatch.setattr(routes, "capturing", lambda: True)
     assert not routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
     assert not routes.brief_copy(entry, on_gpu(8, 512))
     assert entry.report.left == 3

@@ -33,7 +33,7 @@ inline size_t hash_of(const Key& key) {
   return hash;
 }
 
-// As `tritile.in_torch.routes._seen`. Returns false for a tensor without dense memory, such as one whose storage was
+// As `tritile.in_torch.routes._key_of`. Returns false for a tensor without dense memory, such as one whose storage was
 // resized to nothing, or whose class has a __torch_dispatch__.
 inline bool describe(const at::Tensor& tensor, Key& key) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage() ||

@@ -165,14 +165,6 @@ def _storage(tensor: torch.Tensor) -> Any:
     return storage_number(tensor.untyped_storage()) if tensor.is_meta else None
 
 
-def check_out(
-    op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor, **inputs: torch.Tensor
-) -> None:
-    """Raise a TritileError unless out has this shape, dtype and device and shares no memory with inputs."""
-    check_like(op, out, shape, dtype, like)
-    check_room(op, out, **inputs)
-
-
 def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     """Raise OverlapError where elements of out share memory with each other or with an input."""
     if out.numel() and overlaps_itself(out):

@@ -10,7 +10,15 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
-from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
+from tritile.ops.checks import (
+    check_like,
+    check_no_overlap,
+    check_room,
+    check_tensor,
+    entangled,
+    reach,
+    same_place,
+)
 from tritile.ops.dispatch import dispatched, diverted
 from tritile.ops.memo import CALLS, UNTELLABLE, Ready, keep
 from tritile.ops.run import fresh, interpret, on_host, place, prepared, written
@@ -219,10 +227,10 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
     shape = tuple(x.shape[d] for d in dims)
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    elif _mirrored(x, dims) and same_place(x, out):
-        check_out(op, out, shape, x.dtype, x)
     else:
-        check_out(op, out, shape, x.dtype, x, input=x)
+        check_like(op, out, shape, x.dtype, x)
+        in_place = _mirrored(x, dims) and same_place(x, out)
+        check_room(op, out, **({} if in_place else {"input": x}))
     # Negating an integer takes more than inverting its sign bit.
     whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
     return x.resolve_neg() if whole else x, dims, out

@@ -41,6 +41,11 @@ def added(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return total.expand(like.shape).to(like.dtype)
 
 
+def tangent_terms(op: Any, a: Any, b: Any, of_a: Any, of_b: Any, **words: Any) -> list[torch.Tensor]:
+    """Return a' b and a b', multiplied by op, without a product of which an operand is None."""
+    return [op(x, y, **words) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+
+
 class Matmul(Formula):
     """Differentiate `tritile::matmul`, also of vectors."""
 
@@ -74,10 +79,8 @@ class Matmul(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the product."""
         (a, b, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        product = torch.ops.tritile.matmul.default
-        terms = [product(x, y, out_dtype=output.dtype, precision=ctx.precision) for x, y in pairs]
-        return added(terms, output)
+        op, words = torch.ops.tritile.matmul.default, {"out_dtype": output.dtype, "precision": ctx.precision}
+        return added(tangent_terms(op, a, b, of_a, of_b, **words), output)
 
 
 def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -132,9 +135,8 @@ class Linear(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (x, weight, output), (_, of_x, of_weight, bias, _, residual, *_) = ctx.saved_tensors, tangents
-        words = {"out_dtype": output.dtype, "precision": ctx.precision}
-        pairs = [(a, b) for a, b in ((of_x, weight), (x, of_weight)) if a is not None and b is not None]
-        terms = [torch.ops.tritile.linear.default(a, b, **words) for a, b in pairs]
+        op, words = torch.ops.tritile.linear.default, {"out_dtype": output.dtype, "precision": ctx.precision}
+        terms = tangent_terms(op, x, weight, of_x, of_weight, **words)
         return added([*terms, *(t for t in (bias, residual) if t is not None)], output)
 
 
@@ -164,8 +166,6 @@ class Weighted(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (a, b, output), (_, of_input, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        words = {"out_dtype": output.dtype, "precision": ctx.precision}
-        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        product = torch.ops.tritile.matmul.default
-        terms = [multiply(product(x, y, **words), ctx.alpha) for x, y in pairs]
+        op, words = torch.ops.tritile.matmul.default, {"out_dtype": output.dtype, "precision": ctx.precision}
+        terms = [multiply(term, ctx.alpha) for term in tangent_terms(op, a, b, of_a, of_b, **words)]
         return added([*terms, *([] if of_input is None else [multiply(of_input, ctx.beta)])], output)

@@ -9,7 +9,7 @@ from tritile.ops import groups
 from tritile.ops.described import described
 from tritile.ops.grouped import eager
 from tritile.ops.groups import OP, Operands
-from tritile.ops.operators.gradients import added
+from tritile.ops.operators.gradients import added, tangent_terms
 from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
 from tritile.ops.operators.planning import StandIn, foresee
 from tritile.ops.operators.products import refuse_fp8
@@ -63,9 +63,8 @@ class Grouped(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        words = {"out_dtype": output.dtype, "precision": ctx.precision}
-        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        return added([GROUPED_MATMUL(x, y, offs, **words) for x, y in pairs], output)
+        words = {"offs": offs, "out_dtype": output.dtype, "precision": ctx.precision}
+        return added(tangent_terms(GROUPED_MATMUL, a, b, of_a, of_b, **words), output)
 
 
 def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *words: Any) -> torch.Tensor:
