@@ -599,7 +599,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(deciding, "on_host", lambda tensor: False)
     monkeypatch.setattr(deciding, "prepared", prepare)
-    monkeypatch.setattr(memo, "fresh", fresh)
+    monkeypatch.setattr(memo, "new_output", fresh)
     monkeypatch.setattr(deciding, "Launch", types.FunctionType)
     routes._memo.clear()  # of what other tests decided
     yield prepared, launches

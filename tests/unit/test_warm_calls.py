@@ -31,7 +31,7 @@ def first_calls(monkeypatch):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
         monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
     for module in (matmul_op, permute_op, linear_op):
-        monkeypatch.setattr(module, "fresh", lambda shape, *rest: torch.empty(shape))
+        monkeypatch.setattr(module, "new_output", lambda shape, *rest: torch.empty(shape))
     monkeypatch.setattr(permute_op, "Launch", type(launch))
     tritile.forget()
     yield calls

@@ -31,7 +31,7 @@ PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 _lock = threading.RLock()  # reentrant: a collected generator leaves its override at any point
 at_fork(_lock)
 _wanted: Counter[str] = Counter()  # the number of open overrides that want kernels at a key
-_libraries: dict[str, "_Stood"] = {}
+_libraries: dict[str, "_Registered"] = {}
 
 Kernel = Callable[..., Any]
 
@@ -77,7 +77,7 @@ def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
     return kernel
 
 
-class _Stood(NamedTuple):
+class _Registered(NamedTuple):
     """Hold what is registered at a dispatch key: kernels in Python, and those in C++ above them, if any."""
 
     library: Library
@@ -89,10 +89,10 @@ class _Stood(NamedTuple):
         destroy(self.library)
 
 
-def _registered(key: str) -> _Stood:
+def _register(key: str) -> _Registered:
     library = Library("aten", "IMPL")
     if key == "CUDA" and not torch.backends.cuda.is_built():
-        return _Stood(library)  # no kernels to override
+        return _Registered(library)  # no kernels to override
     crossing = building.library()
     before = 0 if crossing is None else crossing.before(key)
     kernels: dict[str, Callable[[Kernel, Crossing | None], Kernel]] = {"clone": _copy}
@@ -104,14 +104,14 @@ def _registered(key: str) -> _Stood:
             original = get_kernel(f"aten::{name}", key).call_boxed
             library.impl(name, made(original, crossing), key, with_keyset=True)
     if crossing is None:
-        return _Stood(library)
+        return _Registered(library)
     crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
     crossing.everywhere(tally_everywhere())
     also_forgets(crossing.forget)
     # At exit torch removes the library's kernels. Those above them, which are newer, must go first.
     uncross = weakref.finalize(library, crossing.uncross, before)
     crossing.cross(before)
-    return _Stood(library, crossing, uncross)
+    return _Registered(library, crossing, uncross)
 
 
 def _forget_dispatches() -> None:
@@ -127,7 +127,7 @@ def install(keys: Iterable[str]) -> None:
     with _lock:
         for key in keys:
             if key not in _libraries:
-                _libraries[key] = _registered(key)
+                _libraries[key] = _register(key)
                 _forget_dispatches()
             _wanted[key] += 1
 
@@ -135,9 +135,9 @@ def install(keys: Iterable[str]) -> None:
 def tell_everywhere() -> None:
     """Tell the kernels about the current override of all threads."""
     with _lock:
-        for stood in _libraries.values():
-            if stood.crossing is not None:
-                stood.crossing.everywhere(tally_everywhere())
+        for registered in _libraries.values():
+            if registered.crossing is not None:
+                registered.crossing.everywhere(tally_everywhere())
 
 
 def uninstall(keys: Iterable[str]) -> None:

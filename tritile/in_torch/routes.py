@@ -20,10 +20,10 @@ from tritile.in_torch.deciding import (
 )
 from tritile.in_torch.state import Entry, paused
 from tritile.in_torch.tally import BRIEF, Verdict
-from tritile.ops.checks import entangled, same_place
-from tritile.ops.memo import UNTELLABLE, Ready, default_precision, launched
+from tritile.ops.checks import ranges_meet, same_memory
+from tritile.ops.memo import NEVER_PREPARED, Ready, default_precision, launch_ready
 from tritile.ops.permute import described as described_copy
-from tritile.ops.run import interpret, interpret_product, lasting
+from tritile.ops.run import interpret, interpret_product, may_be_kept
 
 _MOST: Final = 1 << 16  # decisions remembered; beyond these, all are decided again
 
@@ -107,7 +107,7 @@ def product(
         weights = (beta, type(beta), alpha, type(alpha))
         key = (modes, weights, None if out is None else _key_of(out), *map(_key_of, tensors))
         known = _memo.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         entry.report.add(_BARE[call].verdict)
         return None
     if known is None:
@@ -121,7 +121,7 @@ def product(
         return None
     if known.ready is None:
         return _interpreted(tensors, (beta, alpha), out, setting)
-    return launched(known.ready, tensors, out)
+    return launch_ready(known.ready, tensors, out)
 
 
 def copy(
@@ -133,7 +133,7 @@ def copy(
         modes = ("clone", entry.policy, rules(), quick, x.is_cuda and capturing())
         key = (modes, _key_of(x), form)
         known = _memo.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         entry.report.add(_BARE["clone"].verdict)
         return None
     if known is None:
@@ -144,7 +144,7 @@ def copy(
     if not known.verdict.taken:
         return None
     if known.ready is not None:
-        return launched(known.ready, (x,), None)
+        return launch_ready(known.ready, (x,), None)
     with paused():
         out = torch.empty_like(x.detach(), memory_format=form)
         dims = outermost_first(out)
@@ -153,7 +153,7 @@ def copy(
 
 
 def _kept(key: tuple[Any, ...], known: Known) -> Known:
-    if lasting():
+    if may_be_kept():
         if len(_memo) >= _MOST:
             _memo.clear()
         _memo[key] = known
@@ -165,7 +165,7 @@ def _clashes(tensors: Sequence[torch.Tensor], out: torch.Tensor, reaches: tuple[
     *of_tensors, of_out = reaches
     factors = len(tensors) - 2
     return any(
-        far and entangled(tensor, far, out, of_out) and not (i < factors and same_place(tensor, out))
+        far and ranges_meet(tensor, far, out, of_out) and not (i < factors and same_memory(tensor, out))
         for i, (tensor, far) in enumerate(zip(tensors, of_tensors, strict=True))
     )
 

@@ -89,7 +89,7 @@ def reach(tensor: torch.Tensor) -> int:
     return int((span + 1) * tensor.element_size())
 
 
-def entangled(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
+def ranges_meet(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
     """Tell whether the address ranges of two tensors on one device intersect.
 
     `a_reach` and `b_reach` are their lengths in bytes. Tensors whose ranges are apart share no memory.
@@ -118,7 +118,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     The answer of numpy.shares_memory is exact. Where that takes over 100,000 steps, the tensors count as
     overlapping.
     """
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not entangled(a, reach(a), b, reach(b)):
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not ranges_meet(a, reach(a), b, reach(b)):
         return False
     if _storage(a) != _storage(b):
         return False
@@ -145,7 +145,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def same_place(a: torch.Tensor, b: Any) -> bool:
+def same_memory(a: torch.Tensor, b: Any) -> bool:
     """Tell whether two tensors are the same elements in the same memory."""
     if b is a:
         return not (a.is_conj() or a.is_neg())
@@ -165,7 +165,7 @@ def _storage(tensor: torch.Tensor) -> Any:
     return storage_number(tensor.untyped_storage()) if tensor.is_meta else None
 
 
-def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
+def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     """Raise OverlapError where elements of out share memory with each other or with an input."""
     if out.numel() and overlaps_itself(out):
         raise OverlapError(
@@ -174,7 +174,7 @@ def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     check_no_overlap(op, out, **inputs)
 
 
-def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
     """Raise a TritileError unless out has this shape and dtype and is on the device of the first of `like`.
 
     The memory of out is not checked.

@@ -25,7 +25,7 @@ from tritile.ops.checks import check_may_change, check_tensor, describe
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
 
-def dispatched(*tensors: Any) -> bool:
+def needs_dispatch(*tensors: Any) -> bool:
     """Tell whether a call on these arguments, each a tensor or None, must go through torch's dispatcher.
 
     False where an argument is not a tensor: the checks of the plain call refuse it.
@@ -51,7 +51,7 @@ def dispatched(*tensors: Any) -> bool:
     return found
 
 
-def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
+def call_operator(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
     """Call the operator `tritile::op`, or its overload `out` where out is given.
 
     Raises:
@@ -63,7 +63,7 @@ def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any)
         _check_tensors(op, args, {**words, "out": out})
         if out is not None:
             check_may_change(op, out)  # torch would write first
-        know_shardings()
+        register_shardings()
     packet = getattr(torch.ops.tritile, op)
     if out is None:
         return packet.default(*args, **words)
@@ -87,7 +87,7 @@ def _is_not_dense(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized)
 
 
-def know_shardings() -> None:
+def register_shardings() -> None:
     """Register the sharding rules once torch.distributed.tensor, which is slow to import, is imported."""
     if "torch.distributed.tensor" in sys.modules:
         from tritile.ops import sharding

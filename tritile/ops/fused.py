@@ -9,9 +9,9 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.linear import quantized_linear
-from tritile.ops.memo import again, met, name_of_role
+from tritile.ops.memo import launch_again, look_up, name_of_role
 from tritile.ops.products import Product, run_unprepared
 
 
@@ -98,10 +98,10 @@ def linear(
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out, out_dtype, precision)
         return quantized_linear(input, weight, bias)
-    if dispatched(input, weight, bias, residual, out):
+    if needs_dispatch(input, weight, bias, residual, out):
         words: dict[str, Any] = {"activation": activation, "residual": residual}
         words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted("linear", input, weight, bias, out=out, **words)
+        return call_operator("linear", input, weight, bias, out=out, **words)
     return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
@@ -119,9 +119,9 @@ def eager_linear(
 ) -> torch.Tensor:  # fmt: skip
     """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
-    key, ready = met("linear", x, tensors, out, (activation, out_dtype, precision))
+    key, ready = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return again("linear", ready, tensors, out)
+        return launch_again("linear", ready, tensors, out)
     return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
 
 
@@ -153,9 +153,9 @@ def _weighted(
     op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
     precision: Any,
 ) -> torch.Tensor:  # fmt: skip
-    if dispatched(input, a, b, out):
+    if needs_dispatch(input, a, b, out):
         words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
-        return diverted(op, input, a, b, out=out, beta=beta, alpha=alpha, **words)
+        return call_operator(op, input, a, b, out=out, beta=beta, alpha=alpha, **words)
     return eager_weighted(op, input, a, b, out, beta, alpha, activation, out_dtype, precision)
 
 
@@ -167,9 +167,9 @@ def eager_weighted(
     tensors = (input, a, b)
     # Types too: True equals 1 in a key, and is refused.
     words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    key, ready = met(op, a, tensors, out, words)
+    key, ready = look_up(op, a, tensors, out, words)
     if ready is not None:
-        return again(op, ready, tensors, out)
+        return launch_again(op, ready, tensors, out)
     of = weighted_of(op, input, a, b, beta, alpha, activation)
     return run_unprepared(of, out, out_dtype, precision, key)
 

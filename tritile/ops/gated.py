@@ -8,9 +8,9 @@ from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation, check_weight
-from tritile.ops.memo import Tensors, again, met
+from tritile.ops.memo import Tensors, launch_again, look_up
 from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "gated_linear"
@@ -69,10 +69,10 @@ def gated_linear(
     Raises:
         TritileError: as `tritile.linear` raises it.
     """
-    if dispatched(input, weight_gate, weight_up, bias_gate, bias_up, out):
+    if needs_dispatch(input, weight_gate, weight_up, bias_gate, bias_up, out):
         words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
         words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted(_OP, input, weight_gate, weight_up, out=out, **words)
+        return call_operator(_OP, input, weight_gate, weight_up, out=out, **words)
     return eager(input, weight_gate, weight_up, activation, bias_gate, bias_up, out, out_dtype, precision)
 
 
@@ -82,9 +82,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    key, ready = met(_OP, x, tensors, out, (activation, out_dtype, precision))
+    key, ready = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out)
     return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
 
 

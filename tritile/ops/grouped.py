@@ -6,11 +6,11 @@ import torch
 
 from tritile.core.settings import rules
 from tritile.ops import matmul as product
-from tritile.ops.checks import check_room
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.checks import check_out_memory
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.memo import again, met, remember
-from tritile.ops.run import interpret_product, on_host, prepared, written
+from tritile.ops.memo import launch_again, look_up, remember
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 
 
 def grouped_matmul(
@@ -63,9 +63,9 @@ def grouped_matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(a, b, offs, scale_a, scale_b, out):
+    if needs_dispatch(a, b, offs, scale_a, scale_b, out):
         scales = {"scale_a": scale_a, "scale_b": scale_b}
-        return diverted(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
+        return call_operator(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
     return eager(a, b, offs, scale_a, scale_b, out, out_dtype, precision)
 
 
@@ -75,9 +75,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     of = Operands(a, b, offs, scale_a, scale_b)
-    key, ready = met(OP, a, of, out, (out_dtype, precision))
+    key, ready = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
-        return again(OP, ready, of, out)
+        return launch_again(OP, ready, of, out)
     return _first(of, out, out_dtype, precision, key)
 
 
@@ -93,7 +93,7 @@ def _first(
     given = out is not None
     shape, dtype, precision_of = result_of(of, out, out_dtype, precision)
     if given:
-        check_room(OP, out, **of.given)
+        check_out_memory(OP, out, **of.given)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
         return product.eager(of.a, of.b, out, dtype, precision)
     out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
@@ -101,7 +101,7 @@ def _first(
     if empty(of, out):
         return out.zero_()
     if of.a.is_meta:
-        return written(OP, out) if given else out
+        return mark_written(OP, out) if given else out
     if on_host(of.a):
         interpret_product(
             lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
@@ -109,11 +109,11 @@ def _first(
             out,
             precision_of,
         )
-        return written(OP, out) if given else out
+        return mark_written(OP, out) if given else out
     call = described(dense, out, precision_of)
     launch = prepared(call)
     launch(*call.tensors)
     if given:
-        written(OP, out)
+        mark_written(OP, out)
     remember(key, OP, launch, call, of, out)
     return out

@@ -8,7 +8,7 @@ from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS,
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.checks import check_like, check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
 from tritile.ops.products import check_gpu, check_precision
 
 OP: Final = "grouped_matmul"
@@ -141,7 +141,7 @@ def result_of(
     if shared > MAX_RAGGED:
         raise UnsupportedError(f"{OP}: groups share a dimension of {shared}: wanted at most {MAX_RAGGED}")
     if out is not None:
-        check_like(OP, out, shape, dtype, of.a)
+        check_out(OP, out, shape, dtype, of.a)
     return shape, dtype, precision
 
 

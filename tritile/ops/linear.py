@@ -9,9 +9,9 @@ from tritile.core.settings import is_batch_invariant, rules
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.memo import CALLS, UNTELLABLE, Ready, keep
-from tritile.ops.run import fresh, interpret_product, on_host, place, prepared
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.memo import CALLS, NEVER_PREPARED, Ready, keep
+from tritile.ops.run import interpret_product, key_of, new_output, on_host, prepared
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -72,11 +72,11 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     those of `weight.dequantize()` are, or stay exact while sums over a group are scaled instead. Sums and
     bias are added in float32 and rounded once, when stored.
     """
-    if dispatched(x, bias):
+    if needs_dispatch(x, bias):
         parts = (weight.packed, weight.scales, weight.zeros)
         n, k = weight.shape
         words: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "n": n, "k": k}
-        return diverted("linear_quantized", x, *parts, bias, **words)
+        return call_operator("linear_quantized", x, *parts, bias, **words)
     return eager(x, weight, bias)
 
 
@@ -84,13 +84,13 @@ def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
     """Run `quantized_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     key = ready = None
     try:
-        key = ("linear_quantized", weight.place, rules(), place(x), place(bias))
+        key = ("linear_quantized", weight.place, rules(), key_of(x), key_of(bias))
         ready = CALLS.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         key = None
     if ready is None:
         return _first(x, weight, bias, key)
-    out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+    out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     ready.launch(*ready.pick((x, weight.packed, weight.scales, weight.zeros, bias, out)))
     return out
 

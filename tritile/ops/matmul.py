@@ -6,11 +6,11 @@ import torch
 
 from tritile.core.settings import rules
 from tritile.errors import ShapeError
-from tritile.ops.checks import check_no_overlap, check_rank, entangled
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.memo import CALLS, IN_FP32, UNTELLABLE, default_precision
+from tritile.ops.checks import check_no_overlap, check_rank, ranges_meet
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.memo import CALLS, IN_FP32, NEVER_PREPARED, default_precision
 from tritile.ops.products import Product, run_unprepared
-from tritile.ops.run import fresh, place, written
+from tritile.ops.run import key_of, mark_written, new_output
 
 
 def matmul(
@@ -79,8 +79,8 @@ def matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(input, other, out):
-        return diverted("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
+    if needs_dispatch(input, other, out):
+        return call_operator("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
     return eager(input, other, out, out_dtype, precision)
 
 
@@ -157,19 +157,19 @@ def eager(
     key = ready = None
     try:
         setting = default_precision() if a.dtype in IN_FP32 else None
-        key = ("matmul", (out_dtype, precision), setting, rules(), place(out), place(a), place(b))
+        key = ("matmul", (out_dtype, precision), setting, rules(), key_of(out), key_of(a), key_of(b))
         ready = CALLS.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         key = None
     if ready is None:
         return run_unprepared(Product.plain(a, b), out, out_dtype, precision, key)
     if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
         of_a, of_b, of_out = ready.reaches
-        if entangled(a, of_a, out, of_out) or entangled(b, of_b, out, of_out):
+        if ranges_meet(a, of_a, out, of_out) or ranges_meet(b, of_b, out, of_out):
             check_no_overlap("matmul", out, input=a, other=b)
-        written("matmul", out)
+        mark_written("matmul", out)
     if ready.order[0]:
         ready.launch(b, a, out)
     else:

@@ -15,8 +15,8 @@ from tritile.core.problem import TURNED
 from tritile.core.settings import rules
 from tritile.core.views import GroupedCall, MatmulCall
 from tritile.errors import OverlapError
-from tritile.ops.checks import entangled, overlap, reach, same_place
-from tritile.ops.run import fresh, lasting, place, written
+from tritile.ops.checks import overlap, ranges_meet, reach, same_memory
+from tritile.ops.run import key_of, mark_written, may_be_kept, new_output
 from tritile.runtime.launch import Launch, SplitLaunch
 
 # The tensors of each operation in the order of its arguments: role in the product, and argument's name.
@@ -69,10 +69,14 @@ class Ready(NamedTuple):
         return cls(launch, order, reaches, shape, out.stride(), out.dtype, out.device, pick)
 
 
-# Key: the operation, its arguments that are not tensors, the settings in force, and `place` of each tensor,
-# out first. `met` looks a call up; operations that do so inline take a tenth less time.
+# Key: the operation, its arguments that are not tensors, the settings in force, and `key_of` of each tensor,
+# out first. `look_up` looks a call up; operations that do so inline take a tenth less time.
 CALLS: Final[dict[Key, Ready]] = new_memo()
-UNTELLABLE: Final = (RuntimeError, AttributeError, TypeError)  # raised by arguments that are never prepared
+NEVER_PREPARED: Final = (
+    RuntimeError,
+    AttributeError,
+    TypeError,
+)  # raised by what is never prepared
 
 
 def default_precision() -> str:
@@ -87,46 +91,46 @@ def name_of_role(op: str, role: str) -> str:
     return next(name for own, name in ARGUMENTS[op] if own == role)
 
 
-def met(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | None, Ready | None]:
+def look_up(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | None, Ready | None]:
     """Return a call's key, and the launch that was prepared for it; None for what cannot be remembered.
 
     `a` is the first operand of the product, `words` are all arguments that are not tensors.
     """
     try:
         setting = default_precision() if a.dtype in IN_FP32 else None
-        key = (op, words, setting, rules(), place(out), *map(place, tensors))
+        key = (op, words, setting, rules(), key_of(out), *map(key_of, tensors))
         return key, CALLS.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         return None, None
 
 
-def check_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
+def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
     """Raise OverlapError where out overlaps an input. It may be exactly a tensor that is added.
 
     A tensor with a reach of 0 bytes is not read.
     """
     for (role, name), tensor, far in zip(ARGUMENTS[op], tensors, reaches, strict=False):
-        if far and overlap(out, tensor) and not (role in _ADDED and same_place(out, tensor)):
+        if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
             allowed = f", or exactly {name}'s" if role in _ADDED else ""
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
 
 
-def again(op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
+def launch_again(op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
     """Launch a prepared call. Raise OverlapError where out, this time, overlaps an input."""
     if out is not None:
         of_out = ready.reaches[-1]
         for tensor, far in zip(tensors, ready.reaches, strict=False):
-            if far and entangled(tensor, far, out, of_out):
-                check_apart(op, out, tensors, ready.reaches)
+            if far and ranges_meet(tensor, far, out, of_out):
+                check_out_apart(op, out, tensors, ready.reaches)
                 break
-        written(op, out)
-    return launched(ready, tensors, out)
+        mark_written(op, out)
+    return launch_ready(ready, tensors, out)
 
 
-def launched(ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
+def launch_ready(ready: Ready, tensors: Tensors, out: torch.Tensor | None) -> torch.Tensor:
     """Launch a prepared call, into a new output where out is None."""
     if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     ready.launch(*ready.pick((*tensors, out)))
     return out
 
@@ -161,5 +165,5 @@ def remember(
 
 def keep(key: Key | None, ready: Ready) -> None:
     """Remember the launch of a call, where its plan may be kept."""
-    if key is not None and lasting():
+    if key is not None and may_be_kept():
         CALLS[key] = ready

@@ -11,17 +11,17 @@ from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.checks import (
-    check_like,
     check_no_overlap,
-    check_room,
+    check_out,
+    check_out_memory,
     check_tensor,
-    entangled,
+    ranges_meet,
     reach,
-    same_place,
+    same_memory,
 )
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.memo import CALLS, UNTELLABLE, Ready, keep
-from tritile.ops.run import fresh, interpret, on_host, place, prepared, written
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.memo import CALLS, NEVER_PREPARED, Ready, keep
+from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
 from tritile.runtime.launch import Launch
 
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -77,7 +77,7 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
         widen=flip == (0, 0),
     )
     # A copy of x onto itself with equal strides moves nothing.
-    in_place = same_place(x, out) and problem.x_strides != problem.out_strides
+    in_place = same_memory(x, out) and problem.x_strides != problem.out_strides
     return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip, in_place)
 
 
@@ -136,8 +136,8 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(input, out):
-        return diverted("permute", input, ordered(input.ndim, dims), out=out)
+    if needs_dispatch(input, out):
+        return call_operator("permute", input, ordered(input.ndim, dims), out=out)
     return eager("permute", input, dims, out)
 
 
@@ -146,19 +146,19 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     key = ready = None
     try:
         words = (type(which), *which, *map(type, which), _here(x, out))
-        key = (op, words, current_mode(), place(out), place(x))
+        key = (op, words, current_mode(), key_of(out), key_of(x))
         ready = CALLS.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         key = None
     if ready is None:
         return _first(op, x, which, out, key)
     if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
         of_x, of_out = ready.reaches
-        if of_x and entangled(x, of_x, out, of_out):
+        if of_x and ranges_meet(x, of_x, out, of_out):
             check_no_overlap(op, out, input=x)
-        written(op, out)
+        mark_written(op, out)
     ready.launch(x, out)
     return out
 
@@ -201,8 +201,8 @@ def transpose(
     Raises:
         TritileError: as `tritile.permute` raises it.
     """
-    if dispatched(input, out):
-        return diverted("permute", input, swapped(input.ndim, dim0, dim1), out=out)
+    if needs_dispatch(input, out):
+        return call_operator("permute", input, swapped(input.ndim, dim0, dim1), out=out)
     return eager("transpose", input, (dim0, dim1), out)
 
 
@@ -228,9 +228,9 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     else:
-        check_like(op, out, shape, x.dtype, x)
-        in_place = _mirrored(x, dims) and same_place(x, out)
-        check_room(op, out, **({} if in_place else {"input": x}))
+        check_out(op, out, shape, x.dtype, x)
+        in_place = _mirrored(x, dims) and same_memory(x, out)
+        check_out_memory(op, out, **({} if in_place else {"input": x}))
     # Negating an integer takes more than inverting its sign bit.
     whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
     return x.resolve_neg() if whole else x, dims, out
@@ -244,15 +244,15 @@ def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -
     if out.numel() == 0:
         return out
     if x.is_meta:
-        return written(op, out) if given else out
+        return mark_written(op, out) if given else out
     call = described(dense, out, dims)
     if on_host(x):
         interpret(call)
-        return written(op, out) if given else out
+        return mark_written(op, out) if given else out
     launch = prepared(call)
     launch(*call.tensors)
     if given:
-        written(op, out)
+        mark_written(op, out)
     if dense is x and type(launch) is Launch:
         keep(key, Ready.of(launch, (0, 1), (0 if _here(x, out) else reach(x), reach(out)), out))
     return out

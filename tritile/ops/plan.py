@@ -17,7 +17,7 @@ from tritile.ops import grouped as grouped_op
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
-from tritile.ops.checks import check_memory, check_room
+from tritile.ops.checks import check_memory, check_out_memory
 from tritile.ops.described import NOTHING, described
 from tritile.ops.products import Product, checked_with_memory
 from tritile.ops.run import fixed
@@ -81,7 +81,7 @@ def _grouped_call(
     of = groups.Operands(a, b, offs, scale_a, scale_b)
     shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
     if out is not None:
-        check_room(groups.OP, out, **of.given)
+        check_out_memory(groups.OP, out, **of.given)
     if a.ndim == b.ndim == 3 and scale_a is None:
         return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
     out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out

@@ -11,8 +11,8 @@ from tritile.errors import DtypeError, InvalidValueError, ShapeError, Unsupporte
 from tritile.families.numerics import BY_DATA
 from tritile.ops.checks import (
     broadcast,
-    check_like,
-    check_room,
+    check_out,
+    check_out_memory,
     check_same_device,
     check_tensor,
     describe,
@@ -23,15 +23,15 @@ from tritile.ops.memo import (
     IN_FP32,
     Key,
     Tensors,
-    check_apart,
+    check_out_apart,
     default_precision,
-    launched,
-    met,
+    launch_ready,
+    look_up,
     name_of_role,
     reaches_of,
     remember,
 )
-from tritile.ops.run import interpret_product, on_host, prepared, written
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
 _FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -194,7 +194,7 @@ def checked(
         if tensor is not None and role not in _ZEROS:
             _check_side(op, name_of_role(op, role), tensor, a, shape)
     if out is not None:
-        check_like(op, out, shape, dtype, a)
+        check_out(op, out, shape, dtype, a)
     return shape, dtype, precision
 
 
@@ -204,9 +204,9 @@ def checked_with_memory(
     """Do as `checked`, and raise OverlapError where the memory of out overlaps."""
     result = checked(of, out, out_dtype, precision)
     if out is not None:
-        check_room(of.op, out)
+        check_out_memory(of.op, out)
         unread = of.extras.bias if of.extras.beta == 0 else None
-        check_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
+        check_out_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
     return result
 
 
@@ -226,7 +226,7 @@ def run_unprepared(
     if result.numel() == 0:
         return result
     if a.is_meta:
-        return result if out is None else written(op, result)
+        return result if out is None else mark_written(op, result)
     dense_a, dense_b, plain = a.resolve_neg(), b.resolve_neg(), extras.mapped(torch.Tensor.resolve_neg)
     if a.shape[-1] == 0:
         _store_empty_sums(result, plain)
@@ -242,7 +242,7 @@ def run_unprepared(
         launch = prepared(call)
         launch(*call.tensors)
         remember(key, op, launch, call, tensors, result)
-    return result if out is None else written(op, result)
+    return result if out is None else mark_written(op, result)
 
 
 def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
@@ -261,11 +261,11 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     the other part of an infinity into NaN.
     """
     extras, factors = of.extras, (of.a, of.b)
-    key, ready = met("matmul", of.a, factors, None, (None, precision))
+    key, ready = look_up("matmul", of.a, factors, None, (None, precision))
     if ready is None:
         sums = run_unprepared(Product.plain(*factors), None, None, precision, key)
     else:
-        sums = launched(ready, factors, None)
+        sums = launch_ready(ready, factors, None)
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))
@@ -273,4 +273,4 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
         if term is not None:
             term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
             torch.view_as_real(sums).add_(torch.view_as_real(term))
-    return sums if out is None else written(of.op, out.copy_(sums))
+    return sums if out is None else mark_written(of.op, out.copy_(sums))

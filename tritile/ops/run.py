@@ -40,7 +40,7 @@ def forget() -> None:
     drop()
 
 
-def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+def key_of(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     """Return what of a tensor decides how a call is launched. Raise RuntimeError without dense memory."""
     if tensor is None:
         return None
@@ -55,7 +55,7 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     )
 
 
-def fresh(
+def new_output(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return a new output on a GPU, its elements not yet written."""
@@ -153,7 +153,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     )
 
 
-def lasting() -> bool:
+def may_be_kept() -> bool:
     """Tell whether a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
     return not (current_mode() == "tune" and capturing())
 
@@ -174,7 +174,7 @@ def on_host(tensor: torch.Tensor) -> bool:
     return host
 
 
-def written(op: str, out: torch.Tensor) -> torch.Tensor:
+def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
     """Tell autograd that out is overwritten, as torch's own out= does; return out.
 
     Raise GradientError for an inference tensor outside of `torch.inference_mode()`.

@@ -8,9 +8,9 @@ from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation
-from tritile.ops.memo import Tensors, again, met
+from tritile.ops.memo import Tensors, launch_again, look_up
 from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "scaled_matmul"
@@ -138,10 +138,10 @@ def scaled_matmul(
     Raises:
         TritileError: as `tritile.matmul` raises it.
     """
-    if dispatched(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
+    if needs_dispatch(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
         words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
         words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
-        return diverted(_OP, a, b, scale_a, scale_b, out=out, **words)
+        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **words)
     return eager(
         a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
     )
@@ -154,9 +154,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    key, ready = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
-        return again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
     return run_unprepared(of, out, out_dtype, precision, key)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from tritile.ops import permute as ops
-from tritile.ops.checks import check_like, check_tensor
+from tritile.ops.checks import check_out, check_tensor
 from tritile.ops.operators.batches import Batched
 from tritile.ops.operators.library import Formula, batch, define, differentiate
-from tritile.ops.operators.planning import foresee
+from tritile.ops.operators.planning import plan_ahead
 
 
 def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -18,9 +18,9 @@ def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None 
     order = ops.ordered(input.ndim, list(dims))
     shape = tuple(input.shape[d] for d in order)
     if out is not None:
-        check_like("permute", out, shape, input.dtype, input)
+        check_out("permute", out, shape, input.dtype, input)
     result = input.new_empty(shape) if out is None else out
-    foresee(input.device, lambda like: ops.described(like(input), like(result), order).problem)
+    plan_ahead(input.device, lambda like: ops.described(like(input), like(result), order).problem)
     return result
 
 

@@ -11,7 +11,7 @@ from tritile.ops.grouped import eager
 from tritile.ops.groups import OP, Operands
 from tritile.ops.operators.gradients import added, tangent_terms
 from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.planning import StandIn, plan_ahead
 from tritile.ops.operators.products import refuse_fp8
 from tritile.ops.products import check_precision
 
@@ -30,7 +30,7 @@ def _fake(
             return described(parts.a, parts.b, like(result), check_precision(OP, a.dtype, precision)).problem
         return groups.described(parts, like(result), how).problem
 
-    foresee(a.device, problem)
+    plan_ahead(a.device, problem)
     return result
 
 

@@ -33,7 +33,7 @@ from tritile.core.of_torch import (
 )
 from tritile.core.settings import rules, under
 from tritile.errors import GradientError
-from tritile.ops.dispatch import know_shardings
+from tritile.ops.dispatch import register_shardings
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # A call that is planned while it is traced is planned for the strides that it has there.
@@ -164,7 +164,7 @@ def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        know_shardings()  # a traced call, or one of the operator itself, comes here first
+        register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = values_of(op, args, kwargs)
         return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
 

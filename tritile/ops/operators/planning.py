@@ -16,7 +16,7 @@ StandIn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _LINE = 16  # assumed alignment of memory, in bytes
 
 
-def foresee(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
+def plan_ahead(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
     """Plan a call on fake tensors; in mode "tune", measure its problem.
 
     A best effort, which raises nothing: for a GPU of this machine and known sizes. Memory is assumed to start

@@ -10,7 +10,7 @@ from tritile.ops.matmul import eager
 from tritile.ops.operators.batches import batched_matmul
 from tritile.ops.operators.gradients import Matmul
 from tritile.ops.operators.library import autocast, batch, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.planning import StandIn, plan_ahead
 from tritile.ops.products import Product, checked
 
 
@@ -28,7 +28,7 @@ def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str
             return described(plain(of.a), plain(of.b), sums, how).problem
         return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
 
-    foresee(of.a.device, problem)
+    plan_ahead(of.a.device, problem)
     return result
 
 

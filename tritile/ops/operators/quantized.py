@@ -13,7 +13,7 @@ from tritile.ops.operators.batches import Batched, finished, first
 from tritile.ops.operators.epilogues import composed
 from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
 from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.planning import StandIn, plan_ahead
 from tritile.ops.operators.products import fake_of
 from tritile.ops.scaled import eager, scaled_of
 
@@ -99,7 +99,7 @@ def _fake_quantized(
         rows = like(x).resolve_neg().reshape(-1, k)
         return weights.described(rows, weight, bias if bias is None else like(bias), like(result)).problem
 
-    foresee(x.device, problem)
+    plan_ahead(x.device, problem)
     return result
 
 
