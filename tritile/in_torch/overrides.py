@@ -46,24 +46,24 @@ def _learner(crossing: Crossing | None) -> routes.Learn | None:
 
 def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
-    def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
+    def kernel(keys: Any, *tensors: torch.Tensor, **options: Any) -> Any:
         entry = active()
         if entry is not None:
             with in_its_mode(entry):
                 learn = _learner(crossing)
                 brief = not learn and routes.brief_product(name, entry, tensors)
-                result = None if brief else routes.product(name, entry, tensors, words, learn)
+                result = None if brief else routes.product(name, entry, tensors, options, learn)
             if result is not None:
                 return result
-        return original(keys, *tensors, **words)
+        return original(keys, *tensors, **options)
 
     return kernel
 
 
 def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
-    def kernel(keys: Any, x: torch.Tensor, **words: Any) -> Any:
-        form = words.get("memory_format")
+    def kernel(keys: Any, x: torch.Tensor, **options: Any) -> Any:
+        form = options.get("memory_format")
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
             if entry is not None:
@@ -72,7 +72,7 @@ def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
                     result = None if routes.brief_copy(entry, x) else routes.copy(entry, x, form, learn)
                 if result is not None:
                     return result
-        return original(keys, x, **words)
+        return original(keys, x, **options)
 
     return kernel
 

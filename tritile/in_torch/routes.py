@@ -92,14 +92,14 @@ Learn = Callable[[Verdict, Ready | None], None]
 
 
 def product(
-    call: str, entry: Entry, tensors: Sequence[torch.Tensor], words: Any, learn: Learn | None = None
+    call: str, entry: Entry, tensors: Sequence[torch.Tensor], options: Any, learn: Learn | None = None
 ) -> torch.Tensor | None:
     """Return the result of torch's `mm`, `bmm`, `addmm` or `baddbmm`; None where it is passed through.
 
-    `tensors` are the positional arguments, `words` the others that were given: beta, alpha, out. `learn`,
+    `tensors` are the positional arguments, `options` the others that were given: beta, alpha, out. `learn`,
     where given, is told the decision, so that C++ handles calls alike.
     """
-    out, beta, alpha = words.get("out"), words.get("beta", 1), words.get("alpha", 1)
+    out, beta, alpha = options.get("out"), options.get("beta", 1), options.get("alpha", 1)
     try:
         setting = default_precision() if tensors[-1].dtype is torch.float32 else "ieee"
         quick = learn is not None

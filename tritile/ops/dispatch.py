@@ -51,34 +51,34 @@ def needs_dispatch(*tensors: Any) -> bool:
     return found
 
 
-def call_operator(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
+def call_operator(op: str, *args: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
     """Call the operator `tritile::op`, or its overload `out` where out is given.
 
     Raises:
         DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
         GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
     """
-    _check_words(op, words)
+    _check_options(op, options)
     if not is_dynamo_compiling():
-        _check_tensors(op, args, {**words, "out": out})
+        _check_tensors(op, args, {**options, "out": out})
         if out is not None:
             check_may_change(op, out)  # torch would write first
         register_shardings()
     packet = getattr(torch.ops.tritile, op)
     if out is None:
-        return packet.default(*args, **words)
-    packet.out(*args, **words, out=out)
+        return packet.default(*args, **options)
+    packet.out(*args, **options, out=out)
     return out
 
 
-def _check_tensors(op: str, args: Sequence[Any], words: dict[str, Any]) -> None:
+def _check_tensors(op: str, args: Sequence[Any], options: dict[str, Any]) -> None:
     """Raise DtypeError for tensors that torch finds no kernel for, and for None in place of one."""
     arguments = schema_of(getattr(torch.ops.tritile, op).default).arguments
     for argument, value in zip(arguments, args, strict=False):
         if value is None and isinstance(argument.type, torch.TensorType):
             check_tensor(op, argument.name, value)
     names = [argument.name for argument in arguments[: len(args)]]
-    for name, value in (*zip(names, args, strict=True), *words.items()):
+    for name, value in (*zip(names, args, strict=True), *options.items()):
         if isinstance(value, torch.Tensor) and (value.is_nested or _is_not_dense(value)):
             check_tensor(op, name, value)
 
@@ -95,16 +95,16 @@ def register_shardings() -> None:
         sharding.register()
 
 
-def _check_words(op: str, words: dict[str, Any]) -> None:
-    dtype = words.get("out_dtype")
+def _check_options(op: str, options: dict[str, Any]) -> None:
+    dtype = options.get("out_dtype")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise DtypeError(f"{op}: out_dtype is {describe(dtype)}: wanted a torch.dtype")
     for name in ("precision", "activation"):
-        word = words.get(name)
+        word = options.get(name)
         if word is not None and not isinstance(word, str):
             raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
     for name in ("alpha", "beta"):
-        number = words.get(name, 1)
+        number = options.get(name, 1)
         if isinstance(number, bool) or not isinstance(
             number, complex | torch.SymInt | torch.SymFloat | int | float
         ):

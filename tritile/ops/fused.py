@@ -99,9 +99,9 @@ def linear(
         check_bias_alone(activation, residual, out, out_dtype, precision)
         return quantized_linear(input, weight, bias)
     if needs_dispatch(input, weight, bias, residual, out):
-        words: dict[str, Any] = {"activation": activation, "residual": residual}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator("linear", input, weight, bias, out=out, **words)
+        options: dict[str, Any] = {"activation": activation, "residual": residual}
+        options |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator("linear", input, weight, bias, out=out, **options)
     return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
@@ -154,8 +154,8 @@ def _weighted(
     precision: Any,
 ) -> torch.Tensor:  # fmt: skip
     if needs_dispatch(input, a, b, out):
-        words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
-        return call_operator(op, input, a, b, out=out, beta=beta, alpha=alpha, **words)
+        options = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
+        return call_operator(op, input, a, b, out=out, beta=beta, alpha=alpha, **options)
     return eager_weighted(op, input, a, b, out, beta, alpha, activation, out_dtype, precision)
 
 
@@ -166,8 +166,8 @@ def eager_weighted(
     """Run `addmm` or `baddbmm` on plain tensors: the kernel of their operators on CUDA and CPU."""
     tensors = (input, a, b)
     # Types too: True equals 1 in a key, and is refused.
-    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    key, ready = look_up(op, a, tensors, out, words)
+    options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
+    key, ready = look_up(op, a, tensors, out, options)
     if ready is not None:
         return launch_again(op, ready, tensors, out)
     of = weighted_of(op, input, a, b, beta, alpha, activation)

@@ -70,9 +70,9 @@ def gated_linear(
         TritileError: as `tritile.linear` raises it.
     """
     if needs_dispatch(input, weight_gate, weight_up, bias_gate, bias_up, out):
-        words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator(_OP, input, weight_gate, weight_up, out=out, **words)
+        options: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
+        options |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator(_OP, input, weight_gate, weight_up, out=out, **options)
     return eager(input, weight_gate, weight_up, activation, bias_gate, bias_up, out, out_dtype, precision)
 
 

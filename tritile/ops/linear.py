@@ -75,8 +75,8 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     if needs_dispatch(x, bias):
         parts = (weight.packed, weight.scales, weight.zeros)
         n, k = weight.shape
-        words: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "n": n, "k": k}
-        return call_operator("linear_quantized", x, *parts, bias, **words)
+        options: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "n": n, "k": k}
+        return call_operator("linear_quantized", x, *parts, bias, **options)
     return eager(x, weight, bias)
 
 

@@ -91,14 +91,14 @@ def name_of_role(op: str, role: str) -> str:
     return next(name for own, name in ARGUMENTS[op] if own == role)
 
 
-def look_up(op: str, a: Any, tensors: Tensors, out: Any, words: Key) -> tuple[Key | None, Ready | None]:
+def look_up(op: str, a: Any, tensors: Tensors, out: Any, options: Key) -> tuple[Key | None, Ready | None]:
     """Return a call's key, and the launch that was prepared for it; None for what cannot be remembered.
 
-    `a` is the first operand of the product, `words` are all arguments that are not tensors.
+    `a` is the first operand of the product, `options` are all arguments that are not tensors.
     """
     try:
         setting = default_precision() if a.dtype in IN_FP32 else None
-        key = (op, words, setting, rules(), key_of(out), *map(key_of, tensors))
+        key = (op, options, setting, rules(), key_of(out), *map(key_of, tensors))
         return key, CALLS.get(key)
     except NEVER_PREPARED:
         return None, None

@@ -24,20 +24,20 @@ from tritile.ops.memo import CALLS, NEVER_PREPARED, Ready, keep
 from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
 from tritile.runtime.launch import Launch
 
-_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
+def _as_integers(x: torch.Tensor, itemsize: int) -> torch.Tensor:
     """Return a tensor at the address of x, of integers of `itemsize` bytes, at most 8.
 
     Only its address and dtype count.
     """
     x = neg_view(x) if x.is_neg() else x
     x = x.conj() if x.is_conj() else x
-    kind = _WORDS[min(itemsize, 8)]
+    kind = _INTEGERS[min(itemsize, 8)]
     if x.element_size() == 16:
         x = torch.view_as_real(x)
-    x = x.view(_WORDS[x.element_size()])
+    x = x.view(_INTEGERS[x.element_size()])
     if kind == x.dtype:
         return x
     return torch.empty(0, dtype=kind, device=x.device).set_(
@@ -78,7 +78,9 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
     )
     # A copy of x onto itself with equal strides moves nothing.
     in_place = same_memory(x, out) and problem.x_strides != problem.out_strides
-    return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip, in_place)
+    return PermuteCall(
+        problem, _as_integers(x, problem.itemsize), _as_integers(out, problem.itemsize), flip, in_place
+    )
 
 
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
@@ -145,8 +147,8 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
     key = ready = None
     try:
-        words = (type(which), *which, *map(type, which), _here(x, out))
-        key = (op, words, current_mode(), key_of(out), key_of(x))
+        options = (type(which), *which, *map(type, which), _here(x, out))
+        key = (op, options, current_mode(), key_of(out), key_of(x))
         ready = CALLS.get(key)
     except NEVER_PREPARED:
         key = None

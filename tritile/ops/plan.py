@@ -46,8 +46,8 @@ def _matmul_call(
     return _product_call(Product.plain(input, other), out, out_dtype, precision)
 
 
-def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
-    return _matmul_call(input, mat2, **words)
+def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Call:
+    return _matmul_call(input, mat2, **options)
 
 
 def _linear_call(

@@ -139,9 +139,9 @@ def scaled_matmul(
         TritileError: as `tritile.matmul` raises it.
     """
     if needs_dispatch(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
-        words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
-        words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
-        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **words)
+        options: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
+        options |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
+        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **options)
     return eager(
         a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
     )

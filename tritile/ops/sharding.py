@@ -190,5 +190,5 @@ def register() -> None:
         operator = getattr(torch.ops.tritile, name).default
         register_sharding(operator)(rule)
         # torch caches what it found by tensors and integers only, unless it is told about other arguments.
-        words = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
-        know_words(operator, words)
+        names = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
+        know_words(operator, names)

@@ -26,9 +26,9 @@ def first(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
     return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:]) if missing > 0 else tensor
 
 
-def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *words: Any) -> Batched:
+def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
     """Batch `tritile::matmul`: one product where one operand serves the whole batch."""
-    out_dtype, precision = words
+    out_dtype, precision = options
 
     def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         op = torch.ops.tritile.matmul.default
@@ -62,7 +62,7 @@ def _lifted(in_dims: Dims, values: tuple[Any, ...], rank: int) -> list[Any]:
 
 def batched_linear(
     in_dims: Dims, x: torch.Tensor, weight: torch.Tensor, bias: Any, activation: Any, residual: Any,
-    *words: Any,
+    *options: Any,
 ) -> Batched:  # fmt: skip
     """Batch `tritile::linear`. With a batch of weights, torch finishes a batch of products."""
     of_x, of_weight, of_bias, _, of_residual, *_ = in_dims
@@ -70,16 +70,16 @@ def batched_linear(
     bias, residual = _lifted((of_bias, of_residual), (bias, residual), rank)
     if of_weight is None and of_x is not None:
         op = torch.ops.tritile.linear.default
-        rest = {"residual": residual, "out_dtype": words[0], "precision": words[1]}
+        rest = {"residual": residual, "out_dtype": options[0], "precision": options[1]}
         return op(x.movedim(of_x, 0), weight, bias, activation=activation, **rest), 0
     if of_weight is not None:
         turned = weight.movedim(of_weight, 0)
         turned = turned.mT if turned.ndim == 3 else turned
-        out, dim = batched_matmul((of_x, 0), x, turned, *words)
+        out, dim = batched_matmul((of_x, 0), x, turned, *options)
         out = out.movedim(dim, 0)
     else:  # only bias or residual has a batch
         op = torch.ops.tritile.matmul.default
-        out = op(x, weight.t(), out_dtype=words[0], precision=words[1]).unsqueeze(0)
+        out = op(x, weight.t(), out_dtype=options[0], precision=options[1]).unsqueeze(0)
     out = finished(out, bias, activation, residual)
     return out, 0
 
@@ -91,7 +91,7 @@ def finished(sums: torch.Tensor, bias: Any, activation: Any, residual: Any) -> t
     return y if residual is None else (y + residual).to(sums.dtype)
 
 
-def batched_addmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *words: Any) -> Batched:
+def batched_addmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
     """Batch `tritile::addmm` as `baddbmm`, with operands that have no batch expanded over it."""
     size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
     (input,) = _lifted(in_dims[:1], (input,), 2)
@@ -99,15 +99,15 @@ def batched_addmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *
         t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip((a, b), in_dims[1:3], strict=True)
     )
-    return _baddbmm(input, a, b, words), 0
+    return _baddbmm(input, a, b, options), 0
 
 
-def _baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, words: tuple[Any, ...]) -> torch.Tensor:
+def _baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, options: tuple[Any, ...]) -> torch.Tensor:
     names = ("beta", "alpha", "activation", "out_dtype", "precision")
-    return torch.ops.tritile.baddbmm.default(input, a, b, **dict(zip(names, words, strict=True)))
+    return torch.ops.tritile.baddbmm.default(input, a, b, **dict(zip(names, options, strict=True)))
 
 
-def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *words: Any) -> Batched:
+def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
     """Batch `tritile::baddbmm`: both batches become one."""
     of_input, *of_both = in_dims[:3]
     size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
@@ -119,12 +119,12 @@ def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor,
     (input,) = _lifted((of_input,), (input,), 3)
     if input.ndim >= 3:  # has a batch of vmap, of baddbmm or both
         input = input.expand(size, batch, *input.shape[-2:]).flatten(0, 1)
-    return _baddbmm(input, a, b, words).unflatten(0, (size, batch)), 0
+    return _baddbmm(input, a, b, options).unflatten(0, (size, batch)), 0
 
 
 def batched_gated(
     in_dims: Dims, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Any, bias_gate: Any,
-    bias_up: Any, *words: Any,
+    bias_up: Any, *options: Any,
 ) -> Batched:  # fmt: skip
     """Batch `tritile::gated_linear`. With a batch of weights, torch joins two products."""
     of_x, of_gate, of_up, _, of_bias_gate, of_bias_up, *_ = in_dims
@@ -132,16 +132,16 @@ def batched_gated(
     if of_x is not None and of_gate is None and of_up is None:
         biases = _lifted((of_bias_gate, of_bias_up), (bias_gate, bias_up), rank)
         names = ("bias_gate", "bias_up", "out_dtype", "precision")
-        named = dict(zip(names, (*biases, *words), strict=True))
+        named = dict(zip(names, (*biases, *options), strict=True))
         op = torch.ops.tritile.gated_linear.default
         return op(x.movedim(of_x, 0), gate, up, activation=activation, **named), 0
 
     def part(weight: torch.Tensor, dim: int | None, bias: Any, of_bias: int | None, how: Any) -> torch.Tensor:
         dims = (of_x, dim, of_bias, None, None)
         if any(d is not None for d in dims):
-            return batched_linear(dims, x, weight, bias, how, None, *words)[0]
+            return batched_linear(dims, x, weight, bias, how, None, *options)[0]
         linear = torch.ops.tritile.linear.default
-        return linear(x, weight, bias, activation=how, out_dtype=words[0], precision=words[1])
+        return linear(x, weight, bias, activation=how, out_dtype=options[0], precision=options[1])
 
     return part(gate, of_gate, bias_gate, of_bias_gate, activation) * part(
         up, of_up, bias_up, of_bias_up, None

@@ -17,7 +17,7 @@ from tritile.ops.operators.gradients import Linear, Weighted
 from tritile.ops.operators.library import autocast, batch, define, differentiate
 from tritile.ops.operators.products import fake_of, refuse_fp8
 
-_WORDS: Final = "ScalarType? out_dtype=None, str? precision=None"
+_OPTIONS: Final = "ScalarType? out_dtype=None, str? precision=None"
 
 
 def composed(
@@ -53,7 +53,7 @@ def _record_linear(
 LINEAR, _ = define(
     "linear",
     "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
-    f"*, {_WORDS}",
+    f"*, {_OPTIONS}",
     fused.eager_linear,
     _fake_linear,
     into=True,
@@ -77,15 +77,15 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
     kernel = functools.partial(fused.eager_weighted, op)
     weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
     overload, _ = define(
-        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_WORDS}", kernel, fake, into=True
+        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_OPTIONS}", kernel, fake, into=True
     )
 
     def record(
-        input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *words: Any
+        input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *options: Any
     ) -> torch.Tensor:
         refuse_fp8(op, **{of_a: a, of_b: b})
         check_activation(op, activation, a)
-        y = Weighted.of(overload, input, a, b, beta, alpha, None, *words)
+        y = Weighted.of(overload, input, a, b, beta, alpha, None, *options)
         return activated(y, activation or "")
 
     differentiate(overload, record)
@@ -111,15 +111,15 @@ def _record_gated(
 ) -> torch.Tensor:  # fmt: skip
     """Compute both products, whose values the derivative needs."""
     gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
-    words = {"out_dtype": out_dtype, "precision": precision}
-    gate, up = LINEAR(input, weight_gate, bias_gate, **words), LINEAR(input, weight_up, bias_up, **words)
+    options = {"out_dtype": out_dtype, "precision": precision}
+    gate, up = LINEAR(input, weight_gate, bias_gate, **options), LINEAR(input, weight_up, bias_up, **options)
     return activated(gate, activation or "") * up
 
 
 GATED_LINEAR, _ = define(
     "gated_linear",
     'Tensor input, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
-    f"Tensor? bias_up=None, *, {_WORDS}",
+    f"Tensor? bias_up=None, *, {_OPTIONS}",
     eager_gated,
     _fake_gated,
     into=True,

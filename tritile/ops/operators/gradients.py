@@ -41,9 +41,9 @@ def added(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return total.expand(like.shape).to(like.dtype)
 
 
-def tangent_terms(op: Any, a: Any, b: Any, of_a: Any, of_b: Any, **words: Any) -> list[torch.Tensor]:
+def tangent_terms(op: Any, a: Any, b: Any, of_a: Any, of_b: Any, **options: Any) -> list[torch.Tensor]:
     """Return a' b and a b', multiplied by op, without a product of which an operand is None."""
-    return [op(x, y, **words) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+    return [op(x, y, **options) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
 
 
 class Matmul(Formula):
@@ -79,8 +79,11 @@ class Matmul(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the product."""
         (a, b, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        op, words = torch.ops.tritile.matmul.default, {"out_dtype": output.dtype, "precision": ctx.precision}
-        return added(tangent_terms(op, a, b, of_a, of_b, **words), output)
+        op, options = (
+            torch.ops.tritile.matmul.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        return added(tangent_terms(op, a, b, of_a, of_b, **options), output)
 
 
 def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -135,8 +138,11 @@ class Linear(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (x, weight, output), (_, of_x, of_weight, bias, _, residual, *_) = ctx.saved_tensors, tangents
-        op, words = torch.ops.tritile.linear.default, {"out_dtype": output.dtype, "precision": ctx.precision}
-        terms = tangent_terms(op, x, weight, of_x, of_weight, **words)
+        op, options = (
+            torch.ops.tritile.linear.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        terms = tangent_terms(op, x, weight, of_x, of_weight, **options)
         return added([*terms, *(t for t in (bias, residual) if t is not None)], output)
 
 
@@ -166,6 +172,9 @@ class Weighted(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (a, b, output), (_, of_input, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        op, words = torch.ops.tritile.matmul.default, {"out_dtype": output.dtype, "precision": ctx.precision}
-        terms = [multiply(term, ctx.alpha) for term in tangent_terms(op, a, b, of_a, of_b, **words)]
+        op, options = (
+            torch.ops.tritile.matmul.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        terms = [multiply(term, ctx.alpha) for term in tangent_terms(op, a, b, of_a, of_b, **options)]
         return added([*terms, *([] if of_input is None else [multiply(of_input, ctx.beta)])], output)

@@ -63,14 +63,14 @@ class Grouped(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        words = {"offs": offs, "out_dtype": output.dtype, "precision": ctx.precision}
-        return added(tangent_terms(GROUPED_MATMUL, a, b, of_a, of_b, **words), output)
+        options = {"offs": offs, "out_dtype": output.dtype, "precision": ctx.precision}
+        return added(tangent_terms(GROUPED_MATMUL, a, b, of_a, of_b, **options), output)
 
 
-def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *words: Any) -> torch.Tensor:
+def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *options: Any) -> torch.Tensor:
     refuse_fp8(OP, a=a, b=b)
     refuse(OP, ("scale_a", scale_a), ("scale_b", scale_b))
-    return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *words)
+    return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *options)
 
 
 GROUPED_MATMUL, _ = define(

@@ -39,9 +39,9 @@ def _fake(
     return fake_of(Product.plain(input, other), out, out_dtype, precision)
 
 
-def _record(input: torch.Tensor, other: torch.Tensor, *words: Any) -> torch.Tensor:
+def _record(input: torch.Tensor, other: torch.Tensor, *options: Any) -> torch.Tensor:
     refuse_fp8("matmul", input=input, other=other)
-    return Matmul.of(MATMUL, input, other, *words)
+    return Matmul.of(MATMUL, input, other, *options)
 
 
 def refuse_fp8(op: str, **operands: torch.Tensor) -> None:

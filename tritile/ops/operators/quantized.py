@@ -103,7 +103,7 @@ def _fake_quantized(
     return result
 
 
-_WORDS: Final = ("bits", "group_size", "n", "k")
+_OPTIONS: Final = ("bits", "group_size", "n", "k")
 
 
 class LinearQuantized(Formula):
@@ -112,7 +112,7 @@ class LinearQuantized(Formula):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         """Keep the weight packed."""
-        _, _, packed, scales, zeros, bias, *ctx.words = inputs
+        _, _, packed, scales, zeros, bias, *ctx.options = inputs
         ctx.save_for_backward(packed, scales, zeros)
         ctx.save_for_forward(packed, scales, zeros, output)
         ctx.added = kind_of(bias, ctx.needs_input_grad[5])
@@ -121,7 +121,7 @@ class LinearQuantized(Formula):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and bias."""
         (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
-        bits, group_size, n, k = ctx.words
+        bits, group_size, n, k = ctx.options
         grad_x = None
         if ctx.needs_input_grad[1]:
             weight = meaning(packed, scales, zeros, (n, k), bits, group_size).to(scales.dtype)
@@ -132,8 +132,8 @@ class LinearQuantized(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
-        words = dict(zip(_WORDS, ctx.words, strict=True))
-        terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **words)]
+        options = dict(zip(_OPTIONS, ctx.options, strict=True))
+        terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **options)]
         return added([*terms, *(t for t in (of_bias,) if t is not None)], output)
 
 
@@ -143,13 +143,13 @@ def _record_quantized(x: Any, packed: Any, scales: Any, *rest: Any) -> torch.Ten
 
 
 def _batched_quantized(
-    in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *words: Any
+    in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *options: Any
 ) -> Batched:
     """Batch by rows: all rows make one product. Raise UnsupportedError for a batch of weights."""
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
         raise UnsupportedError("linear: vmap gives a batch of quantized weights: wanted one weight for all")
-    names = dict(zip(_WORDS, words, strict=True))
+    names = dict(zip(_OPTIONS, options, strict=True))
     if of_bias is None:
         return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
     rank = x.ndim - (of_x is not None)
