@@ -11,7 +11,7 @@ from tritile.errors import ConversionWarning, InvalidValueError, TritileError, b
 from tritile.nn.float8 import Float8Linear
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
-from tritile.ops.checks import name_of
+from tritile.ops.checks import name_of, names_of
 
 Filter = Callable[[str, torch.nn.Linear], bool]
 
@@ -80,7 +80,7 @@ def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
         return "its forward was replaced"
     weight = layer.weight
     if weight.dtype not in _DTYPES[kind]:
-        return f"its weight is {name_of(weight.dtype)}: wanted {', '.join(map(name_of, _DTYPES[kind]))}"
+        return f"its weight is {name_of(weight.dtype)}: wanted {names_of(_DTYPES[kind])}"
     if weight.device.type not in _DEVICES:
         return f"its weight is on {weight.device}: wanted cuda or cpu"
     if kind == "linear":

@@ -7,7 +7,7 @@ import torch
 from tritile.core import epilogue
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn.packed import PackedLinear
-from tritile.ops.checks import describe, name_of
+from tritile.ops.checks import describe, name_of, names_of
 from tritile.ops.fused import check_activation
 from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
@@ -124,8 +124,7 @@ class Float8Linear(PackedLinear):
         """
         weight = layer.weight.detach()
         if weight.dtype not in _DTYPES:
-            wanted = ", ".join(map(name_of, _DTYPES))
-            raise DtypeError(f"Float8Linear: weight is {name_of(weight.dtype)}: wanted {wanted}")
+            raise DtypeError(f"Float8Linear: weight is {name_of(weight.dtype)}: wanted {names_of(_DTYPES)}")
         sizes = (layer.in_features, layer.out_features)
         made = cls(*sizes, False, "meta", weight.dtype, activation=activation)
         if not weight.is_meta:
@@ -138,8 +137,7 @@ class Float8Linear(PackedLinear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return activation(input @ weight^T + bias), (..., N), for an input (..., K)."""
         if not isinstance(input, torch.Tensor) or input.dtype not in _DTYPES:
-            wanted = ", ".join(map(name_of, _DTYPES))
-            raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {wanted}")
+            raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {names_of(_DTYPES)}")
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             shape, wanted = tuple(input.shape), f"(..., {self.in_features})"
             raise ShapeError(f"Float8Linear: input has shape {shape}: wanted {wanted}")

@@ -1,6 +1,6 @@
 """Check arguments, as every operation does, before anything is launched."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,11 @@ _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, mem
 def name_of(dtype: torch.dtype) -> str:
     """Return a dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
+
+
+def names_of(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of dtypes, for a message: "bfloat16, float16"."""
+    return ", ".join(map(name_of, dtypes))
 
 
 def describe(tensor: Any) -> str:

@@ -9,7 +9,7 @@ from tritile.ops import matmul as product
 from tritile.ops.checks import check_out_memory
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.memo import launch_again, look_up, remember
+from tritile.ops.memo import Key, launch_again, look_up, remember
 from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 
 
@@ -78,42 +78,35 @@ def eager(
     key, ready = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
         return launch_again(OP, ready, of, out)
-    return _first(of, out, out_dtype, precision, key)
+    return _run_unprepared(of, out, out_dtype, precision, key)
 
 
-def _first(
-    of: Operands,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-    key: tuple[Any, ...] | None,
+def _run_unprepared(
+    of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None, key: Key | None
 ) -> torch.Tensor:
     """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
     rules()  # report a wrong setting of the environment on any device
-    given = out is not None
-    shape, dtype, precision_of = result_of(of, out, out_dtype, precision)
-    if given:
+    shape, dtype, how = result_of(of, out, out_dtype, precision)
+    if out is not None:
         check_out_memory(OP, out, **of.given)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
         return product.eager(of.a, of.b, out, dtype, precision)
-    out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
-    dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
-    if empty(of, out):
-        return out.zero_()
+    result = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
+    if empty(of, result):
+        return result.zero_()
     if of.a.is_meta:
-        return mark_written(OP, out) if given else out
+        return result if out is None else mark_written(OP, result)
+    dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
     if on_host(of.a):
         interpret_product(
             lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
             (dense.a,),
-            out,
-            precision_of,
+            result,
+            how,
         )
-        return mark_written(OP, out) if given else out
-    call = described(dense, out, precision_of)
-    launch = prepared(call)
-    launch(*call.tensors)
-    if given:
-        mark_written(OP, out)
-    remember(key, OP, launch, call, of, out)
-    return out
+    else:
+        call = described(dense, result, how)
+        launch = prepared(call)
+        launch(*call.tensors)
+        remember(key, OP, launch, call, of, result)
+    return result if out is None else mark_written(OP, result)

@@ -8,7 +8,7 @@ from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS,
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of, names_of
 from tritile.ops.products import check_gpu, check_precision
 
 OP: Final = "grouped_matmul"
@@ -39,8 +39,7 @@ def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
     if name_of(a.dtype) not in GROUPED_DTYPES:
         raise DtypeError(f"{OP}: a is {name_of(a.dtype)}: wanted one of {', '.join(GROUPED_DTYPES)}")
     if out_dtype is not None and out_dtype not in _OUT_DTYPES:
-        wanted = ", ".join(map(name_of, _OUT_DTYPES))
-        raise DtypeError(f"{OP}: out_dtype is {out_dtype}: wanted one of {wanted} for {name_of(a.dtype)}")
+        raise DtypeError(f"{OP}: out_dtype is {out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
     if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
         raise DtypeError(f"{OP}: scale_a is given for {name_of(a.dtype)}: scales are for fp8 operands")
     return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)

@@ -8,9 +8,9 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant, rules
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
-from tritile.ops.checks import check_same_device, check_tensor, describe, name_of
+from tritile.ops.checks import check_same_device, check_tensor, describe, name_of, names_of
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, NEVER_PREPARED, Ready, keep
+from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
 from tritile.ops.run import interpret_product, key_of, new_output, on_host, prepared
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -33,8 +33,7 @@ def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
         check_tensor("linear", "bias", bias)
         check_same_device("linear", x, "bias", bias)
         if bias.dtype not in _BIASES:
-            wanted = ", ".join(map(name_of, _BIASES))
-            raise DtypeError(f"linear: bias is {describe(bias)}: wanted {wanted}")
+            raise DtypeError(f"linear: bias is {describe(bias)}: wanted {names_of(_BIASES)}")
         if tuple(bias.shape) != (n,):
             raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
     return (*x.shape[:-1], n)
@@ -89,13 +88,13 @@ def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
     except NEVER_PREPARED:
         key = None
     if ready is None:
-        return _first(x, weight, bias, key)
+        return _run_unprepared(x, weight, bias, key)
     out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     ready.launch(*ready.pick((x, weight.packed, weight.scales, weight.zeros, bias, out)))
     return out
 
 
-def _first(x: Any, weight: QuantizedWeight, bias: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
+def _run_unprepared(x: Any, weight: QuantizedWeight, bias: Any, key: Key | None) -> torch.Tensor:
     """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
     rules()  # report a wrong setting of the environment on any device
     shape = check(x, weight, bias)

@@ -20,7 +20,7 @@ from tritile.ops.checks import (
     same_memory,
 )
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, NEVER_PREPARED, Ready, keep
+from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
 from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
 from tritile.runtime.launch import Launch
 
@@ -153,7 +153,7 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     except NEVER_PREPARED:
         key = None
     if ready is None:
-        return _first(op, x, which, out, key)
+        return _run_unprepared(op, x, which, out, key)
     if out is None:
         out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
@@ -238,23 +238,21 @@ def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[i
     return x.resolve_neg() if whole else x, dims, out
 
 
-def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
+def _run_unprepared(op: str, x: Any, which: Any, out: Any, key: Key | None) -> torch.Tensor:
     """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
     current_mode()  # report a wrong TRITILE_MODE on any device
-    given = out is not None
-    dense, dims, out = checked(op, x, which, out)
-    if out.numel() == 0:
-        return out
+    dense, dims, result = checked(op, x, which, out)
+    if result.numel() == 0:
+        return result
     if x.is_meta:
-        return mark_written(op, out) if given else out
-    call = described(dense, out, dims)
+        return result if out is None else mark_written(op, result)
+    call = described(dense, result, dims)
     if on_host(x):
         interpret(call)
-        return mark_written(op, out) if given else out
-    launch = prepared(call)
-    launch(*call.tensors)
-    if given:
-        mark_written(op, out)
-    if dense is x and type(launch) is Launch:
-        keep(key, Ready.of(launch, (0, 1), (0 if _here(x, out) else reach(x), reach(out)), out))
-    return out
+    else:
+        launch = prepared(call)
+        launch(*call.tensors)
+        if dense is x and type(launch) is Launch:
+            reaches = (0 if _here(x, result) else reach(x), reach(result))
+            keep(key, Ready.of(launch, (0, 1), reaches, result))
+    return result if out is None else mark_written(op, result)

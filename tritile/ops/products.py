@@ -17,6 +17,7 @@ from tritile.ops.checks import (
     check_tensor,
     describe,
     name_of,
+    names_of,
 )
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.ops.memo import (
@@ -64,8 +65,8 @@ def _check_dtypes(
     if out_dtype is None:
         return a.dtype if a.dtype in allowed else allowed[0]
     if out_dtype not in allowed:
-        wanted = ", ".join(map(name_of, allowed))
-        raise DtypeError(f"{op}: out_dtype is {out_dtype}: wanted one of {wanted} for {name_of(a.dtype)}")
+        wanted = f"one of {names_of(allowed)} for {name_of(a.dtype)}"
+        raise DtypeError(f"{op}: out_dtype is {out_dtype}: wanted {wanted}")
     return out_dtype
 
 
@@ -140,8 +141,7 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
     alike = like.dtype == torch.float64 or like.is_complex()
     wanted = (like.dtype,) if alike else _HALF
     if tensor.dtype not in wanted:
-        dtypes = ", ".join(map(name_of, wanted))
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {dtypes}")
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {names_of(wanted)}")
     try:
         fits = broadcast(tensor.shape, shape) == shape
     except ShapeError:

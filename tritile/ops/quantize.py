@@ -7,7 +7,7 @@ import torch
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
-from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of
+from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of, names_of
 
 _WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32)
 _AT_ONCE: Final = 1 << 24  # elements that are quantized at a time, to save memory
@@ -21,8 +21,7 @@ def _checked(
     check_memory("quantize", weight)
     check_constant("quantize", "weight", weight)
     if weight.dtype not in _WEIGHTS:
-        wanted = ", ".join(map(name_of, _WEIGHTS))
-        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {wanted}")
+        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {names_of(_WEIGHTS)}")
     if weight.ndim != 2 or 0 in weight.shape:
         raise ShapeError(f"quantize: weight has shape {tuple(weight.shape)}: wanted (N, K), both above 0")
     for name, value, among in (("bits", bits, WEIGHT_BITS), ("group_size", group_size, GROUP_SIZES)):
@@ -33,7 +32,7 @@ def _checked(
     if dtype is None:
         return weight.dtype if weight.dtype in SCALE_DTYPES else torch.bfloat16
     if dtype not in SCALE_DTYPES:
-        raise DtypeError(f"quantize: dtype is {dtype}: wanted {', '.join(map(name_of, SCALE_DTYPES))}")
+        raise DtypeError(f"quantize: dtype is {dtype}: wanted {names_of(SCALE_DTYPES)}")
     return dtype
 
 
