@@ -155,7 +155,7 @@ def _obtained(there: Path) -> Crossing | None:
         reason = _distrusted(there)
         if not reason:
             return Crossing(there)
-    except (UnsupportedError, OSError, AttributeError, ValueError, Timeout) as error:  # ValueError: bad CXX
+    except (UnsupportedError, OSError, AttributeError, ValueError, Timeout) as error:  # a wrong CXX, too
         reason = brief(error)
     cost = "Python decides about every call, which takes some 40 us"
     text = f"use_in_torch runs without its C++ library ({there}), so that {cost}: {reason}"
