@@ -3,7 +3,7 @@
 import sys
 from typing import Final
 
-_INSIDE: Final = ("tritile.", "torch.", "triton.")  # whose frames stand between a warning and its caller
+_INSIDE: Final = ("tritile.", "torch.", "triton.")  # modules whose frames a warning skips
 
 
 class TritileError(Exception):
@@ -96,6 +96,6 @@ def callers_level() -> int:
 def brief(error: BaseException) -> str:
     """Return an error's type and the line that says what is wrong, cut to 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
-    # Triton's compiler begins with the place, and a part of the source, and ends with what is wrong.
+    # An error of Triton's compiler begins with a location and some source, and ends with the reason.
     text = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return f"{type(error).__name__}: {text}"[:200]

@@ -81,17 +81,17 @@ def _made(folder: Path) -> None:
 
 def _distrusted(there: Path) -> str:
     """Return why this library must not be loaded, "" where only this user or root could write it."""
-    for place in (there.parent, there):
+    for file in (there.parent, there):
         try:
-            found = place.lstat() if place is there else place.stat()
+            found = file.lstat() if file is there else file.stat()
         except OSError:  # nothing is there, or this user may not look
             continue
         if found.st_uid not in (os.geteuid(), 0):
-            return f"{place} belongs to user {found.st_uid}"
-        if place is there and not stat.S_ISREG(found.st_mode):
-            return f"{place} is not a regular file"
+            return f"{file} belongs to user {found.st_uid}"
+        if file is there and not stat.S_ISREG(found.st_mode):
+            return f"{file} is not a regular file"
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others may write to {place}"
+            return f"others may write to {file}"
     return ""
 
 

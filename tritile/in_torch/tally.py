@@ -55,11 +55,11 @@ def slot_of(verdict: Verdict) -> int | None:
 
 
 def _slot(verdict: Verdict, most: int) -> int | None:
-    told = astuple(verdict)
+    key = astuple(verdict)
     with _lock:
-        slot = _slots.get(told)
+        slot = _slots.get(key)
         if slot is None and len(_verdicts) < most:
-            slot = _slots[told] = len(_verdicts)
+            slot = _slots[key] = len(_verdicts)
             _verdicts.append(verdict)
         return slot
 

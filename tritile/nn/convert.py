@@ -101,11 +101,11 @@ def _check(model: Any, kind: Any, group_size: Any) -> None:
         raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
 
 
-def _tell(left: dict[str, str], converted: int) -> None:
-    if left:
-        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in left.items())
-        total = converted + len(left)
-        message = f"convert: {len(left)} of {total} linear layers stay as they are: {each}"
+def _tell(unconverted: dict[str, str], converted: int) -> None:
+    if unconverted:
+        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in unconverted.items())
+        total = converted + len(unconverted)
+        message = f"convert: {len(unconverted)} of {total} linear layers stay as they are: {each}"
         warnings.warn(message, ConversionWarning, stacklevel=3)
 
 
@@ -152,7 +152,7 @@ def convert(
     """
     _check(model, kind, group_size)
     bound = {} if kind == "linear" else _bound(model, untie)
-    left, converted = dict[str, str](), 0
+    unconverted, converted = dict[str, str](), 0
     for name, layer in list(model.named_modules()):
         if not isinstance(layer, torch.nn.Linear) or (kind == "linear" and type(layer) is Linear):
             continue
@@ -163,6 +163,6 @@ def convert(
         if why is None:
             converted += 1
         else:
-            left[name] = why
-    _tell(left, converted)
+            unconverted[name] = why
+    _tell(unconverted, converted)
     return model

@@ -153,5 +153,5 @@ def described(
     scales = _block_scales(extras)
     whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
     call = _folded(replace(whole, invariant=is_batch_invariant()))
-    turned = call.out.layout == "column" and up is None and not call.invariant
-    return call.transposed if turned else call
+    transposes = call.out.layout == "column" and up is None and not call.invariant
+    return call.transposed if transposes else call

@@ -35,7 +35,7 @@ ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "grouped_matmul": tuple((name, name) for name in ("a", "b", "offs", "scale_a", "scale_b")),
 }  # fmt: skip
 _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
-_TURNED: Final = {"a": "b", "b": "a", **TURNED}
+_TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
 
 Tensors = Sequence[Any]
@@ -146,8 +146,8 @@ def ready_of(
     op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
 ) -> Ready:
     """Return how to launch products like this one. `tensors` are the caller's, as given."""
-    places = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
-    order = tuple(places[_TURNED.get(role, role) if call.swapped else role] for role in call.roles)
+    indices = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
+    order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
     reaches = [reach(t) if i in order and t is not None else 0 for i, t in enumerate((*tensors, out))]
     return Ready.of(launch, order, tuple(reaches), out)
 

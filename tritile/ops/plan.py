@@ -126,13 +126,13 @@ def _gpu(given: Any) -> Device:
     if isinstance(given, str) and given in devices.TARGETS:
         return devices.target_device(given)
     try:
-        place = torch.device(given)
+        located = torch.device(given)
     except (RuntimeError, TypeError):
-        place = None
-    if place is None or place.type != "cuda":
+        located = None
+    if located is None or located.type != "cuda":
         wanted = f"a tritile.Device, one of {', '.join(devices.TARGETS)}, or a GPU as torch names it"
         raise InvalidValueError(f"plan: device is {given!r}: wanted {wanted}")
-    return devices.gpu((devices.current_index() or 0) if place.index is None else place.index)
+    return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
 def plan(
@@ -165,11 +165,11 @@ def plan(
     elif isinstance(what, Hashable) and what in _CALLS:
         check_memory("plan", *args, *kwargs.values())
         call = _CALLS[what](*args, **kwargs)
-        problem, place, only = call.problem, call.tensors[0].device, fixed(call)
-        if place.type == "cpu" and device is None:
+        problem, located, only = call.problem, call.tensors[0].device, fixed(call)
+        if located.type == "cpu" and device is None:
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
-        here = devices.gpu(place.index) if place.type == "cuda" else devices.current_gpu()
+        here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     else:
         wanted = "tritile.matmul, mm, bmm, linear, grouped_matmul, permute, transpose or a problem"
         raise InvalidValueError(f"plan: what is {what!r}: wanted {wanted}")

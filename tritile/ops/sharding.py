@@ -52,11 +52,11 @@ def _linears(x: Any, weight: Any) -> list[Option]:
     """List the options of x @ weight^T, whose result has the rank of x where weight is a matrix."""
     last = weight.ndim - 1
 
-    def turned(placement: Placement) -> Placement:
+    def transposed(placement: Placement) -> Placement:
         return Shard(last - placement.dim) if isinstance(placement, Shard) else placement
 
     options = _products(x.shape, tuple(weight.shape)[::-1])
-    return [(out, (of_x, turned(of_weight))) for out, (of_x, of_weight) in options]
+    return [(out, (of_x, transposed(of_weight))) for out, (of_x, of_weight) in options]
 
 
 def _rules(options: Sequence[Option], rank: int = 0, added: Sequence[Any] = (), summed: bool = True) -> Rules:

@@ -73,9 +73,9 @@ def batched_linear(
         rest = {"residual": residual, "out_dtype": options[0], "precision": options[1]}
         return op(x.movedim(of_x, 0), weight, bias, activation=activation, **rest), 0
     if of_weight is not None:
-        turned = weight.movedim(of_weight, 0)
-        turned = turned.mT if turned.ndim == 3 else turned
-        out, dim = batched_matmul((of_x, 0), x, turned, *options)
+        matrices = weight.movedim(of_weight, 0)
+        matrices = matrices.mT if matrices.ndim == 3 else matrices
+        out, dim = batched_matmul((of_x, 0), x, matrices, *options)
         out = out.movedim(dim, 0)
     else:  # only bias or residual has a batch
         op = torch.ops.tritile.matmul.default
