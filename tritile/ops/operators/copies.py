@@ -51,7 +51,7 @@ def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> 
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 
 
-PERMUTE, _ = define(
+PERMUTE = define(
     "permute", "Tensor input, int[] dims", functools.partial(ops.eager, "permute"), _fake, into=True
 )
 differentiate(PERMUTE, lambda input, dims: Permute.of(PERMUTE, input, dims))

@@ -50,7 +50,7 @@ def _record_linear(
     return composed(product, activation, residual)
 
 
-LINEAR, _ = define(
+LINEAR = define(
     "linear",
     "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
     f"*, {_OPTIONS}",
@@ -76,7 +76,7 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
 
     kernel = functools.partial(fused.eager_weighted, op)
     weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
-    overload, _ = define(
+    overload = define(
         op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_OPTIONS}", kernel, fake, into=True
     )
 
@@ -116,7 +116,7 @@ def _record_gated(
     return activated(gate, activation or "") * up
 
 
-GATED_LINEAR, _ = define(
+GATED_LINEAR = define(
     "gated_linear",
     'Tensor input, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
     f"Tensor? bias_up=None, *, {_OPTIONS}",

@@ -73,7 +73,7 @@ def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *options: Any
     return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *options)
 
 
-GROUPED_MATMUL, _ = define(
+GROUPED_MATMUL = define(
     OP,
     "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, *, "
     "ScalarType? out_dtype=None, str? precision=None",

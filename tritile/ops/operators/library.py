@@ -44,25 +44,22 @@ _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torc
 Kernel = Callable[..., Any]
 
 
-def define(
-    name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False
-) -> tuple[OpOverload, OpOverload | None]:
+def define(name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False) -> OpOverload:
     """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
 
     Tensors come before the `*` of `arguments`: torch redistributes no sharded tensors among keywords.
-    `kernel` and `fake` take the arguments as the schema names them, with `into` also out. Returns both
-    overloads.
+    `kernel` and `fake` take the arguments as the schema names them, with `into` also out. Returns the
+    first overload.
     """
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
     _implement(name, kernel, fake)
     packet = getattr(torch.ops.tritile, name)
-    if not into:
-        return packet.default, None
-    keywords = ", " if "*" in arguments else ", *, "
-    LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
-    _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
-    _refuse_gradients(packet.out)
-    return packet.default, packet.out
+    if into:
+        keywords = ", " if "*" in arguments else ", *, "
+        LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
+        _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
+        _refuse_gradients(packet.out)
+    return packet.default
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:

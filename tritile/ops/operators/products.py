@@ -49,7 +49,7 @@ def refuse_fp8(op: str, **operands: torch.Tensor) -> None:
     refuse(op, *((name, tensor) for name, tensor in operands.items() if tensor.dtype.itemsize == 1))
 
 
-MATMUL, _ = define(
+MATMUL = define(
     "matmul",
     "Tensor input, Tensor other, *, ScalarType? out_dtype=None, str? precision=None",
     eager,

@@ -66,7 +66,7 @@ def _record_scaled(
     return composed(product, activation, residual)
 
 
-SCALED_MATMUL, _ = define(
+SCALED_MATMUL = define(
     _SCALED,
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
     "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
@@ -158,7 +158,7 @@ def _batched_quantized(
     return finished(sums, first(bias, of_bias, rank), "", None), 0
 
 
-LINEAR_QUANTIZED, _ = define(
+LINEAR_QUANTIZED = define(
     "linear_quantized",
     "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
     "int group_size, int n, int k",
