@@ -1,11 +1,19 @@
-"""tritile: matrix products and permutations in Triton, at the hardware's speed for any size.
+"""Matrix products and permutations in Triton, at the hardware's speed for any size.
 
     import tritile
     c = tritile.matmul(a, b)       # as torch.matmul
     t = tritile.transpose(x)       # as x.mT.contiguous()
     p = tritile.permute(x, dims)   # as x.permute(dims).contiguous()
 
-and `tritile.autotune`, which remembers, where `triton.autotune` stood.
+Products        matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul
+Copies          permute, transpose, contiguous
+Packed weights  quantize, QuantizedWeight
+In models       nn (layers, convert), use_in_torch (torch's own calls), operators (torch.ops.tritile)
+Settings        mode, current_mode, batch_invariant
+Choice          plan, Plan, explain, Explanation, warm, forget, sync, Config, Device, target_device
+Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem
+Tuning          autotune (in place of triton.autotune), Space, kernels (tritile's own)
+Errors          errors, TritileError
 """
 
 from importlib import import_module
@@ -47,12 +55,13 @@ if TYPE_CHECKING:
     from tritile.tune.autotuner import autotune
     from tritile.tune.search import Space
 
-# Loaded when they are asked for: whoever only launches loads no tuner.
-_LATER = {
+# Resolved when asked for (PEP 562): a process that only launches loads no tuner.
+_LAZY = {
     "Explanation": "tritile.lab.explain",
     "Space": "tritile.tune.search",
     "autotune": "tritile.tune.autotuner",
     "explain": "tritile.lab.explain.asked",
+    "kernels": "tritile.tune.kernels",
     "warm": "tritile.lab.warm",
 }
 
@@ -101,12 +110,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "kernels":
-        return import_module("tritile.tune.kernels")
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(_LATER[name]), name))
+    module = import_module(_LAZY[name])
+    return globals().setdefault(name, module if name == "kernels" else getattr(module, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "kernels"})
+    return [*__all__, "__version__"]

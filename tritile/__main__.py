@@ -1,10 +1,10 @@
-"""`python -m tritile`, and the command `tritile`."""
+"""Run tritile's command line: `python -m tritile`, and the command `tritile`."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line, or say what it needs."""
+    """Run the command line; exit with a message where a package that it needs is missing."""
     try:
         from tritile.cli import main as run
     except ModuleNotFoundError as error:

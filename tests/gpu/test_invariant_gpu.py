@@ -14,7 +14,7 @@ from tests.reference import assert_product, bytes_of, name, placed, values, word
 from tritile.core import device as devices
 from tritile.families.space import legal_configs
 from tritile.ops import linear as packed_op
-from tritile.ops import recall
+from tritile.ops import memo
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
@@ -280,4 +280,4 @@ def test_both_ways_are_remembered_apart():
         outside = tritile.matmul(a, b)
         assert torch.equal(tritile.matmul(a, b), outside)
     assert torch.equal(tritile.matmul(a, b), inside)
-    assert len(recall.CALLS) == 2
+    assert len(memo.CALLS) == 2

@@ -24,8 +24,8 @@ from tests.reference import (
     values,
 )
 from tritile.errors import GradientError, TritileError, TuningError
-from tritile.ops import matmul as matmul_op
-from tritile.ops import run
+from tritile.ops import products, run
+from tritile.ops.described import described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
@@ -406,7 +406,7 @@ def test_the_second_call_is_the_first_again_and_prepares_nothing(monkeypatch, dt
     out = torch.empty_like(first)
     tritile.matmul(a, b, out=out)
     monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("prepared again"))
-    monkeypatch.setattr(matmul_op, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(products, "prepared", lambda call: pytest.fail("prepared again"))
     again = tritile.matmul(a, b)
     assert again.data_ptr() != first.data_ptr()
     assert torch.equal(bytes_of(again), bytes_of(first))
@@ -424,7 +424,7 @@ def tile(m, n, k, warps=4, stages=2):
 
 def call_of(a, b):
     out = torch.full((a.shape[0], b.shape[1]), math.nan, dtype=a.dtype, device="cuda")
-    return matmul_op.described(a, b, out, "ieee"), out
+    return described(a, b, out, "ieee"), out
 
 
 @pytest.mark.parametrize(

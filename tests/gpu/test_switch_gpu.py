@@ -238,7 +238,7 @@ def test_products_of_few_rows_are_left_at_a_glance_but_where_captured():
         assert torch.equal(torch.bmm(a[None], b[None]), wanted)
         torch.randn(4, 8, device="cuda").mT.contiguous()
         reasons = {(row.call, row.taken, row.why) for row in report.rows}
-        why = "so little that the host's time decides"
+        why = "so brief that host time dominates"
         assert reasons == {("bmm", False, why), ("clone", False, why)}
     with tritile.use_in_torch("always") as report:
         a @ b
@@ -249,7 +249,7 @@ def test_little_on_a_side_stream_is_left_and_in_a_capture_judged(monkeypatch):
     # torch's product too, which otherwise sums parts of K in fp16
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
     a, b = torch.randn(16, 1500, device="cuda").half(), torch.randn(1500, 4001, device="cuda").half()
-    wanted, brief = a @ b, "so little that the host's time decides"
+    wanted, brief = a @ b, "so brief that host time dominates"
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
     with tritile.use_in_torch() as report, torch.cuda.stream(side):

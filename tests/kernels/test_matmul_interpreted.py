@@ -28,7 +28,6 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.errors import DtypeError
 from tritile.families.space import illegal
-from tritile.ops import matmul as matmul_op
 from tritile.ops.described import described
 from tritile.runtime import launch
 
@@ -270,7 +269,7 @@ def test_every_legal_config_gives_the_answer(blocks, k, dtype):
     )
     a, b = placed(values((37, k), dtype), "sliced"), placed(values((k, 41), dtype, 1), "column_sliced")
     out = torch.empty(37, 41, dtype=dtype)
-    call = matmul_op.described(a, b, out, "ieee")
+    call = described(a, b, out, "ieee")
     if illegal(config, call.problem, TARGETS["sm_90"]) is not None:
         pytest.skip("not a legal config")
     launch.run_interpreted(call, config)

@@ -63,10 +63,10 @@ SHAPES = [
     ("dim1 too small", transpose(f32(2, 3), 0, -3), ("dim1", "-3", "-2 to 1")),
     ("dim of a vector", transpose(f32(2), 1, 0), ("dim0", "1")),
     ("dim of a scalar", transpose(f32(), 1, 0), ("dim0", "1")),
-    ("dim as text", transpose(f32(2, 3), "0", 1), ("dim0", "'0'", "whole number")),
-    ("dim as float", transpose(f32(2, 3), 0, 1.0), ("dim1", "1.0", "whole number")),
-    ("dim as bool", transpose(f32(2, 3), True, 0), ("dim0", "True", "whole number")),
-    ("dim None", transpose(f32(2, 3), None, 0), ("dim0", "None", "whole number")),
+    ("dim as text", transpose(f32(2, 3), "0", 1), ("dim0", "'0'", "an integer")),
+    ("dim as float", transpose(f32(2, 3), 0, 1.0), ("dim1", "1.0", "an integer")),
+    ("dim as bool", transpose(f32(2, 3), True, 0), ("dim0", "True", "an integer")),
+    ("dim None", transpose(f32(2, 3), None, 0), ("dim0", "None", "an integer")),
     ("dims too few", permute(f32(2, 3), (1,)), ("(1,)", "each of 2 dimensions once")),
     ("dims twice", permute(f32(2, 3), (1, -1)), ("(1, -1)", "each of 2 dimensions once")),
     ("dims too large", permute(f32(2, 3), (0, 2)), ("a dimension is 2", "-2 to 1")),
@@ -75,7 +75,7 @@ SHAPES = [
     ("dims as a set", permute(f32(2, 3), {1, 0}), ("{0, 1}", "a list or tuple of 2 dimensions")),
     ("a dimension of a scalar", permute(f32(), (0,)), ("(0,)", "each of 0 dimensions once")),
     ("dims as a number", permute(f32(2, 3), 1), ("dims is 1", "a list or tuple of 2 dimensions")),
-    ("dims of floats", permute(f32(2, 3), (0, 1.0)), ("1.0", "whole number")),
+    ("dims of floats", permute(f32(2, 3), (0, 1.0)), ("1.0", "an integer")),
     ("permuted out", permute(f32(2, 3), (1, 0), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("transposed out", transpose(f32(2, 3), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("transposed out, empty", transpose(f32(0, 3), out=f32(0, 3)), ("(0, 3)", "(3, 0)")),
@@ -87,14 +87,22 @@ def typed(dtype):
 
 
 DTYPES = [
-    ("mixed", matmul(typed(torch.float16), typed(torch.float32)), ("float16", "float32", "one dtype")),
+    ("mixed", matmul(typed(torch.float16), typed(torch.float32)), ("float16", "float32", "same dtype")),
     (
         "complex half",
         matmul(typed(torch.complex32), typed(torch.complex32)),
         ("complex32", "complex64", "int8"),
     ),
-    ("complex and real", matmul(typed(torch.complex64), typed(FLOAT)), ("complex64", "float32", "one dtype")),
-    ("mixed complex", matmul(typed(torch.complex64), typed(torch.complex128)), ("complex128", "one dtype")),
+    (
+        "complex and real",
+        matmul(typed(torch.complex64), typed(FLOAT)),
+        ("complex64", "float32", "same dtype"),
+    ),
+    (
+        "mixed complex",
+        matmul(typed(torch.complex64), typed(torch.complex128)),
+        ("complex128", "same dtype"),
+    ),
     (
         "real out_dtype",
         matmul(typed(torch.complex64), typed(torch.complex64), out_dtype=FLOAT),
@@ -110,7 +118,11 @@ DTYPES = [
         matmul(typed(torch.complex64), typed(torch.complex64), out=typed(torch.complex64).conj()),
         ("out", "conjugated"),
     ),
-    ("fp8 and int8", matmul(typed(torch.float8_e4m3fn), typed(torch.int8)), ("e4m3fn", "int8", "one dtype")),
+    (
+        "fp8 and int8",
+        matmul(typed(torch.float8_e4m3fn), typed(torch.int8)),
+        ("e4m3fn", "int8", "same dtype"),
+    ),
     ("int32", matmul(typed(torch.int32), typed(torch.int32)), ("int32", "float16")),
     ("int64", matmul(typed(torch.int64), typed(torch.int64)), ("int64", "float16")),
     ("uint8", matmul(typed(torch.uint8), typed(torch.uint8)), ("uint8", "float16")),

@@ -60,7 +60,7 @@ def test_little_is_left_without_asking(asked, name, call):
         call()
         rows = report.rows
     assert not asked
-    assert rows == report.rows == [(name, False, "so little that the host's time decides", 2)]
+    assert rows == report.rows == [(name, False, "so brief that host time dominates", 2)]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def product_inside():
 def test_where_it_cannot_be_built_that_is_said_once_and_python_decides(monkeypatch):
     monkeypatch.setenv("TRITILE_CROSSING", "1")
     asked = counting(monkeypatch)
-    with pytest.warns(StoreWarning, match=r"40 us a call: .*no compiler of today") as told:
+    with pytest.warns(StoreWarning, match=r"some 40 us: .*no compiler of today") as told:
         reports = [product_inside() for _ in range(2)]
     said = [warning for warning in told if warning.category is StoreWarning]
     assert ([report.taken for report in reports], len(said), len(asked)) == ([1, 1], 1, 1)
@@ -204,7 +204,7 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"crossing\.cpp could not be compiled"):
         building.build()
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("again"))
-    with pytest.warns(StoreWarning, match=r"failed tells why; remove it to try again"):
+    with pytest.warns(StoreWarning, match=r"failed says why; remove it to try again"):
         assert building.library() is None
     assert "false -O2" in building._failed().read_text()
     assert str(building._failed()) in building.state()[1]
@@ -214,10 +214,10 @@ def test_no_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(building.shutil, "which", lambda name: None)
     monkeypatch.setenv("TRITILE_CROSSING", "1")
-    with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler here"):
+    with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler is found"):
         building.build()
     assert not building._failed().exists()  # one may come
-    with pytest.warns(StoreWarning, match=r"no C\+\+ compiler here"):
+    with pytest.warns(StoreWarning, match=r"no C\+\+ compiler is found"):
         assert building.library() is None
     assert building.state()[0] == "no C++ compiler"
 
@@ -264,7 +264,7 @@ def given_away(place):
         (lambda file: file.parent.chmod(0o1777), "others may write to .*library"),
         (given_away, "so belongs to user"),
         (lambda file: given_away(file.parent), "library belongs to user"),
-        (lambda file: file.symlink_to(file.rename(f"{file}.other")), "is no plain file"),
+        (lambda file: file.symlink_to(file.rename(f"{file}.other")), "is not a regular file"),
     ],
 )
 def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, change, reason):
@@ -276,10 +276,10 @@ def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, cha
     building.path().write_bytes(b"code")
     building.path().chmod(0o644)
     change(building.path())
-    with pytest.warns(StoreWarning, match=f"does without .*{reason}"):
+    with pytest.warns(StoreWarning, match=f"runs without .*{reason}"):
         assert building.library() is None
     assert building.state()[0] == "not loaded"
-    with pytest.raises(UnsupportedError, match=f"no library is built: .*{reason}"):
+    with pytest.raises(UnsupportedError, match=f"library is not built: .*{reason}"):
         building.build()
 
 
@@ -316,7 +316,7 @@ def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
     monkeypatch.setattr(building, "FileLock", lambda file, timeout: refuse(file))
     monkeypatch.setattr(building.Path, "exists", refuse)
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
-    with pytest.warns(StoreWarning, match="does without"):
+    with pytest.warns(StoreWarning, match="runs without"):
         assert building.library() is None
 
 

@@ -11,7 +11,7 @@ import triton
 
 import tritile
 from tritile.in_torch import overrides, routes, tally
-from tritile.ops.recall import Ready
+from tritile.ops.memo import Ready
 from tritile.runtime.launch import Launch
 from tritile.runtime.native import NativeLaunch
 

@@ -266,4 +266,6 @@ def test_the_face_of_the_package():
         n for n in tritile.__all__ if callable(getattr(tritile, n)) and not getattr(tritile, n).__doc__
     ]
     assert undocumented == []
+    assert set(dir(tritile)) == {*tritile.__all__, "__version__"}
+    assert set(tritile.__all__) <= set(re.findall(r"\w+", tritile.__doc__)), "help(tritile) begins with these"
     assert (PACKAGE / "py.typed").exists()

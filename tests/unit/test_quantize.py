@@ -187,8 +187,8 @@ WEIGHT = torch.ones(4, 8, dtype=torch.bfloat16)
 WRONG = [
     ((5,), {"bits": 4}, DtypeError, "weight is int '5': wanted a torch.Tensor"),
     ((WEIGHT.double(),), {"bits": 4}, DtypeError, "weight is float64: wanted bfloat16, float16, float32"),
-    ((WEIGHT[0],), {"bits": 4}, ShapeError, r"weight is \(8,\): wanted \(N, K\)"),
-    ((WEIGHT[:0],), {"bits": 4}, ShapeError, r"weight is \(0, 8\): wanted \(N, K\), neither of them 0"),
+    ((WEIGHT[0],), {"bits": 4}, ShapeError, r"weight has shape \(8,\): wanted \(N, K\)"),
+    ((WEIGHT[:0],), {"bits": 4}, ShapeError, r"weight has shape \(0, 8\): wanted \(N, K\), both above 0"),
     ((WEIGHT,), {"bits": 3}, InvalidValueError, r"bits is 3: wanted one of \(4, 8\)"),
     ((WEIGHT,), {"bits": 4.0}, InvalidValueError, r"bits is 4.0: wanted one of \(4, 8\)"),
     ((WEIGHT,), {"bits": 4, "group_size": 48}, InvalidValueError, "group_size is 48: wanted one of"),

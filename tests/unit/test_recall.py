@@ -5,7 +5,7 @@ import torch
 
 import tritile
 from tritile.errors import OverlapError
-from tritile.ops import grouped, recall
+from tritile.ops import grouped, memo
 from tritile.ops.described import Extras, described
 from tritile.ops.groups import Operands
 from tritile.ops.groups import described as described_groups
@@ -25,8 +25,8 @@ def _forgotten():
 def remembered(op, tensors, call, out):
     """A call kept under a key, whose launch records what it is given."""
     given = []
-    recall.remember(("key",), op, lambda *launched: given.append(launched), call, tensors, out)
-    return recall.CALLS[("key",)], given
+    memo.remember(("key",), op, lambda *launched: given.append(launched), call, tensors, out)
+    return memo.CALLS[("key",)], given
 
 
 LINEAR = {"input": f32(3, 5), "weight": f32(7, 5), "bias": f32(7), "residual": f32(3, 7)}
@@ -41,7 +41,7 @@ def test_linear(left_out, turned):
     call = described(x, weight.mT, out, "ieee", Extras(bias=bias, residual=residual))
     assert call.swapped == turned
     ready, given = remembered("linear", tensors, call, out)
-    assert recall.again("linear", ready, tensors, out) is out
+    assert memo.launch_again("linear", ready, tensors, out) is out
     wanted = [x, weight, out] if not turned else [weight, x, out]
     wanted += [t for t in (bias, residual) if t is not None]
     assert all(a is b for a, b in zip(given[0], wanted, strict=True))
@@ -55,7 +55,7 @@ def test_addmm_does_not_pass_what_it_does_not_read(turned, beta):
     out = f32(7, 3).mT if turned else f32(3, 7)
     call = described(a, b, out, "ieee", Extras(bias=added, beta=beta))
     ready, given = remembered("addmm", (added, a, b), call, out)
-    recall.again("addmm", ready, (added, a, b), out)
+    memo.launch_again("addmm", ready, (added, a, b), out)
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
     assert (ready.reaches[0] == 0) == (beta == 0)
 
@@ -71,7 +71,7 @@ def test_scales_turn_with_their_operands(turned, blocks):
     tensors = (a, b, *scales, extras.bias, None)
     call = described(a, b, out, "ieee", extras)
     ready, given = remembered("scaled_matmul", tensors, call, out)
-    recall.again("scaled_matmul", ready, tensors, out)
+    memo.launch_again("scaled_matmul", ready, tensors, out)
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
 
 
@@ -85,7 +85,7 @@ def test_gated_linear(turned, biases):
     call = described(x, gate.mT, out, "ieee", Extras(bias=bias_gate, bias_up=bias_up, up=up.mT))
     assert not call.swapped
     ready, given = remembered("gated_linear", tensors, call, out)
-    recall.again("gated_linear", ready, tensors, out)
+    memo.launch_again("gated_linear", ready, tensors, out)
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
 
 
@@ -100,7 +100,7 @@ def test_zero_points_turn_with_their_operands(turned, which):
     call = described(a, b, out, "ieee", Extras(*scales, zero_a=zero_a, zero_b=zero_b))
     assert call.swapped == turned
     ready, given = remembered("scaled_matmul", tensors, call, out)
-    recall.again("scaled_matmul", ready, tensors, out)
+    memo.launch_again("scaled_matmul", ready, tensors, out)
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
 
 
@@ -116,10 +116,10 @@ def test_groups(columns, scaled):
     call = described_groups(of, out, "ieee")
     assert call.swapped == columns
     ready, given = remembered("grouped_matmul", of, call, out)
-    recall.again("grouped_matmul", ready, of, out)
+    memo.launch_again("grouped_matmul", ready, of, out)
     assert [t.data_ptr() for t in given[0]] == [t.data_ptr() for t in call.tensors]
     with pytest.raises(OverlapError, match="grouped_matmul: out overlaps b"):
-        recall.again("grouped_matmul", ready, of._replace(b=out), out)
+        memo.launch_again("grouped_matmul", ready, of._replace(b=out), out)
 
 
 def test_an_output_elsewhere_is_checked_anew():
@@ -128,26 +128,26 @@ def test_an_output_elsewhere_is_checked_anew():
     out = f32(3, 7)
     call = described(x, weight.mT, out, "ieee", Extras(bias=bias, residual=residual))
     ready, given = remembered("linear", tensors, call, out)
-    recall.again("linear", ready, tensors, residual)  # in place
+    memo.launch_again("linear", ready, tensors, residual)  # in place
     memory = f32(40)
     inside = memory[:15].view(3, 5), memory[10:31].view(3, 7)
     with pytest.raises(OverlapError, match="linear: out overlaps input"):
-        recall.again("linear", ready, (inside[0], *tensors[1:]), inside[1])
+        memo.launch_again("linear", ready, (inside[0], *tensors[1:]), inside[1])
     over = memory[:21].view(3, 7), memory[7:28].view(3, 7)
     with pytest.raises(OverlapError, match="linear: out overlaps residual"):
-        recall.again("linear", ready, (*tensors[:3], over[0]), over[1])
+        memo.launch_again("linear", ready, (*tensors[:3], over[0]), over[1])
     assert len(given) == 1
 
 
 def test_what_cannot_be_remembered_is_not():
     """Other types, words that no key holds, lazy negation."""
     x = f32(3, 5)
-    assert recall.met("linear", x, (x, 3), None, ()) == (None, None)
-    assert recall.met("linear", None, (None, None), None, ([],)) == (None, None)
+    assert memo.look_up("linear", x, (x, 3), None, ()) == (None, None)
+    assert memo.look_up("linear", None, (None, None), None, ([],)) == (None, None)
     negated = torch.complex(x, x).conj().imag
     call = described(x, f32(5, 7), f32(3, 7), "ieee")
-    recall.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
-    assert recall.CALLS == {}
+    memo.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}
 
 
 PLACES = {
@@ -164,33 +164,33 @@ PLACES = {
 def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
     plain = {"conj": PLACES["conj"].conj(), "neg": torch.view_as_real(PLACES["conj"].conj())[..., 1]}
     other, same = PLACES[which], plain.get(which, f32(3, 5))
-    one, again = (recall.met("linear", x, (x,), None, ())[0] for x in (same, same.detach()))
-    assert one == again != recall.met("linear", other, (other,), None, ())[0]
+    one, again = (memo.look_up("linear", x, (x,), None, ())[0] for x in (same, same.detach()))
+    assert one == again != memo.look_up("linear", other, (other,), None, ())[0]
 
 
 @pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
 def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
     offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
     of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
-    monkeypatch.setattr(grouped, "_first", lambda *args: keys.append(args[-1]))
+    monkeypatch.setattr(grouped, "_run_unprepared", lambda *args: keys.append(args[-1]))
     for asked in ((None, None), words, words):
-        grouped.eager(of, None, *asked)
+        grouped.eager(*of, None, *asked)
     assert keys[0] != keys[1] == keys[2]
 
 
 def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
     found = []
     for setting in ("ieee", "tf32"):
-        monkeypatch.setattr(recall, "default_precision", lambda setting=setting: setting)
-        found.append([recall.met("linear", x, (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
+        monkeypatch.setattr(memo, "default_precision", lambda setting=setting: setting)
+        found.append([memo.look_up("linear", x, (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
     assert found[0][0] != found[1][0]
     assert found[0][1] == found[1][1]
 
 
 def test_a_stopgap_is_not_kept(monkeypatch):
     """As mode "tune" takes one while a graph is captured."""
-    monkeypatch.setattr(recall, "lasting", lambda: False)
+    monkeypatch.setattr(memo, "may_be_kept", lambda: False)
     x = f32(3, 5)
     call = described(x, f32(5, 7), f32(3, 7), "ieee")
-    recall.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
-    assert recall.CALLS == {}
+    memo.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}

@@ -16,8 +16,8 @@ from tests.attention import assert_attention
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.core import settings
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.in_torch import overrides, routes, state
-from tritile.ops import recall
+from tritile.in_torch import deciding, overrides, routes, state
+from tritile.ops import memo
 from tritile.planning.beside import Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
@@ -124,17 +124,20 @@ def overlapping():
 
 
 LEFT = [
-    ("int64 is torch's", lambda: torch.ones(3, 3, dtype=torch.int64) @ torch.ones(3, 3, dtype=torch.int64)),
-    ("complex64 is torch's", lambda: A.to(torch.complex64) @ B.to(torch.complex64)),
+    (
+        "int64 is not supported",
+        lambda: torch.ones(3, 3, dtype=torch.int64) @ torch.ones(3, 3, dtype=torch.int64),
+    ),
+    ("complex64 is not supported", lambda: A.to(torch.complex64) @ B.to(torch.complex64)),
     ("no elements", lambda: A[:0] @ B),
     ("no elements", lambda: torch.addmm(C, A[:, :0], B[:0])),
     ("out shares memory with an input", overlapping),
-    ("out is to be resized, or overlaps itself", lambda: torch.mm(A, B, out=torch.empty(0))),
+    ("out needs to be resized, or overlaps itself", lambda: torch.mm(A, B, out=torch.empty(0))),
     (
-        "lazily negated or conjugated, or of a format of its own",
+        "lazily negated or conjugated, or an unsupported memory format",
         lambda: neg(X).permute(1, 0, 3, 2).contiguous(),
     ),
-    ("no dimension changes its place", lambda: X.clone(memory_format=torch.contiguous_format)),
+    ("the order of dimensions stays the same", lambda: X.clone(memory_format=torch.contiguous_format)),
 ]
 
 
@@ -179,8 +182,8 @@ def test_lazy_negation_and_strides_that_are_repeated():
 
 def test_what_lies_elsewhere_within_16_bytes_is_decided_apart(monkeypatch):
     """Kernels are compiled for addresses that are, or are not, whole 16 bytes."""
-    decided, product = [], routes._product
-    monkeypatch.setattr(routes, "_product", lambda *given: decided.append(given) or product(*given))
+    decided, product = [], routes.decide_product
+    monkeypatch.setattr(routes, "decide_product", lambda *given: decided.append(given) or product(*given))
     memory, out = f(128), torch.zeros(64)
 
     def at(memory, first, *shape):
@@ -213,7 +216,7 @@ def test_a_subclass_is_as_its_memory_unless_it_says_what_operations_do():
     assert torch.equal(left.as_subclass(torch.Tensor), A @ B)
     assert [row.why for row in report.rows] == [
         "policy always",
-        "a subclass of torch.Tensor that says itself what operations do",
+        "a subclass of torch.Tensor with a __torch_dispatch__ of its own",
     ]
 
 
@@ -512,16 +515,16 @@ def test_reports_tell_calls_reasons_and_problems():
         A[:0] @ B
         F.linear(A, B.mT, D)
     assert repr(report).splitlines() == [
-        "tritile in torch: 4 calls taken, 1 left",
-        "  mm     taken  3  policy always",
-        "  addmm  taken  1  policy always",
-        "  mm     left   1  no elements",
+        "tritile in torch: 4 calls handled, 1 passed through",
+        "  mm     handled         3  policy always",
+        "  addmm  handled         1  policy always",
+        "  mm     passed through  1  no elements",
     ]
     assert [tuple(row) for row in report.problems["5x3x7 NN float32 ieee"]] == [
         ("mm", True, "policy always", 3)
     ]
     html = report._repr_html_()
-    assert "4 calls taken, 1 left" in html
+    assert "4 calls handled, 1 passed through" in html
     assert html.count("<tr>") == 4
 
 
@@ -594,10 +597,10 @@ def launched(monkeypatch):
     def fresh(shape, strides, dtype, device):
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-    monkeypatch.setattr(routes, "on_host", lambda tensor: False)
-    monkeypatch.setattr(routes, "prepared", prepare)
-    monkeypatch.setattr(recall, "fresh", fresh)
-    monkeypatch.setattr(routes, "Launch", types.FunctionType)
+    monkeypatch.setattr(deciding, "on_host", lambda tensor: False)
+    monkeypatch.setattr(deciding, "prepared", prepare)
+    monkeypatch.setattr(memo, "new_output", fresh)
+    monkeypatch.setattr(deciding, "Launch", types.FunctionType)
     routes._memo.clear()  # of what other tests decided
     yield prepared, launches
     routes._memo.clear()
@@ -654,7 +657,7 @@ def test_a_problem_that_nothing_runs_is_left(launched, monkeypatch):
     def fail(call):
         raise UnsupportedError("no config runs it")
 
-    monkeypatch.setattr(routes, "prepared", fail)
+    monkeypatch.setattr(deciding, "prepared", fail)
     with switch() as report:
         got = A @ B
     assert torch.equal(got, A @ B)
@@ -662,12 +665,12 @@ def test_a_problem_that_nothing_runs_is_left(launched, monkeypatch):
 
 
 def test_what_is_short_is_taken_in_a_capture_or_without_python(launched, monkeypatch):
-    monkeypatch.setattr(routes, "_judged", lambda policy, call: Judgement(True, "short", captured=True))
-    call = routes._described((A, B), (1, 1), torch.empty(5, 3), "ieee")
+    monkeypatch.setattr(deciding, "_judged", lambda policy, call: Judgement(True, "short", captured=True))
+    call = routes.describe_product((A, B), (1, 1), torch.empty(5, 3), "ieee")
     for capturing in (False, True):
-        monkeypatch.setattr(routes, "_capturing", lambda capturing=capturing: capturing)
+        monkeypatch.setattr(deciding, "capturing", lambda capturing=capturing: capturing)
         for quick in (False, True):
-            verdict = routes._decided("mm", "expected", call, lambda: None, quick).verdict
+            verdict = deciding._decide("mm", "expected", call, lambda: None, quick).verdict
             assert verdict.taken == (capturing or quick)
 
 
@@ -687,7 +690,7 @@ def test_little_is_left_at_a_glance_but_where_captured(monkeypatch):
         )
 
     entry, weight = state.Entry("expected"), on_gpu(4096, 4096)
-    monkeypatch.setattr(routes, "_capturing", lambda: False)
+    monkeypatch.setattr(routes, "capturing", lambda: False)
     assert routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
     assert routes.brief_product("addmm", entry, (on_gpu(4096), on_gpu(1, 4096), weight))
     assert routes.brief_copy(entry, on_gpu(8, 512))
@@ -697,7 +700,7 @@ def test_little_is_left_at_a_glance_but_where_captured(monkeypatch):
     assert not routes.brief_product("mm", entry, (on_gpu(4096), weight))  # which torch refuses itself
     assert not routes.brief_copy(entry, on_gpu(1024, 1024))
     assert not routes.brief_product("mm", state.Entry("always"), (on_gpu(16, 4096), weight))
-    monkeypatch.setattr(routes, "_capturing", lambda: True)
+    monkeypatch.setattr(routes, "capturing", lambda: True)
     assert not routes.brief_product("mm", entry, (on_gpu(16, 4096), weight))
     assert not routes.brief_copy(entry, on_gpu(8, 512))
     assert entry.report.left == 3

@@ -73,10 +73,10 @@ def test_operators_have_the_names_of_their_functions(function):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: tritile.mm(A, B[:, 0]), ("mm: mat2 is (4,)", "2 dimensions")),
-        (lambda: tritile.mm(BATCHES[1], BATCHES[2]), ("mm: input is (2, 3, 4)", "2 dimensions")),
-        (lambda: tritile.mm(A, A), ("mm: input is (3, 4) and mat2 (3, 4)", "(M, K) and (K, N)")),
-        (lambda: tritile.bmm(A, B), ("bmm: input is (3, 4)", "3 dimensions")),
+        (lambda: tritile.mm(A, B[:, 0]), ("mm: mat2 has shape (4,)", "2 dimensions")),
+        (lambda: tritile.mm(BATCHES[1], BATCHES[2]), ("mm: input has shape (2, 3, 4)", "2 dimensions")),
+        (lambda: tritile.mm(A, A), ("mm: input has shape (3, 4) and mat2 (3, 4)", "(M, K) and (K, N)")),
+        (lambda: tritile.bmm(A, B), ("bmm: input has shape (3, 4)", "3 dimensions")),
         (lambda: tritile.bmm(BATCHES[1], BATCHES[2][:1]), ("(2, 3, 4) and mat2 (1, 4, 5)", "(B, K, N)")),
         (lambda: tritile.bmm(BATCHES[1], BATCHES[1]), ("(2, 3, 4) and mat2 (2, 3, 4)", "(B, M, K)")),
     ],

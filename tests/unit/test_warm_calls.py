@@ -11,6 +11,7 @@ from tritile.errors import GradientError, OverlapError
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
+from tritile.ops import products
 
 
 class Calls(list):
@@ -26,10 +27,11 @@ def first_calls(monkeypatch):
 
     calls = Calls()
     calls.launch = launch
-    for module in (matmul_op, permute_op, linear_op):
+    for module in (products, permute_op, linear_op):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
         monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
-        monkeypatch.setattr(module, "fresh", lambda shape, *rest: torch.empty(shape))
+    for module in (matmul_op, permute_op, linear_op):
+        monkeypatch.setattr(module, "new_output", lambda shape, *rest: torch.empty(shape))
     monkeypatch.setattr(permute_op, "Launch", type(launch))
     tritile.forget()
     yield calls

@@ -1,4 +1,4 @@
-"""torch's own calls made by tritile where it is expected to win: kernels for aten, and who decides."""
+"""Compute torch's own calls by tritile where that is expected to be faster."""
 
 from tritile.in_torch.report import Report
 from tritile.in_torch.use import use_in_torch

@@ -1,8 +1,8 @@
-"""The library of `crossing.cpp`: built by a C++ compiler, for one version of torch and of Python, and kept.
+"""Build the C++ dispatch library, `crossing.cpp`, for one version of torch and of Python, and keep it.
 
-It lies in tritile's cache, in a folder that only this user may write to. The first process that wants it
-builds it, and others wait for that, so that all of them go by the same. Where there is no compiler, or others
-could have written what lies there, a process does without, and says so once.
+It lies in tritile's cache, in a folder that only this user may write to. The first process that needs it
+builds it; others wait, so that all use the same one. A process runs without it, and warns once, where there
+is no compiler or where others could have written the file.
 """
 
 import functools
@@ -31,7 +31,7 @@ _FOLDER: Final = importlib.resources.files("tritile.in_torch")
 _SOURCES: Final = tuple(_FOLDER / name for name in ("crossing.cpp", "known.h", "launch.h", "tally.h"))
 _TORCH: Final = Path(torch.__file__).parent
 _OPTIONS: Final = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
-_SECONDS: Final = 300  # for a compiler, which takes 10 on a machine of today
+_SECONDS: Final = 300  # for the compiler, which takes about 10
 
 
 def _compiler() -> str | None:
@@ -57,12 +57,12 @@ def _name() -> str:
 
 
 def path() -> Path:
-    """Where the library lies, or is to lie: by its source, torch, Python and the processor."""
+    """Return the path of the library, which depends on its source, torch, Python and the machine."""
     return cache_dir() / "library" / _name()
 
 
 def _failed() -> Path:
-    """Where it lies that this compiler could not build it, how and why, so that nobody tries again."""
+    """Return the path of the note that this compiler could not build the library, so that nobody retries."""
     compiler = hashlib.sha256((_compiler() or "").encode()).hexdigest()[:8]
     return path().with_suffix(f".{compiler}.failed")
 
@@ -70,43 +70,47 @@ def _failed() -> Path:
 def _is_there(file: Path) -> bool:
     try:
         return file.exists()
-    except OSError:  # in a folder that may not be looked into
+    except OSError:  # in a folder that this user may not read
         return False
 
 
 def _made(folder: Path) -> None:
-    """Make the library's folder: what is loaded from it is code, so that others may not write to it."""
+    """Make the library's folder. Others may not write to it, as code is loaded from it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _distrusted(there: Path) -> str:
-    """Why a library that lies there is not to be loaded, "" where only this user or root could write it."""
-    for place in (there.parent, there):
+    """Return why this library must not be loaded, "" where only this user or root could write it."""
+    for file in (there.parent, there):
         try:
-            found = place.lstat() if place is there else place.stat()
-        except OSError:  # nothing is there, or not for this user
+            found = file.lstat() if file is there else file.stat()
+        except OSError:  # nothing is there, or this user may not look
             continue
         if found.st_uid not in (os.geteuid(), 0):
-            return f"{place} belongs to user {found.st_uid}"
-        if place is there and not stat.S_ISREG(found.st_mode):
-            return f"{place} is no plain file"
+            return f"{file} belongs to user {found.st_uid}"
+        if file is there and not stat.S_ISREG(found.st_mode):
+            return f"{file} is not a regular file"
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others may write to {place}"
+            return f"others may write to {file}"
     return ""
 
 
 def build(wait_s: float = _SECONDS) -> Path:
-    """Build the library, if it is not there; where it lies.
+    """Build the library unless it exists; return its path.
 
-    Raises UnsupportedError where there is no compiler, it fails, or others may write to the folder, OSError
-    where the cache cannot be written, and filelock.Timeout where another process has been building for longer
-    than `wait_s` seconds.
+    Args:
+        wait_s: seconds to wait for another process that is building it.
+
+    Raises:
+        UnsupportedError: there is no compiler, the compiler fails, or others may write to the folder.
+        OSError: the cache cannot be written.
+        filelock.Timeout: another process is still building after `wait_s` seconds.
     """
     there = path()
     _made(there.parent)
     reason = _distrusted(there)
     if reason:
-        raise UnsupportedError(f"no library is built: {reason}")
+        raise UnsupportedError(f"the C++ library is not built: {reason}")
     with FileLock(there.with_suffix(".lock"), timeout=wait_s):
         if not there.exists():
             with tempfile.TemporaryDirectory(dir=there.parent, prefix="crossing-") as scratch:
@@ -120,13 +124,13 @@ def build(wait_s: float = _SECONDS) -> Path:
 def _compile(made: Path) -> None:
     compiler = _compiler()
     if compiler is None:
-        raise UnsupportedError("there is no C++ compiler here: install g++ or clang++, or name one in CXX")
+        raise UnsupportedError("no C++ compiler is found: install g++ or clang++, or name one in CXX")
     command = _command(compiler, made)
     try:
         run = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
         )
-    except (OSError, subprocess.SubprocessError) as error:  # as time ran out: another day it may do
+    except (OSError, subprocess.SubprocessError) as error:  # a timeout too: without a note, others retry
         raise UnsupportedError(f"{compiler} could not be run: {brief(error)}") from error
     why = f"exit status {run.returncode} {run.stderr[-2000:]}"
     if run.returncode == 0:
@@ -135,7 +139,7 @@ def _compile(made: Path) -> None:
             return
         except (OSError, AttributeError) as error:
             why = brief(error)
-    if run.returncode >= 0:  # below, it was killed
+    if run.returncode >= 0:  # negative: it was killed
         _failed().write_text(f"{shlex.join(command)}\n{why}\n")
     raise UnsupportedError(f"{_SOURCES[0].name} could not be compiled: {why}")
 
@@ -146,41 +150,41 @@ _REFUSALS: Final = (UnsupportedError, OSError, AttributeError, ValueError, NotIm
 
 @functools.cache
 def _obtained(there: Path) -> Crossing | None:
-    """Load the library, built first where it is not there; None, with a StoreWarning, where that fails."""
+    """Load the library, built first where it does not exist; None, with a StoreWarning, where that fails."""
     try:
         if not _is_there(there):
             if _is_there(_failed()):
-                raise UnsupportedError(f"{_failed()} tells why; remove it to try again")
+                raise UnsupportedError(f"{_failed()} says why; remove it to try again")
             build()
         reason = _distrusted(there)
         if not reason:
             return Crossing(there)
     except _REFUSALS as error:
         reason = brief(error)
-    without = "Python decides every time, some 40 us a call"
-    text = f"use_in_torch does without its library in C++ ({there}), so that {without}: {reason}"
+    cost = "Python decides about every call, which takes some 40 us"
+    text = f"use_in_torch runs without its C++ library ({there}), so that {cost}: {reason}"
     warnings.warn(text, StoreWarning, stacklevel=3)
     return None
 
 
 def state() -> tuple[str, str]:
-    """What there is of the library, and what to do about that, "" where there is nothing to do."""
+    """Return the state of the library and what to do about it, "" where there is nothing to do."""
     if not wants_crossing():
         return "not wanted", "TRITILE_CROSSING is 0"
     reason = _distrusted(path())
     if reason:
-        return "not loaded", f"{reason}: remove it, and only you may write to the next"
+        return "not loaded", f"{reason}: remove it; only you may write to the one that replaces it"
     if _is_there(path()):
         return "built", ""
     if _is_there(_failed()):
-        return "could not be built", f"{_failed()} tells why; remove it to try again"
+        return "could not be built", f"{_failed()} says why; remove it to try again"
     if _compiler() is None:
-        return "no C++ compiler", "with g++ or clang++ calls that use_in_torch leaves take less time"
-    return "not built", "the first use_in_torch builds it, or tritile build"
+        return "no C++ compiler", "with g++ or clang++, calls that use_in_torch passes through cost less"
+    return "not built", "the first use_in_torch builds it, or `tritile build`"
 
 
 def library() -> Crossing | None:
-    """Return the library, which is built first where it is not there: 10 seconds, once a machine.
+    """Return the library. The first call on a machine builds it, in about 10 seconds.
 
     None where `TRITILE_CROSSING` is 0; and, with a StoreWarning, where it cannot be built or loaded.
     """

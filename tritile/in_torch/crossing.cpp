@@ -1,7 +1,7 @@
-// Kernels at aten's operators that go on to torch's kernel, or launch tritile's, without asking Python.
+// The C++ dispatch library: kernels at aten's operators that call torch's kernel, or launch tritile's, without Python.
 //
-// What `tritile.in_torch.crossing` builds and calls. Python is asked of calls that are met for the first time,
-// and of those that ask for care: see `Crossing::operator()`.
+// `tritile.in_torch.building` builds it and `tritile.in_torch.crossing` calls it. Python decides about calls that are
+// met for the first time, and about those that need care: see `Crossing::operator()`.
 
 #include <Python.h>
 
@@ -31,28 +31,28 @@ struct Limits {
 
 Limits limits;
 std::atomic<Tally*> everywhere{nullptr};
-const int64_t* contexts = nullptr;  // how many of tritile's contexts are open, which say how calls are made
-PyObject* hooks[2] = {nullptr, nullptr};  // lists of who is told of launches, by Triton's launcher
+const int64_t* contexts = nullptr;  // the number of open contexts of tritile, which change how calls are made
+PyObject* hooks[2] = {nullptr, nullptr};  // Triton's lists of launch hooks
 Table table;
 
-// As `tritile.in_torch.routes.brief_product`, of batches.
+// As `tritile.in_torch.routes.brief_product`, for batches.
 bool brief_product(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() >= 2 && a.size(-2) <= limits.rows && b.numel() <= limits.elements && on_default_stream(a);
 }
 
-// As `tritile.in_torch.routes.brief_copy`; and copies that keep the order of dimensions, which no switch takes.
+// As `tritile.in_torch.routes.brief_copy`. Copies that keep the order of dimensions are brief too: none is handled.
 bool brief_copy(const at::Tensor& x) {
   return static_cast<int64_t>(x.nbytes()) <= limits.bytes && on_default_stream(x);
 }
 
-// Whether only Python's launch will do: a profiler listens, or torch fills what it allocates.
+// Tells whether Python must launch: a profiler listens, or torch fills what it allocates.
 bool wants_python() {
   const at::Context& context = at::globalContext();
   const bool fills = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
   return fills || PyList_GET_SIZE(hooks[0]) || PyList_GET_SIZE(hooks[1]);
 }
 
-// The bytes from the first element of a tensor to behind its last.
+// Returns the address range from a tensor's first element to the end of its last.
 std::pair<uintptr_t, uintptr_t> span_of(const at::Tensor& tensor) {
   const auto start = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   int64_t last = 0;
@@ -71,8 +71,8 @@ bool overlaps(const at::Tensor& one, const at::Tensor& other) {
 struct Operator {
   const char* name;
   const char* overload;
-  int call;   // whose slot counts what is left at a glance
-  int first;  // where factors begin among the arguments: -1 for a copy
+  int call;   // the slot that counts brief calls
+  int first;  // index of the first factor among the arguments: -1 for a copy
   bool batched;
 
   bool copies() const {
@@ -114,7 +114,7 @@ class Crossing final : public c10::OperatorKernel {
     }
     Key key;
     if (asked == kPython || *contexts != 0 || !key_of(asked, values, key)) {
-      table.drop();  // what waits is of a call around this one
+      table.drop();  // the pending key belongs to an enclosing call
       return python_.callBoxed(op, keys, stack);
     }
     const auto known = table.find(key);
@@ -158,7 +158,7 @@ class Crossing final : public c10::OperatorKernel {
   }
 
   bool key_of(int64_t asked, c10::ArrayRef<c10::IValue> values, Key& key) const {
-    const at::Tensor& last = values[op_.first + 1].toTensor();  // the second factor, or what is copied
+    const at::Tensor& last = values[op_.first + 1].toTensor();  // the second factor, or the source of a copy
     if (!on_default_stream(last)) {
       return false;
     }
@@ -173,7 +173,7 @@ class Crossing final : public c10::OperatorKernel {
     return true;
   }
 
-  // The result; none where Python is to do it.
+  // Returns the result; undefined where Python must compute it.
   at::Tensor launched(const Launch& launch, c10::ArrayRef<c10::IValue> values) const {
     if (wants_python()) {
       return {};
@@ -201,7 +201,7 @@ class Crossing final : public c10::OperatorKernel {
   bool out_;
 };
 
-// What stood at a dispatch key before Python's kernels were put there.
+// Holds the kernels at a dispatch key before Python's were registered.
 struct Before {
   c10::DispatchKey key;
   std::vector<c10::SafeKernelFunction> kernels;
@@ -214,7 +214,7 @@ c10::SafeKernelFunction kernel_at(const Operator& op, c10::DispatchKey key) {
       .getComputedKernelForDispatchKey(key);
 }
 
-// That one kernel stands where another stood is what is wanted.
+// Silences the warning that a kernel replaces another, which is the purpose here.
 struct Silence final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -235,7 +235,7 @@ auto guarded(Function function) -> decltype(function()) {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// What the last call that gave null failed of.
+// Returns why the last call that returned null failed.
 EXPORTED const char* tritile_failure() {
   return failure.c_str();
 }
@@ -244,9 +244,9 @@ EXPORTED void tritile_limits(int64_t rows, int64_t elements, int64_t bytes) {
   limits = {rows, elements, bytes};
 }
 
-// What is given to the following three lives for good.
+// The arguments of the following three functions are never freed.
 //
-// The driver's cuLaunchKernelEx and cuTensorMapReplaceAddress.
+// Sets the driver's cuLaunchKernelEx and cuTensorMapReplaceAddress.
 EXPORTED void tritile_driver(void* launch, void* replace) {
   driver = {reinterpret_cast<decltype(driver.launch)>(launch), reinterpret_cast<decltype(driver.replace)>(replace)};
 }
@@ -262,7 +262,7 @@ EXPORTED void tritile_hooks(PyObject* before, PyObject* after) {
   hooks[1] = after;
 }
 
-// The switch of all threads: a bytearray, or None. It lives for good, as another thread may be reading it.
+// Sets the tally of the override of all threads: a bytearray, or None. Never freed: another thread may be reading it.
 EXPORTED void tritile_everywhere(PyObject* tally) {
   Tally* found = nullptr;
   if (tally != Py_None) {
@@ -272,7 +272,7 @@ EXPORTED void tritile_everywhere(PyObject* tally) {
   everywhere.store(found, std::memory_order_release);
 }
 
-// To be called before Python's kernels are registered at the key; null where it fails.
+// Call before Python's kernels are registered at the key. Returns null on failure.
 EXPORTED void* tritile_before(const char* key) {
   return guarded([&]() -> void* {
     auto before = std::make_unique<Before>();
@@ -284,7 +284,7 @@ EXPORTED void* tritile_before(const char* key) {
   });
 }
 
-// To be called after: the same pointer, null where it fails.
+// Call after that, with the pointer from `tritile_before`. Returns the same pointer, null on failure.
 EXPORTED void* tritile_cross(void* given) {
   return guarded([&]() -> void* {
     auto* before = static_cast<Before*>(given);
@@ -304,22 +304,22 @@ EXPORTED void* tritile_cross(void* given) {
   });
 }
 
-// Takes the kernels away again; what stood there when they came is there.
+// Removes the kernels, which uncovers those that were registered before.
 EXPORTED void tritile_uncross(void* given) {
   delete static_cast<Before*>(given);
 }
 
-// A launch out of words, which lives for good; null where they are none.
+// Makes a launch, which is never freed, from words. Returns null where they are invalid.
 EXPORTED const void* tritile_launch(const int64_t* words, int64_t count) {
   return guarded([&]() -> const void* { return Words(words, count).launch().release(); });
 }
 
-// Whether a call that Python is deciding in this thread waits to become known.
+// Tells whether the call that Python is deciding in this thread can be learnt.
 EXPORTED bool tritile_waits() {
   return table.waits();
 }
 
-// It does: calls like it count at this slot and go by this launch, or by torch's kernel where that is null.
+// Learns it: calls like it count at this slot and use this launch, or torch's kernel where that is null.
 EXPORTED void tritile_learn(int slot, const void* launch) {
   table.learn(slot, static_cast<const Launch*>(launch));
 }

@@ -1,7 +1,7 @@
-"""`crossing.cpp`: kernels at aten's operators that leave, or launch, calls met before without Python.
+"""Load the C++ dispatch library, `crossing.cpp`, whose kernels handle known calls without Python.
 
-From C++ to Python and back takes 3 to 4 us of a product, which is much of what torch takes for a small one;
-to look it up and launch it there takes as much again.
+Going from C++ to Python and back takes 3 to 4 us of a product, much of what torch takes for a small one.
+Looking the call up and launching it there takes as long again.
 """
 
 import ctypes
@@ -11,13 +11,13 @@ import triton
 
 from tritile.core.settings import CONTEXTS
 from tritile.in_torch.tally import Verdict, slot_of
-from tritile.ops.recall import Ready
+from tritile.ops.memo import Ready
 from tritile.runtime.launch import Launch
 from tritile.runtime.native import entry_points
 
 
 def _hooks() -> tuple[list[object], list[object]]:
-    """Who is told of launches by Triton's own launcher: lists, which are empty where nobody is."""
+    """Return Triton's lists of launch hooks, which are empty where nobody listens."""
     runtime, nobody_knows = triton.knobs.runtime, [None]
     chains = (runtime.launch_enter_hook, runtime.launch_exit_hook)
     before, after = (getattr(chain, "calls", nobody_knows) for chain in chains)
@@ -25,10 +25,10 @@ def _hooks() -> tuple[list[object], list[object]]:
 
 
 class Crossing:
-    """The library, loaded."""
+    """Hold the loaded C++ dispatch library."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or AttributeError for a file that is no such library."""
+        """Load the library. Raise OSError or AttributeError for any other file."""
         self._library = library = ctypes.PyDLL(str(path.absolute()))
         library.tritile_failure.restype = ctypes.c_char_p
         library.tritile_limits.argtypes = (ctypes.c_int64,) * 3
@@ -50,7 +50,7 @@ class Crossing:
         library.tritile_hooks(*self._hooks)
         library.tritile_contexts(ctypes.addressof(CONTEXTS))
         library.tritile_driver(*(entry_points() or (None, None)))
-        # What kernels are launched by, for good: another thread may be launching what was forgotten.
+        # Launches by the id of a Ready. They are never freed: another thread may be using a forgotten one.
         self._launches: dict[int, tuple[Ready, int]] = {}
 
     def _checked(self, pointer: int | None) -> int:
@@ -59,19 +59,19 @@ class Crossing:
         return pointer
 
     def limit(self, rows: int, elements: int, bytes: int) -> None:
-        """What is brief: a product of so many rows by so many elements, a copy of so many bytes."""
+        """Set which calls are brief: a product of at most `rows` by `elements`, a copy of at most `bytes`."""
         self._library.tritile_limits(rows, elements, bytes)
 
     @property
     def waits(self) -> bool:
-        """Whether the call that is being decided in this thread is of a kind that may be learnt."""
+        """Tell whether the call that Python is deciding in this thread is of a kind that can be learnt."""
         return bool(self._library.tritile_waits())
 
     def learn(self, verdict: Verdict, ready: Ready | None) -> None:
-        """Have calls like the one that is being decided in this thread come to this without Python.
+        """Give all calls like the one being decided in this thread this verdict, without Python.
 
-        `ready` is how they are launched, None for those that are left. Nothing happens where the call is of
-        a kind that C++ does not know, all slots are taken, or Triton's own launcher is wanted.
+        `ready` is how to launch them, None for calls that are passed through. Nothing happens where C++ does
+        not know calls of this kind, all slots are in use, or Triton's own launcher is needed.
         """
         if not self.waits:
             return
@@ -96,26 +96,26 @@ class Crossing:
         return kept[1]
 
     def forget(self) -> None:
-        """Ask Python again of every call."""
+        """Ask Python again about every call."""
         self._library.tritile_forget()
 
     @property
     def known(self) -> int:
-        """How many kinds of calls are known."""
+        """Return the number of kinds of calls that are known."""
         return int(self._library.tritile_known())
 
     def everywhere(self, tally: bytearray | None) -> None:
-        """The tally of the switch of all threads, which lives for good: another thread may be reading it."""
+        """Set the tally of the override of all threads; never freed, as another thread may be reading it."""
         self._library.tritile_everywhere(tally)
 
     def before(self, key: str) -> int:
-        """Note torch's kernels at a dispatch key: to be called before others are put there."""
+        """Note torch's kernels at a dispatch key, before others are registered there. Return a handle."""
         return self._checked(self._library.tritile_before(key.encode()))
 
     def cross(self, before: int) -> None:
-        """Put kernels there, above those that came since `before`."""
+        """Register the library's kernels above those that were registered since `before`."""
         self._checked(self._library.tritile_cross(before))
 
     def uncross(self, before: int) -> None:
-        """Take them away."""
+        """Remove the library's kernels."""
         self._library.tritile_uncross(before)

@@ -1,7 +1,7 @@
-// Calls that Python has decided: what tells one kind from another, and what becomes of it.
+// The table of decided calls: the key of each kind of call, and its verdict.
 //
-// A call that is not known goes to Python with its key put by; Python, once it has decided, tells what becomes
-// of calls of that key.
+// A call that is not in the table goes to Python, its key pending. Python sets the verdict for that
+// key once it has decided.
 
 #pragma once
 
@@ -33,8 +33,8 @@ inline size_t hash_of(const Key& key) {
   return hash;
 }
 
-// As `tritile.in_torch.routes._seen`. False for a tensor without dense memory, as where its storage was resized
-// to nothing, or whose class dispatches.
+// As `tritile.in_torch.routes._key_of`. Returns false for a tensor without dense memory, such as one whose storage was
+// resized to nothing, or whose class has a __torch_dispatch__.
 inline bool describe(const at::Tensor& tensor, Key& key) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage() ||
       tensor.key_set().has(c10::DispatchKey::Python) || !tensor.unsafeGetTensorImpl()->storage_initialized()) {
@@ -51,7 +51,7 @@ inline bool describe(const at::Tensor& tensor, Key& key) {
   return true;
 }
 
-// False for what is neither a tensor, a whole or floating number, nor a memory format.
+// Returns false for anything but a tensor, an integer, a floating-point number or a memory format.
 inline bool describe(const c10::IValue& value, Key& key) {
   if (value.isTensor()) {
     return describe(value.toTensor(), key);
@@ -61,7 +61,7 @@ inline bool describe(const c10::IValue& value, Key& key) {
     const double number = value.toDouble();
     std::memcpy(&bits, &number, sizeof bits);
     key.append({1, bits});
-  } else if (value.isInt()) {  // memory formats too
+  } else if (value.isInt()) {  // also memory formats
     key.append({2, value.toInt()});
   } else {
     return false;
@@ -77,7 +77,7 @@ inline bool is_tf32() {
 struct Known {
   Key key;
   int slot;
-  const Launch* launch;  // null where torch's kernel does it; it stays for good
+  const Launch* launch;  // never freed; null where calls are passed through to torch's kernel
 };
 
 class Table {
@@ -93,7 +93,7 @@ class Table {
     return nullptr;
   }
 
-  // What is put by before a forgetting is of no use after it.
+  // A key that is pending when the table is cleared is not learnt afterwards.
   void put_by(Key key) {
     pending() = Pending{epoch(), std::move(key)};
   }
@@ -106,7 +106,7 @@ class Table {
     return pending().has_value();
   }
 
-  // Of the call that Python is deciding in this thread, if one was put by.
+  // Sets the verdict of the call that Python is deciding in this thread, if its key is pending.
   void learn(int slot, const Launch* launch) {
     if (!pending()) {
       return;

@@ -1,7 +1,7 @@
-// A call's kernels with every argument but the addresses of its tensors, launched through the driver.
+// A call's kernels with every argument except the addresses of its tensors, launched through the driver.
 //
-// The same as `tritile.runtime.launch.Launch` and `tritile.runtime.native.NativeLaunch`, which say what all of this is, on the
-// default stream. `tritile.in_torch.crossing` hands it over.
+// The same as `tritile.runtime.launch.Launch` and `tritile.runtime.native.NativeLaunch`, where the terms are explained,
+// on the default stream. `tritile.in_torch.crossing` passes the launches here.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace tritile {
 
-constexpr size_t kMaps = 16, kParameters = 160, kBuffers = 32;  // at the most, of one kernel
+constexpr size_t kMaps = 16, kParameters = 160, kBuffers = 32;  // limits of one kernel
 
 struct Driver {
   int (*launch)(const void* config, void* function, void** parameters, void** extra) = nullptr;
@@ -37,14 +37,14 @@ struct Grid {  // CUlaunchConfig
 struct Parameter {
   enum Kind : int64_t { kValue = 0, kBuffer = 1, kMap = 2 };
   int64_t kind, buffer;
-  void* address;  // of a value, which stays there; of a map only until it was copied
+  void* address;  // of a value, which stays valid; of a map, until it is copied
 };
 
 struct Step {
   void* function;
   Grid grid;
   std::vector<Parameter> parameters;
-  std::vector<Map> maps;  // as they are to begin with, in the order of their parameters
+  std::vector<Map> maps;  // initial values, in the order of their parameters
 
   bool fire(void* const* buffers) const {
     Map given_maps[kMaps];
@@ -73,14 +73,14 @@ struct Step {
 using Inputs = c10::SmallVector<const at::Tensor*, 4>;
 
 struct Launch {
-  std::vector<int64_t> order;  // of the given tensors, the output being the last, those that are buffers
+  std::vector<int64_t> order;  // buffers as indices of the given tensors, the output being the last
   std::vector<int64_t> sizes, strides;  // of the output
-  int64_t bytes = 0;                    // of workspaces, in one piece, and where each begins
+  int64_t bytes = 0;                    // of all workspaces together; `offsets`: the start of each
   std::vector<int64_t> offsets;
-  std::vector<int64_t> fixed;  // addresses of buffers that are always the same
+  std::vector<int64_t> fixed;  // addresses of buffers that never change
   std::vector<Step> steps;
 
-  // False where a launch is refused, or there is no memory for a workspace.
+  // Returns false where the driver refuses a launch, or there is no memory for a workspace.
   bool run(const Inputs& inputs, const at::Tensor& out) const {
     void* buffers[kBuffers];
     size_t count = 0;
@@ -112,8 +112,8 @@ struct Launch {
   }
 };
 
-// Takes a launch out of the words of `Crossing._launch`: order, sizes and strides, each with its count ahead,
-// and what `tritile.runtime.launch.Launch.words` gives. Null where it is too large, or none.
+// Parses a launch from the words of `Crossing._launch`: order, sizes and strides, each after its count, then those of
+// `tritile.runtime.launch.Launch.words`. Returns null where it is too large, or invalid.
 class Words {
  public:
   Words(const int64_t* words, int64_t count) : next_(words), end_(words + count) {}
@@ -174,7 +174,7 @@ class Words {
   bool fits_ = true;
 };
 
-// Whether what runs here runs on this tensor's device, and on its default stream, where nothing is captured.
+// Tells whether this tensor's device is current, with its default stream, on which nothing can be captured.
 inline bool on_default_stream(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) {
     return true;

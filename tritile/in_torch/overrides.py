@@ -1,9 +1,9 @@
-"""Kernels of ours at aten's operators, while any switch is on.
+"""Register tritile's kernels at aten's operators while an override is on.
 
-Where no switch is on in a thread, or a call is left, they call the kernel that was there before, whose
-answer is torch's own. They lie below autograd, autocast, vmap and the rest, which are torch's as ever.
-Those in Python decide; above them stand those in C++, where there are any (`in_torch.crossing`), which
-let pass what needs no decision.
+Where no override is on in a thread, or a call is passed through, they call the kernel that was registered
+before, so that the answer is torch's own. They lie below autograd, autocast and vmap, which stay torch's. The
+kernels in Python decide about calls. Above them lie those of the C++ dispatch library, where there is one
+(`in_torch.crossing`), which handle or pass through the calls that are decided already.
 """
 
 import functools
@@ -28,17 +28,17 @@ from tritile.in_torch.untraced import untraced
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 
-_lock = threading.RLock()  # a generator that is collected leaves its switch, wherever that may be
+_lock = threading.RLock()  # reentrant: a collected generator leaves its override at any point
 at_fork(_lock)
-_wanted: Counter[str] = Counter()  # how many switches that are on want kernels at a key
-_libraries: dict[str, "_Stood"] = {}
+_wanted: Counter[str] = Counter()  # the number of open overrides that want kernels at a key
+_libraries: dict[str, "_Registered"] = {}
 
 Kernel = Callable[..., Any]
 
 
 def _learner(crossing: Crossing | None) -> routes.Learn | None:
-    """Whom to tell what becomes of the call that is being decided, None where it goes by Python again."""
-    # What the environment says may have changed since the switch was turned on: C++ does not ask it.
+    """Return what records the current decision in C++, None where Python decides every time."""
+    # The environment may have changed since the override was turned on, and C++ does not read it.
     if crossing is None or not environment_is_silent() or not crossing.waits:
         return None
     return crossing.learn
@@ -46,24 +46,24 @@ def _learner(crossing: Crossing | None) -> routes.Learn | None:
 
 def _product(name: str, original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
-    def kernel(keys: Any, *tensors: torch.Tensor, **words: Any) -> Any:
+    def kernel(keys: Any, *tensors: torch.Tensor, **options: Any) -> Any:
         entry = active()
         if entry is not None:
             with in_its_mode(entry):
                 learn = _learner(crossing)
                 brief = not learn and routes.brief_product(name, entry, tensors)
-                result = None if brief else routes.product(name, entry, tensors, words, learn)
+                result = None if brief else routes.product(name, entry, tensors, options, learn)
             if result is not None:
                 return result
-        return original(keys, *tensors, **words)
+        return original(keys, *tensors, **options)
 
     return kernel
 
 
 def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
     @untraced
-    def kernel(keys: Any, x: torch.Tensor, **words: Any) -> Any:
-        form = words.get("memory_format")
+    def kernel(keys: Any, x: torch.Tensor, **options: Any) -> Any:
+        form = options.get("memory_format")
         if form is not None and form is not torch.preserve_format:  # others keep the order of dimensions
             entry = active()
             if entry is not None:
@@ -72,13 +72,13 @@ def _copy(original: Kernel, crossing: Crossing | None) -> Kernel:
                     result = None if routes.brief_copy(entry, x) else routes.copy(entry, x, form, learn)
                 if result is not None:
                     return result
-        return original(keys, x, **words)
+        return original(keys, x, **options)
 
     return kernel
 
 
-class _Stood(NamedTuple):
-    """What stands at a dispatch key: kernels in Python, and those in C++ above them, if there are any."""
+class _Registered(NamedTuple):
+    """Hold what is registered at a dispatch key: kernels in Python, and those in C++ above them, if any."""
 
     library: Library
     crossing: Crossing | None = None
@@ -89,10 +89,10 @@ class _Stood(NamedTuple):
         destroy(self.library)
 
 
-def _registered(key: str) -> _Stood:
+def _register(key: str) -> _Registered:
     library = Library("aten", "IMPL")
     if key == "CUDA" and not torch.backends.cuda.is_built():
-        return _Stood(library)  # nothing that could be called
+        return _Registered(library)  # no kernels to override
     crossing = building.library()
     before = 0 if crossing is None else crossing.before(key)
     kernels: dict[str, Callable[[Kernel, Crossing | None], Kernel]] = {"clone": _copy}
@@ -104,18 +104,18 @@ def _registered(key: str) -> _Stood:
             original = get_kernel(f"aten::{name}", key).call_boxed
             library.impl(name, made(original, crossing), key, with_keyset=True)
     if crossing is None:
-        return _Stood(library)
+        return _Registered(library)
     crossing.limit(routes.FEW_ROWS, routes.SMALL, routes.LITTLE)
     crossing.everywhere(tally_everywhere())
     also_forgets(crossing.forget)
-    # At exit torch takes the library's kernels away: those above them go before, as what is newer does.
+    # At exit torch removes the library's kernels. Those above them, which are newer, must go first.
     uncross = weakref.finalize(library, crossing.uncross, before)
     crossing.cross(before)
-    return _Stood(library, crossing, uncross)
+    return _Registered(library, crossing, uncross)
 
 
 def _forget_dispatches() -> None:
-    """Have torch's tracing look up kernels anew: what it found while others were there crashes torch 2.11."""
+    """Make torch's tracing look up kernels anew: torch 2.11 crashes on those that are gone."""
     for name in ("clone", *PRODUCTS):
         packet = getattr(torch.ops.aten, name)
         for overload in (packet.default, *([packet.out] if name in PRODUCTS else [])):
@@ -123,27 +123,28 @@ def _forget_dispatches() -> None:
 
 
 def install(keys: Iterable[str]) -> None:
-    """Have kernels at these dispatch keys ("CUDA", "CPU") until `uninstall` was called as often."""
+    """Register kernels at these dispatch keys ("CUDA", "CPU"), until `uninstall` was called as often."""
     with _lock:
         for key in keys:
             if key not in _libraries:
-                _libraries[key] = _registered(key)
+                _libraries[key] = _register(key)
                 _forget_dispatches()
             _wanted[key] += 1
 
 
 def tell_everywhere() -> None:
-    """Have the kernels know of the switch of all threads as it is now."""
+    """Tell the kernels about the current override of all threads."""
     with _lock:
-        for stood in _libraries.values():
-            if stood.crossing is not None:
-                stood.crossing.everywhere(tally_everywhere())
+        for registered in _libraries.values():
+            if registered.crossing is not None:
+                registered.crossing.everywhere(tally_everywhere())
 
 
 def uninstall(keys: Iterable[str]) -> None:
-    """Give the operators back what was there, once nothing else wants the kernels.
+    """Restore the operators' own kernels, once no other override needs ours.
 
-    Those in C++ stay, with Python's below them: they cost next to nothing, and another thread may be in them.
+    Kernels in C++ stay, with Python's below them: they cost next to nothing, and another thread may be in
+    them.
     """
     with _lock:
         for key in keys:
@@ -158,7 +159,7 @@ def _remove(key: str) -> None:
 
 
 def remove_unwanted() -> None:
-    """Take away all kernels that stayed. No other thread may be multiplying."""
+    """Remove all kernels that stayed. No other thread may be multiplying."""
     with _lock:
         for key in [key for key in _libraries if not _wanted[key]]:
             _remove(key)

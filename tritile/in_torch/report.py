@@ -1,16 +1,21 @@
-"""What a switch took, what it left to torch, and why."""
+"""Report which calls an override handled, which it passed through to torch, and why."""
 
 import threading
 from collections import Counter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tritile.core.markup import table_html
 from tritile.in_torch import tally
 from tritile.in_torch.tally import Verdict
 
+_HOW: Final = {True: "handled", False: "passed through"}
+
 
 class Row(NamedTuple):
-    """So many calls of torch (`call`: "mm", "addmm", "clone", ...), taken or left for one reason."""
+    """Count calls of one kind that were handled, or passed through, for one reason.
+
+    `call` is "mm", "addmm", "clone" and so on. `taken` is True where tritile handled them.
+    """
 
     call: str
     taken: bool
@@ -19,16 +24,16 @@ class Row(NamedTuple):
 
 
 def _ordered(found: Counter[tuple[str, bool, str]]) -> list[Row]:
-    """The most frequent first, and of as many by name, what was taken before what was left."""
+    """Sort rows by number of calls, the most frequent first, then by name, handled calls first."""
     kinds = sorted(found, key=lambda kind: (-found[kind], kind[0], not kind[1], kind[2]))
     return [Row(*kind, found[kind]) for kind in kinds]
 
 
 class Report:
-    """What a switch took and left; it grows as calls are made, from any thread.
+    """Count the calls that an override handled and passed through. It grows as calls are made, in any thread.
 
-    It counts the calls that its own switch decided, and not those inside another one that is nested in it.
-    Calls that a CUDA graph replays are not seen, and counted once, when they are captured.
+    It counts the calls that its own override decided, not those inside a nested one. A CUDA graph's calls are
+    counted once, at capture: its replays are not seen.
     """
 
     def __init__(self) -> None:
@@ -42,12 +47,12 @@ class Report:
             self._calls[verdict] = self._calls.get(verdict, 0) + calls
 
     def follow(self, counts: bytearray) -> None:
-        """Count the calls of a tally too, as it grows."""
+        """Also count the calls of a tally, as it grows."""
         with self._lock:
             self._tallies.append(counts)
 
     def settle(self, counts: bytearray) -> None:
-        """Keep what a tally has counted, which is at its end."""
+        """Keep the final counts of a tally."""
         with self._lock:
             self._tallies = [other for other in self._tallies if other is not counts]
             for verdict, calls in tally.counted(counts):
@@ -60,17 +65,17 @@ class Report:
 
     @property
     def taken(self) -> int:
-        """How many calls tritile made."""
+        """Return the number of calls that tritile handled."""
         return sum(calls for verdict, calls in self._counted() if verdict.taken)
 
     @property
     def left(self) -> int:
-        """How many calls torch made."""
+        """Return the number of calls that were passed through to torch."""
         return sum(calls for verdict, calls in self._counted() if not verdict.taken)
 
     @property
     def rows(self) -> list[Row]:
-        """Calls by kind and reason, the most frequent first."""
+        """Return the calls by kind and reason, the most frequent first."""
         found: Counter[tuple[str, bool, str]] = Counter()
         for verdict, calls in self._counted():
             found[verdict.call, verdict.taken, verdict.why] += calls
@@ -78,7 +83,7 @@ class Report:
 
     @property
     def problems(self) -> dict[str, list[Row]]:
-        """The same for each problem, by its label ("4096x4096x4096 NN bfloat16")."""
+        """Return the rows of each problem, by its label ("4096x4096x4096 NN bfloat16")."""
         found: dict[str, Counter[tuple[str, bool, str]]] = {}
         for verdict, calls in self._counted():
             kind = (verdict.call, verdict.taken, verdict.why)
@@ -87,10 +92,10 @@ class Report:
 
     @property
     def _title(self) -> str:
-        return f"tritile in torch: {self.taken} calls taken, {self.left} left"
+        return f"tritile in torch: {self.taken} calls handled, {self.left} passed through"
 
     def __repr__(self) -> str:
-        rows = [(row.call, "taken" if row.taken else "left", str(row.calls), row.why) for row in self.rows]
+        rows = [(row.call, _HOW[row.taken], str(row.calls), row.why) for row in self.rows]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines = (
             f"  {call:<{widths[0]}}  {how:<{widths[1]}}  {calls:>{widths[2]}}  {why}"
@@ -99,5 +104,5 @@ class Report:
         return "\n".join([self._title, *lines])
 
     def _repr_html_(self) -> str:
-        rows = ((row.call, "taken" if row.taken else "left", row.calls, row.why) for row in self.rows)
+        rows = ((row.call, _HOW[row.taken], row.calls, row.why) for row in self.rows)
         return table_html(self._title, ("call", "", "calls", "why"), rows)

@@ -1,7 +1,7 @@
-"""Which switches are on: those of this thread, innermost last, and the one of the whole process.
+"""Keep which overrides are on: those of each thread, innermost last, and that of the whole process.
 
-Those of a thread are kept where torch keeps what it carries to other threads that work for it, as those of a
-backward pass. What is kept is a tuple that is never changed, so that a thread which got it keeps its own.
+Those of a thread lie where torch keeps what it carries to threads that work for it, such as those of a
+backward pass. They are a tuple that is never changed, so that a thread which received it keeps its own.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from tritile.in_torch.tally import ASKED, NOBODY, PYTHON, ask_python, new_tally
 
 POLICIES: Final = ("expected", "always", "never")
 _KEY: Final = "tritile.in_torch"
-_TALLY_KEY: Final = "tritile.in_torch.tally"  # of what crossing.cpp asks
+_TALLY_KEY: Final = "tritile.in_torch.tally"  # of the tally that crossing.cpp reads
 
 
 def checked_policy(policy: str) -> str:
-    """The policy. Raises InvalidValueError for a word that is none."""
+    """Return the policy. Raise InvalidValueError for an unknown one."""
     if policy not in POLICIES:
         raise InvalidValueError(f"use_in_torch: policy is {policy!r}: wanted one of {', '.join(POLICIES)}")
     return policy
@@ -34,13 +34,13 @@ def checked_policy(policy: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A switch that was entered. One that is no longer open counts for nothing, wherever it is still kept."""
+    """Hold an override that was entered. A closed one has no effect, wherever it is still kept."""
 
     policy: str
-    keys: tuple[str, ...] = ()  # the dispatch keys that it wants kernels at
+    keys: tuple[str, ...] = ()  # dispatch keys at which it needs kernels
     report: Report = field(default_factory=Report)
     open: bool = True
-    chosen: settings.Chosen | None = None  # by the thread that turned it on
+    chosen: settings.Chosen | None = None  # settings of the thread that turned it on
     thread: int = 0
     tally: bytearray = field(init=False)
 
@@ -52,7 +52,7 @@ class Entry:
         self.report.follow(self.tally)
 
     def close(self) -> None:
-        """Turn it off, once: whoever still keeps it learns of that in Python."""
+        """Turn the override off, once. Threads that still keep it learn of that in Python."""
         if self.open:
             self.open, self.chosen = False, None
             ask_python(self.tally)
@@ -65,7 +65,7 @@ _everywhere: Entry | None = None
 
 
 def kept() -> tuple[Entry, ...]:
-    """The open switches of this thread."""
+    """Return the open overrides of this thread."""
     return tuple(e for e in kept_in_thread(_KEY) if e.open) if is_kept_in_thread(_KEY) else ()
 
 
@@ -76,7 +76,7 @@ def _stash(key: str, kept_there: object, held: bool) -> None:
 
 
 def _holds() -> bool:
-    """Whether torch takes a reference to what it keeps: torch 2.11 lets go of one that it never took."""
+    """Tell whether torch takes a reference to what it keeps: torch 2.11 releases one that it never took."""
     probe = object()
     before = sys.getrefcount(probe)
     _stash(_KEY, probe, False)
@@ -91,7 +91,7 @@ _HELD: Final = _holds()
 
 
 def _keep(stack: tuple[Entry, ...]) -> None:
-    # Nothing is left to be let go of as the thread ends, maybe at exit.
+    # Leave nothing for torch to release when the thread ends, which may be at exit.
     if not stack and remove_from_thread is not None:
         for key in (_KEY, _TALLY_KEY):
             if is_kept_in_thread(key):
@@ -102,11 +102,11 @@ def _keep(stack: tuple[Entry, ...]) -> None:
 
 
 def active() -> Entry | None:
-    """The innermost switch that is on here, None where calls are torch's."""
+    """Return the innermost override that is on here, None where calls are torch's."""
     found = _everywhere
     if is_kept_in_thread(_KEY):
         stack = kept_in_thread(_KEY)
-        if stack and not stack[-1].open:  # left in another order than entered, or in another thread
+        if stack and not stack[-1].open:  # closed out of order, or in another thread
             stack = kept()
         if stack:
             found = stack[-1]
@@ -114,10 +114,10 @@ def active() -> Entry | None:
 
 
 def in_its_mode(entry: Entry) -> AbstractContextManager[None]:
-    """Have the mode that a switch was turned on in count in threads that autograd runs under it.
+    """Apply the mode in which an override was turned on, in threads that autograd runs under it.
 
-    The switch's own thread goes by the mode that it is in now. An open switch keeps what was chosen, so that
-    code without Python asks Python of every call.
+    The override's own thread uses its current mode. An open override keeps what was chosen, so that C++ asks
+    Python about every call.
     """
     choices = entry.chosen
     if choices is None or entry.thread == threading.get_ident():
@@ -126,20 +126,20 @@ def in_its_mode(entry: Entry) -> AbstractContextManager[None]:
 
 
 def enter(entry: Entry) -> None:
-    """Turn a switch on in this thread."""
+    """Turn an override on in this thread."""
     entry.chosen, entry.thread = settings.chosen(), threading.get_ident()
     _keep((*kept(), entry))
 
 
 def leave(entry: Entry) -> None:
-    """Turn a switch off, in whatever order and thread."""
+    """Turn an override off, in any order and thread."""
     entry.close()
     _keep(kept())
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Leave the calls in the `with` to torch: those of tritile's own work."""
+    """Pass through the calls in the `with`, which are those of tritile's own work."""
     before = kept()
     _keep((*before, _PAUSE))
     try:
@@ -152,7 +152,7 @@ settings.torch_alone = paused
 
 
 def everywhere(entry: Entry | None) -> Entry | None:
-    """Make a switch that of all threads with none of their own, or None; what it was before, which ends."""
+    """Set the override of all threads that have none of their own, or None; close and return the last."""
     global _everywhere
     before, _everywhere = _everywhere, entry
     if before is not None:
@@ -161,5 +161,5 @@ def everywhere(entry: Entry | None) -> Entry | None:
 
 
 def tally_everywhere() -> bytearray | None:
-    """The tally of the switch of all threads."""
+    """Return the tally of the override of all threads."""
     return None if _everywhere is None else _everywhere.tally

@@ -1,4 +1,4 @@
-// What a switch asks of calls, and counts: see `tritile.in_torch.tally`, whose layout this is.
+// What an override asks of calls, and its counts, in the layout of `tritile.in_torch.tally`.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace tritile {
 
-constexpr int kCalls = 5;  // whose first slots count what was left at a glance
+constexpr int kCalls = 5;  // the first slots, which count brief calls
 constexpr int kSlots = 4096;
 
 enum Asked : int64_t { kNobody = 0, kPython = 1, kExpected = 2, kAlways = 3 };
@@ -27,7 +27,7 @@ struct Tally {
 };
 static_assert(sizeof(Tally) == 8 * (1 + kSlots));
 
-// The tally of this thread's switch, which torch keeps alive, or else that of the one of all threads.
+// Returns the tally of this thread's override, which torch keeps alive, else that of the override of all threads.
 inline Tally* tally_here(const std::atomic<Tally*>& everywhere) {
   static const std::string key = "tritile.in_torch.tally";
   if (at::impl::ThreadLocalPythonObjects::contains(key)) {

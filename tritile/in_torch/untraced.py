@@ -1,4 +1,4 @@
-"""Functions that torch.compile is not to look into."""
+"""Keep torch.compile from tracing a function."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,10 +9,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """The function itself, marked for torch.compile to run as it is, with all that it calls.
+    """Mark a function for torch.compile to run as it is, with all that it calls; return the function itself.
 
-    As torch.compiler.disable, which costs a microsecond at every call and imports the compiler. A call of it
-    in what is compiled is a graph break, and an error under fullgraph=True.
+    torch.compiler.disable would cost a microsecond at every call and import the compiler. A call inside a
+    compiled function is a graph break, and an error under fullgraph=True.
     """
     leave_untraced(function)
     return function

@@ -1,6 +1,6 @@
-"""Layers that multiply by tritile, and `convert`, which makes those of a model such layers.
+"""Offer layers that multiply by tritile, and `convert`, which converts the layers of a model to them.
 
-On many GPUs: `Linear` is a subclass of torch's, with the same parameters, so that `fully_shard`, DDP, and
+On several GPUs: `Linear` is a subclass of torch's, with the same parameters, so that `fully_shard`, DDP, and
 `parallelize_module` with `ColwiseParallel` and `RowwiseParallel` take it. Parameters that are DTensors go
 through tritile's operators, which have sharding rules (`tritile.ops.sharding`), forward and backward:
 
@@ -8,9 +8,9 @@ through tritile's operators, which have sharding rules (`tritile.ops.sharding`),
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     tritile.sync()  # once, on every rank
 
-Each rank plans its own kernels. What ranks compute alike, of operands that all of them hold, has the same
-bits on all where they run the same configs, which `tritile.sync` sees to. The layers of few bits are not
-sharded: every rank holds their weights whole.
+Each rank plans its own kernels. A result that several ranks compute from the same operands has the same bits
+on all where they run the same configs, which `tritile.sync` ensures. Quantized layers are not sharded: every
+rank holds their weights whole.
 """
 
 from tritile.nn.convert import convert

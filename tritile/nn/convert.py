@@ -1,4 +1,4 @@
-"""`tritile.nn.convert`: a model's linear layers made layers of tritile, where they are."""
+"""Offer `tritile.nn.convert`: convert a model's linear layers to tritile's, in place."""
 
 import warnings
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from tritile.errors import ConversionWarning, InvalidValueError, TritileError, b
 from tritile.nn.float8 import Float8Linear
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
-from tritile.ops.checks import name_of
+from tritile.ops.checks import name_of, names_of
 
 Filter = Callable[[str, torch.nn.Linear], bool]
 
 _HALF: Final = (torch.bfloat16, torch.float16)
-# What each kind makes of a layer, and of which dtypes.
+# Dtypes of the weights that each kind converts.
 _DTYPES: Final[dict[str, tuple[torch.dtype, ...]]] = {
     "linear": (*_HALF, torch.float32, torch.float64, torch.complex64, torch.complex128),
     "fp8": (*_HALF, torch.float32),
@@ -28,9 +28,9 @@ _DEVICES: Final = ("cuda", "cpu", "meta")
 
 
 def _become(layer: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Make a module what another is, all but its hooks and whether it is in training.
+    """Turn a module into another one, except for its hooks and whether it is in training.
 
-    So whatever refers to the module, its parent or several, sees the new one.
+    Whatever refers to the module, one parent or several, sees the new one.
     """
     layer.__class__ = type(new)
     own = {name for name in vars(layer) if "hook" in name} | {"training"}
@@ -38,7 +38,7 @@ def _become(layer: torch.nn.Module, new: torch.nn.Module) -> None:
 
 
 def _changed(layer: torch.nn.Linear, kind: str, group_size: int, zero_points: bool) -> str | None:
-    """Change a layer; why that failed, if it did."""
+    """Convert a layer; return why that failed, None where it did not."""
     if kind == "linear":
         layer.__class__, layer.activation = Linear, None  # type: ignore[assignment]
         return None
@@ -56,7 +56,7 @@ def _changed(layer: torch.nn.Linear, kind: str, group_size: int, zero_points: bo
 
 
 def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
-    """Why a layer must keep its weight, by the layer's id: others read it too."""
+    """Return, by the id of a layer, why it must keep its weight: something else reads it too."""
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     found: dict[int, str] = {}
     for name, module in model.named_modules():
@@ -73,16 +73,16 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
 
 
 def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
-    """Why a layer cannot become one of this kind, by itself; None where it can."""
+    """Return why a layer cannot be converted to this kind, None where it can."""
     if type(layer) not in (torch.nn.Linear, Linear):
-        return f"a subclass, {type(layer).__name__}"
+        return f"it is a subclass, {type(layer).__name__}"
     if "forward" in vars(layer):
         return "its forward was replaced"
     weight = layer.weight
     if weight.dtype not in _DTYPES[kind]:
-        return f"{name_of(weight.dtype)}: wanted {', '.join(map(name_of, _DTYPES[kind]))}"
+        return f"its weight is {name_of(weight.dtype)}: wanted {names_of(_DTYPES[kind])}"
     if weight.device.type not in _DEVICES:
-        return f"on {weight.device}: wanted cuda or cpu"
+        return f"its weight is on {weight.device}: wanted cuda or cpu"
     if kind == "linear":
         return None
     if type(dict(layer.named_parameters(recurse=False)).get("weight")) is not torch.nn.Parameter:
@@ -101,11 +101,11 @@ def _check(model: Any, kind: Any, group_size: Any) -> None:
         raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
 
 
-def _tell(left: dict[str, str], converted: int) -> None:
-    if left:
-        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in left.items())
-        total = converted + len(left)
-        message = f"convert: {len(left)} of {total} linear layers stay as they were: {each}"
+def _tell(unconverted: dict[str, str], converted: int) -> None:
+    if unconverted:
+        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in unconverted.items())
+        total = converted + len(unconverted)
+        message = f"convert: {len(unconverted)} of {total} linear layers stay as they are: {each}"
         warnings.warn(message, ConversionWarning, stacklevel=3)
 
 
@@ -118,36 +118,41 @@ def convert(
     zero_points: bool = False,
     untie: bool = False,
 ) -> torch.nn.Module:
-    """Make a model's `torch.nn.Linear` layers multiply by tritile, in place; returns the model.
+    """Convert a model's `torch.nn.Linear` layers to layers that multiply by tritile, in place.
 
-    A layer stays the object that it was, with its hooks, its bias, its device, and whether it trains; its
-    class changes, to `Linear` with the very parameters that it had, or to `Float8Linear` or
-    `QuantizedLinear`, whose weight is a buffer that does not train. Under `torch.nn.MultiheadAttention`, and
-    in `TransformerEncoderLayer` where it takes its fused path, torch reads weights past their layers.
+    A layer stays the same object, with its hooks, bias, device and training flag; its class changes. It
+    becomes a `Linear` with the same parameters, or a `Float8Linear` or `QuantizedLinear`, whose weight is a
+    buffer and is not trained. torch reads the weights of `torch.nn.MultiheadAttention`, and of
+    `TransformerEncoderLayer` on its fused path, without calling the layers.
 
     Args:
-        model: any module, itself a linear layer maybe.
-        kind: "linear" (weights as they are: float16, bfloat16, float32, float64 or complex), "fp8" (a scale
-            for each row, of weights of float16, bfloat16 or float32), "int8" or "int4" (of float16 or
+        model: any module, also a linear layer itself.
+        kind: "linear" (keeps weights of float16, bfloat16, float32, float64 or complex dtype), "fp8" (a scale
+            for each row, for weights of float16, bfloat16 or float32), "int8" or "int4" (for float16 or
             bfloat16).
-        filter: called with a layer's name and the layer; where it gives False the layer is left alone.
-        group_size: columns that share a scale, of "int8" and "int4": 32, 64 or 128.
-        zero_points: whether each group has one, of "int8" and "int4".
-        untie: also quantise layers whose weight another module holds too, as a head may share that of an
-            embedding, which keeps its own. They are left alone otherwise. "linear" leaves weights shared.
+        filter: function of a layer's name and the layer; the layer is converted where it returns True.
+        group_size: for "int8" and "int4", number of columns that share a scale: 32, 64 or 128.
+        zero_points: for "int8" and "int4", give each group a zero point.
+        untie: also quantize layers whose weight another module holds, such as a head that shares it with an
+            embedding, which keeps its own. By default such layers are left as they are. "linear" keeps
+            weights shared.
 
-    Layers that are of the kind already are passed by, so that a second call changes nothing; subclasses of
-    `torch.nn.Linear` but ours, and what does not fit, are left. One ConversionWarning tells which were left
-    and why, but for those that `filter` left. Layers on the meta device get their buffers there, for a state
-    dict to fill once `to_empty` has made them.
+    Layers that are of the kind already are skipped, so that a second call changes nothing. Other subclasses
+    of `torch.nn.Linear`, and layers that do not fit, stay as they are. One ConversionWarning lists them with
+    reasons, without those that `filter` excluded. Layers on the meta device get their buffers there, for a
+    state dict to fill after `to_empty`.
 
-    Optimizers that hold quantised weights, and torch.compile's results, are to be made anew.
+    Make optimizers that hold quantized weights, and results of torch.compile, anew.
 
-    Raises InvalidValueError for arguments that do not fit, before anything is changed.
+    Returns:
+        The model itself.
+
+    Raises:
+        InvalidValueError: an argument does not fit. Nothing is changed.
     """
     _check(model, kind, group_size)
     bound = {} if kind == "linear" else _bound(model, untie)
-    left, converted = dict[str, str](), 0
+    unconverted, converted = dict[str, str](), 0
     for name, layer in list(model.named_modules()):
         if not isinstance(layer, torch.nn.Linear) or (kind == "linear" and type(layer) is Linear):
             continue
@@ -158,6 +163,6 @@ def convert(
         if why is None:
             converted += 1
         else:
-            left[name] = why
-    _tell(left, converted)
+            unconverted[name] = why
+    _tell(unconverted, converted)
     return model

@@ -1,4 +1,4 @@
-"""`tritile.nn.Float8Linear`: a linear layer that multiplies in fp8, each row with a scale of its own."""
+"""Offer `tritile.nn.Float8Linear`: a linear layer that multiplies in fp8, with a scale for each row."""
 
 from typing import Any, ClassVar, Final
 
@@ -7,7 +7,7 @@ import torch
 from tritile.core import epilogue
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn.packed import PackedLinear
-from tritile.ops.checks import describe, name_of
+from tritile.ops.checks import describe, name_of, names_of
 from tritile.ops.fused import check_activation
 from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
@@ -18,7 +18,7 @@ _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _by_row(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in fp8, the largest element of each as large as fp8 goes, and scales (rows, 1) that undo it."""
+    """Return rows in fp8, each scaled so that its largest element is fp8's largest, and scales (rows, 1)."""
     wide = rows.float()
     scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     return (wide / scales).to(_FP8), scales
@@ -35,7 +35,7 @@ def _multiplied(
 
 
 class _Multiply(torch.autograd.Function):
-    """The product, with gradients of x and the bias as if x had not been rounded to fp8."""
+    """Multiply, with gradients of x and bias as if x had not been rounded to fp8."""
 
     @staticmethod
     def forward(
@@ -62,25 +62,28 @@ class _Multiply(torch.autograd.Function):
 
 
 class Float8Linear(PackedLinear):
-    """A linear layer that multiplies in fp8 (e4m3) by `tritile.scaled_matmul`.
+    """Multiply in fp8 (e4m3) by `tritile.scaled_matmul`, as a linear layer.
 
-    The weight (N, K) is a buffer in fp8 beside `scale` (N, 1) in float32, one for each row, and each row
-    of the input is rounded to fp8 by its own largest element as it comes, with torch's operations. Sums,
-    scales and bias are in float32. `.to(dtype)` changes the bias alone.
+    The weight (N, K) is an fp8 buffer, beside `scale` (N, 1) in float32, one for each row. Each row of the
+    input is rounded to fp8, scaled by its largest element, with torch's operations. Sums, scales and bias are
+    in float32. `.to(dtype)` changes only the bias.
 
-    The input and the bias have gradients, the weight none. That of the input is its product with the fp8
-    weight in the dtype of the input, as if the input had not been rounded.
+    The input and the bias have gradients, the weight has none. The gradient of the input is computed with the
+    fp8 weight in the dtype of the input, as if the input had not been rounded.
 
     Args:
         in_features: K, the last dimension of the input.
-        out_features: N, that of the result.
-        bias: whether there is one, a parameter (N,), at first zeros.
-        device: of weight and bias. A GPU must have fp8: compute capability 8.9 and up.
-        dtype: of the bias. The input has bfloat16, float16 or float32, and the result the input's dtype.
+        out_features: N, the last dimension of the result.
+        bias: add a bias (N,), a parameter, initially zero.
+        device: device of weight and bias. A GPU must have fp8: compute capability 8.9 and up.
+        dtype: dtype of the bias. The input is bfloat16, float16 or float32, and the result has its dtype.
         activation: "relu", "gelu", "gelu_tanh", "silu", or None.
 
-    The weight is zeros at first; `from_linear` makes a layer of one that was trained. Raises ShapeError or
-    InvalidValueError for what does not fit. A call raises DtypeError, or as `scaled_matmul` does.
+    The weight is initially zero; `from_linear` makes a layer from a trained one. A call raises DtypeError, or
+    what `tritile.scaled_matmul` raises.
+
+    Raises:
+        ShapeError, InvalidValueError: an argument does not fit.
     """
 
     weight: torch.Tensor
@@ -105,17 +108,23 @@ class Float8Linear(PackedLinear):
 
     @classmethod
     def from_linear(cls, layer: torch.nn.Linear, *, activation: str | None = None) -> "Float8Linear":
-        """A layer with the weight of another, rounded to fp8, and with its very bias.
+        """Return a layer with the weight of another, rounded to fp8, and with its bias itself.
 
-        Each element errs by 2^-4 of itself at the most, or by 2^-10 of the row's scale if that is more, but
-        for the rounding of its quotient by the scale to fp32.
-        Raises DtypeError for a weight of no dtype of the input, InvalidValueError for one that is not finite.
-        Of a layer on the meta device only the sizes are taken.
+        The error of each element is at most 2^-4 of the element or 2^-10 of the row's scale, whichever is
+        more, apart from the rounding of its quotient by the scale to fp32. Only the sizes of a layer on the
+        meta device count.
+
+        Args:
+            layer: a layer with a weight (N, K) of bfloat16, float16 or float32.
+            activation: as for the class.
+
+        Raises:
+            DtypeError: the weight has another dtype.
+            InvalidValueError: the weight has an infinity or NaN.
         """
         weight = layer.weight.detach()
         if weight.dtype not in _DTYPES:
-            wanted = ", ".join(map(name_of, _DTYPES))
-            raise DtypeError(f"Float8Linear: weight is {name_of(weight.dtype)}: wanted {wanted}")
+            raise DtypeError(f"Float8Linear: weight is {name_of(weight.dtype)}: wanted {names_of(_DTYPES)}")
         sizes = (layer.in_features, layer.out_features)
         made = cls(*sizes, False, "meta", weight.dtype, activation=activation)
         if not weight.is_meta:
@@ -126,12 +135,12 @@ class Float8Linear(PackedLinear):
         return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """activation(input @ weight^T + bias), (..., N) of an input (..., K)."""
+        """Return activation(input @ weight^T + bias), (..., N), for an input (..., K)."""
         if not isinstance(input, torch.Tensor) or input.dtype not in _DTYPES:
-            wanted = ", ".join(map(name_of, _DTYPES))
-            raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {wanted}")
+            raise DtypeError(f"Float8Linear: input is {describe(input)}: wanted {names_of(_DTYPES)}")
         if input.ndim == 0 or input.shape[-1] != self.in_features:
-            raise ShapeError(f"Float8Linear: input is {tuple(input.shape)}: wanted (..., {self.in_features})")
+            shape, wanted = tuple(input.shape), f"(..., {self.in_features})"
+            raise ShapeError(f"Float8Linear: input has shape {shape}: wanted {wanted}")
         if not input.is_meta and torch.is_autocast_enabled(input.device.type):
             input = input.to(torch.get_autocast_dtype(input.device.type))
         given = (input, self.weight, self.scale, self.bias)
@@ -140,6 +149,6 @@ class Float8Linear(PackedLinear):
         return _multiplied(*given, self.activation)
 
     def extra_repr(self) -> str:
-        """Sizes, and the activation if there is one."""
+        """Return the sizes, and the activation if there is one."""
         activation = "" if self.activation is None else f", activation={self.activation!r}"
         return super().extra_repr() + activation

@@ -1,4 +1,4 @@
-"""`tritile.nn.Linear`: torch's linear layer, multiplied by `tritile.linear`."""
+"""Offer `tritile.nn.Linear`: torch's linear layer, multiplied by `tritile.linear`."""
 
 from typing import Any
 
@@ -8,22 +8,25 @@ from tritile.ops.fused import check_activation, linear
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` by `tritile.linear`: the same parameters, state dict and initialisation.
+    """Multiply by `tritile.linear`; parameters, state dict and initialization are those of `torch.nn.Linear`.
 
-    As a subclass of torch's it is sharded by `ColwiseParallel` and `RowwiseParallel` of
-    `torch.distributed.tensor.parallel`, as torch's is.
+    `ColwiseParallel` and `RowwiseParallel` of `torch.distributed.tensor.parallel` shard it as they shard
+    torch's.
 
     Args:
         in_features: K, the last dimension of the input.
-        out_features: N, that of the result.
-        bias: whether there is one, (N,).
-        device: of the parameters.
-        dtype: of the parameters, and of the input: float16, bfloat16, float32, float64, complex64 or
+        out_features: N, the last dimension of the result.
+        bias: add a bias (N,).
+        device: device of the parameters.
+        dtype: dtype of the parameters and the input: float16, bfloat16, float32, float64, complex64 or
             complex128.
-        activation: done as the product is stored: "relu", "gelu", "gelu_tanh", "silu", or None; of real
-            numbers alone.
+        activation: applied before the product is stored: "relu", "gelu", "gelu_tanh", "silu", or None; for
+            real dtypes only.
 
-    Raises InvalidValueError for an activation that is none. A call raises as `tritile.linear` does.
+    A call raises what `tritile.linear` raises.
+
+    Raises:
+        InvalidValueError: the activation is unknown.
     """
 
     activation: str | None
@@ -43,10 +46,10 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """activation(input @ weight^T + bias), (..., N) of an input (..., K)."""
+        """Return activation(input @ weight^T + bias), (..., N), for an input (..., K)."""
         return linear(input, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
-        """Sizes, and the activation if there is one."""
+        """Return the sizes, and the activation if there is one."""
         activation = "" if self.activation is None else f", activation={self.activation!r}"
         return super().extra_repr() + activation

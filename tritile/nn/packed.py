@@ -1,4 +1,4 @@
-"""What layers share whose weight has few bits: sizes, a bias, and buffers that keep their types."""
+"""Share what layers with packed weights need: sizes, a bias, and buffers that keep their dtypes."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -10,27 +10,28 @@ from tritile.errors import ShapeError
 
 
 class PackedLinear(Moved):
-    """A linear layer whose weight lies in buffers, which training leaves alone.
+    """Hold the weight of a linear layer in buffers, which are not trained.
 
     Args:
         in_features: K, the last dimension of the input.
-        out_features: N, that of the result.
-        bias: whether there is one, a parameter (N,).
-        device: of the bias.
-        dtype: of the bias.
+        out_features: N, the last dimension of the result.
+        bias: add a bias (N,), a parameter.
+        device: device of the bias.
+        dtype: dtype of the bias.
 
-    Raises ShapeError for a weight without elements.
+    Raises:
+        ShapeError: the weight would have no elements.
     """
 
-    # Buffers, and the types that `.to(dtype)`, which takes all that float along, may give them.
+    # Dtypes that `.to(dtype)`, which casts every floating tensor, may give to these buffers.
     _types: ClassVar[dict[str, tuple[torch.dtype, ...]]]
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, device: Any, dtype: torch.dtype
     ) -> None:
         if in_features < 1 or out_features < 1:
-            shape = (out_features, in_features)
-            raise ShapeError(f"{type(self).__name__}: a weight of {shape}: wanted sizes of 1 and more")
+            sizes = f"in_features is {in_features} and out_features {out_features}"
+            raise ShapeError(f"{type(self).__name__}: {sizes}: wanted 1 or more")
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         given = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
@@ -45,6 +46,6 @@ class PackedLinear(Moved):
                 setattr(self, name, old.to(new.device))
 
     def extra_repr(self) -> str:
-        """Sizes, and whether there is a bias."""
+        """Return the sizes, and whether there is a bias."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}"

@@ -1,4 +1,4 @@
-"""`tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
+"""Offer `tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,25 +18,28 @@ def _parts(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 class QuantizedLinear(PackedLinear):
-    """A linear layer whose weight is what `tritile.quantize` makes, unpacked as it is multiplied with.
+    """Multiply by a weight that `tritile.quantize` made, unpacked on the way, as a linear layer.
 
-    The weight is three buffers, `packed`, `scales` and `zeros` (None without zero points), as
-    `tritile.QuantizedWeight` has them, which are in the state dict: a layer of the same sizes, bits and
-    group_size takes it. `.to(device)` moves all; `.to(dtype)` changes the bias and the scales, and with them
-    the dtype of the input, to bfloat16 or float16, and leaves scales as they are for other dtypes.
+    The weight is three buffers, `packed`, `scales` and `zeros` (None without zero points), as in
+    `tritile.QuantizedWeight`. The state dict holds them: a layer of the same sizes, bits and group_size loads
+    it. `.to(device)` moves all of them. `.to(dtype)` with bfloat16 or float16 changes bias and scales, and
+    with them the dtype of the input; with other dtypes it changes only the bias.
 
     Args:
         in_features: K, the last dimension of the input.
-        out_features: N, that of the result.
-        bias: whether there is one, a parameter (N,), at first zeros.
-        device: of weight and bias.
-        dtype: of the input, the result, the scales and the bias: bfloat16 or float16.
+        out_features: N, the last dimension of the result.
+        bias: add a bias (N,), a parameter, initially zero.
+        device: device of weight and bias.
+        dtype: dtype of input, result, scales and bias: bfloat16 or float16.
         bits: 4 or 8.
-        group_size: columns that share a scale: 32, 64 or 128.
-        zero_points: whether each group has one.
+        group_size: number of columns that share a scale: 32, 64 or 128.
+        zero_points: give each group a zero point.
 
-    The weight is zeros at first; `from_linear` makes a layer of one that was trained. Raises ShapeError,
-    DtypeError or InvalidValueError for what does not fit. A call raises as `tritile.linear` does.
+    The weight is initially zero; `from_linear` makes a layer from a trained one. A call raises what
+    `tritile.linear` raises.
+
+    Raises:
+        ShapeError, DtypeError, InvalidValueError: an argument does not fit.
     """
 
     packed: torch.Tensor
@@ -58,7 +61,7 @@ class QuantizedLinear(PackedLinear):
     ) -> None:
         if bits not in WEIGHT_BITS or group_size not in GROUP_SIZES:
             raise InvalidValueError(
-                f"QuantizedLinear: bits {bits!r}, group_size {group_size!r}: "
+                f"QuantizedLinear: bits is {bits!r} and group_size {group_size!r}: "
                 f"wanted one of {WEIGHT_BITS} and one of {GROUP_SIZES}"
             )
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -73,9 +76,18 @@ class QuantizedLinear(PackedLinear):
     def from_linear(
         cls, layer: torch.nn.Linear, *, bits: int = 4, group_size: int = 128, zero_points: bool = False
     ) -> "QuantizedLinear":
-        """A layer with the weight of another, quantised, and with its very bias.
+        """Return a layer with the weight of another, quantized, and with its bias itself.
 
-        Raises as `tritile.quantize` does. Of a layer on the meta device only the sizes are taken.
+        Only the sizes of a layer on the meta device count.
+
+        Args:
+            layer: a layer with a weight (N, K) of bfloat16 or float16.
+            bits: as for the class.
+            group_size: as for the class.
+            zero_points: as for the class.
+
+        Raises:
+            TritileError: as `tritile.quantize` raises it.
         """
         weight, how = layer.weight, {"bits": bits, "group_size": group_size, "zero_points": zero_points}
         sizes = (layer.in_features, layer.out_features)
@@ -92,7 +104,7 @@ class QuantizedLinear(PackedLinear):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The buffers as the value that `tritile.linear` takes, made anew where one was replaced."""
+        """Return the buffers as a `tritile.QuantizedWeight`, made anew where a buffer was replaced."""
         held, parts = self._weight, (self.packed, self.scales, self.zeros)
         if held is None or any(a is not b for a, b in zip(parts, _parts(held), strict=True)):
             shape = (self.out_features, self.in_features)
@@ -100,14 +112,14 @@ class QuantizedLinear(PackedLinear):
         return held
 
     def _moved(self, tensors: Callable[[], Any]) -> None:
-        self._weight = None  # which would keep what is replaced in memory
+        self._weight = None  # which would keep replaced buffers in memory
         super()._moved(tensors)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """input @ weight^T + bias, (..., N) of an input (..., K)."""
+        """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         return linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """Sizes and how the weight is quantised."""
+        """Return the sizes, and how the weight is quantized."""
         how = f"bits={self.bits}, group_size={self.group_size}, zero_points={self.zeros is not None}"
         return f"{super().extra_repr()}, {how}"

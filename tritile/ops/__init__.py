@@ -1,1 +1,1 @@
-"""The operations: arguments checked, output allocated, kernel launched."""
+"""Run the public operations: check the arguments, allocate the output, launch the kernel."""

@@ -1,6 +1,6 @@
-"""Checks of arguments that every operation shares. Each raises before anything is launched."""
+"""Check arguments, as every operation does, before anything is launched."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,28 @@ from torch.autograd import forward_ad
 from tritile.core.of_torch import FakeTensor, forward_level, is_transformed, storage_number
 from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError, UnsupportedError
 
-_MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test before memory is called overlapping
+_MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, memory counts as overlapping
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The dtype's name without "torch."."""
+    """Return a dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
+def names_of(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of dtypes, for a message: "bfloat16, float16"."""
+    return ", ".join(map(name_of, dtypes))
+
+
 def describe(tensor: Any) -> str:
-    """A tensor in an error message: dtype, shape, device."""
+    """Return dtype, shape and device of a tensor, for a message; of anything else its type and value."""
     if not isinstance(tensor, torch.Tensor):
         return f"{type(tensor).__name__} {str(tensor)[:60]!r}"
     return f"{name_of(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
 
 
 def check_tensor(op: str, name: str, tensor: Any) -> None:
-    """A dense tensor in host or GPU memory, or one that stands for such, as one on the meta device does."""
+    """Raise DtypeError or DeviceError unless the argument is a dense tensor on cuda, cpu or meta."""
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -37,14 +42,17 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
 
 
 def check_rank(op: str, name: str, tensor: Any, rank: int) -> None:
-    """As `check_tensor`, of so many dimensions."""
+    """Raise ShapeError unless the tensor has `rank` dimensions; also what `check_tensor` raises."""
     check_tensor(op, name, tensor)
     if tensor.ndim != rank:
-        raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted {rank} dimensions")
+        raise ShapeError(f"{op}: {name} has shape {tuple(tensor.shape)}: wanted {rank} dimensions")
 
 
 def check_memory(op: str, *tensors: Any) -> None:
-    """Tensors that do not stand for others, where their memory is needed; what is no tensor passes."""
+    """Raise UnsupportedError for a tensor without memory of its own: traced, or inside vmap or jvp.
+
+    Arguments that are not tensors pass.
+    """
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (is_transformed(tensor) or isinstance(tensor, FakeTensor)):
             raise UnsupportedError(
@@ -54,44 +62,49 @@ def check_memory(op: str, *tensors: Any) -> None:
 
 
 def check_constant(op: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor that needs no gradient and carries no tangent."""
+    """Raise GradientError for a tensor that requires a gradient or carries a tangent."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise GradientError(
-            f"{op}: {name} requires a gradient, and {op} offers none for it: "
-            f"call it under torch.no_grad(), or with {name}.detach()"
+            f"{op}: {name} requires a gradient, but {op} computes none for it: "
+            f"call it under torch.no_grad(), or pass {name}.detach()"
         )
     if forward_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise GradientError(f"{op}: {name} carries a tangent, and {op} offers no derivative for it")
+        raise GradientError(f"{op}: {name} carries a tangent, but {op} computes no derivative for it")
 
 
 def check_may_change(op: str, out: torch.Tensor) -> None:
-    """An output that is not of inference mode, outside of it: torch refuses to change one, too."""
+    """Raise GradientError for an inference tensor outside of `torch.inference_mode()`, as torch does."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise GradientError(
-            f"{op}: out was made inside torch.inference_mode(), outside of which it may not change"
+            f"{op}: out is an inference tensor: it can be written only inside torch.inference_mode()"
         )
 
 
 def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
-    """All tensors of a call on one device."""
+    """Raise DeviceError unless two tensors of a call are on one device."""
     if first.device != other.device:
-        raise DeviceError(f"{op}: {name} is on {other.device}: wanted {first.device}, as the first operand")
+        raise DeviceError(
+            f"{op}: {name} is on {other.device}: wanted {first.device}, the device of the first operand"
+        )
 
 
 def reach(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
+    """Return the number of bytes from a tensor's first element to the end of its last."""
     span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int((span + 1) * tensor.element_size())
 
 
-def entangled(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
-    """Whether tensors of one device, that reach so far, lie in one another's range: else they are apart."""
+def ranges_meet(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
+    """Tell whether the address ranges of two tensors on one device intersect.
+
+    `a_reach` and `b_reach` are their lengths in bytes. Tensors whose ranges are apart share no memory.
+    """
     a_start, b_start = a.data_ptr(), b.data_ptr()
     return a_start < b_start + b_reach and b_start < a_start + a_reach
 
 
 class _Memory:
-    """A tensor's memory to numpy's exact overlap test, which computes with addresses and reads nothing."""
+    """Describe a tensor's memory to numpy's exact overlap test, which only compares addresses."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
@@ -105,11 +118,12 @@ class _Memory:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share a byte. Interleaved but disjoint views (two columns of one) do not.
+    """Tell whether two tensors share a byte. Interleaved views, such as two columns of one matrix, do not.
 
-    Exact, by numpy.shares_memory, unless that takes over 100,000 steps: then taken to overlap.
+    The answer of numpy.shares_memory is exact. Where that takes over 100,000 steps, the tensors count as
+    overlapping.
     """
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not entangled(a, reach(a), b, reach(b)):
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not ranges_meet(a, reach(a), b, reach(b)):
         return False
     if _storage(a) != _storage(b):
         return False
@@ -121,10 +135,10 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two indices may be one element: a stride lies within the reach of smaller ones.
+    """Tell whether two indices may name one element: a stride lies within the reach of smaller ones.
 
-    Sufficient for every view that slicing, transposing and expanding make; some other sets of strides
-    that never meet are taken to overlap too.
+    Exact for every view that slicing, transposing and expanding make. Some other strides that never meet
+    count as overlapping too.
     """
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     steps = sorted((step, size) for step, size in pairs if size > 1)
@@ -136,14 +150,14 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def same_place(a: torch.Tensor, b: Any) -> bool:
-    """Whether two tensors are the same elements in the same memory."""
+def same_memory(a: torch.Tensor, b: Any) -> bool:
+    """Tell whether two tensors are the same elements in the same memory."""
     if b is a:
         return not (a.is_conj() or a.is_neg())
     try:
         plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
         return plain and (a.dtype, a.device) == (b.dtype, b.device) and _placed(a) == _placed(b)
-    except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
+    except (AttributeError, RuntimeError):  # not a tensor, or one without memory of its own
         return False
 
 
@@ -152,20 +166,12 @@ def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _storage(tensor: torch.Tensor) -> Any:
-    """Return what tells tensors of one address apart: on the meta device all storages start at 0."""
+    """Return a storage's number on the meta device, where all storages start at address 0; None elsewhere."""
     return storage_number(tensor.untyped_storage()) if tensor.is_meta else None
 
 
-def check_out(
-    op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor, **inputs: torch.Tensor
-) -> None:
-    """An output of just this shape and dtype, on the device of `like`, that shares no memory with inputs."""
-    check_like(op, out, shape, dtype, like)
-    check_room(op, out, **inputs)
-
-
-def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """An output whose elements share no memory with each other or with any input."""
+def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """Raise OverlapError where elements of out share memory with each other or with an input."""
     if out.numel() and overlaps_itself(out):
         raise OverlapError(
             f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
@@ -173,15 +179,18 @@ def check_room(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
     check_no_overlap(op, out, **inputs)
 
 
-def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
-    """An output of just this shape and dtype, on the device of the first of `like`: all but its memory."""
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
+    """Raise a TritileError unless out has this shape and dtype and is on the device of the first of `like`.
+
+    The memory of out is not checked.
+    """
     check_tensor(op, "out", out)
     check_constant(op, "out", out)
     check_may_change(op, out)
     if like:
         check_same_device(op, like[0], "out", out)
     if out.dtype != dtype:
-        asking = "" if op in ("permute", "transpose") else ", or out_dtype to ask for another"
+        asking = "" if op in ("permute", "transpose") else ", or out_dtype for another dtype"
         raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{asking}")
     if tuple(out.shape) != tuple(shape):
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
@@ -190,17 +199,17 @@ def check_like(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *l
 
 
 def check_no_overlap(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """An output that shares no memory with any input."""
+    """Raise OverlapError where out shares memory with an input."""
     for name, tensor in inputs.items():
         if overlap(out, tensor):
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
 
 
 def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that two shapes broadcast to. Raises ShapeError where there is none.
+    """Return the shape that two shapes broadcast to. Raise ShapeError where there is none.
 
-    `torch.broadcast_shapes` loads SymPy, which takes a process's first call a second and more; sizes that a
-    compiler traces are left to it.
+    `torch.broadcast_shapes` loads SymPy, which costs the first call of a process a second and more. Only
+    sizes that a compiler traces are left to it.
     """
     if any(isinstance(size, torch.SymInt) for size in (*one, *other)):
         try:

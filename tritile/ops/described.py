@@ -1,4 +1,4 @@
-"""Products described: tensors reduced to what kernels take."""
+"""Describe products: reduce tensors and what follows the product to what kernels take."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +13,11 @@ from tritile.ops.checks import broadcast, name_of
 
 
 class Extras(NamedTuple):
-    """Tensors of a `tritile.core.problem.Epilogue`, each of a shape that broadcasts to that of the result.
+    """Hold the tensors and numbers of an epilogue (`tritile.core.problem.Epilogue`).
 
-    `alpha` and `beta` are complex for complex operands alone. `up` is the second matrix of a gated product,
-    `blocks` are scales of a and b for each 128 of K, and `shared` says by how many rows and columns these
-    are: see `tritile.core.problem.BLOCK_SCALES`.
+    Each tensor has a shape that broadcasts to that of the result. `alpha` and `beta` are complex only for
+    complex operands. `up` is the second matrix of a gated product. `blocks` are scales of a and b, one for
+    each 128 of K; `shared` says how many rows and columns share one (`tritile.core.problem.BLOCK_SCALES`).
     """
 
     scale_a: torch.Tensor | None = None
@@ -36,17 +36,17 @@ class Extras(NamedTuple):
 
     @property
     def scaled(self) -> bool:
-        """Whether sums are multiplied by scales."""
+        """Tell whether sums are multiplied by scales."""
         return self.scale_a is not None or self.blocks is not None
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """What is read of an epilogue, in the order of `SIDES`: not what is added zero times."""
+        """Return the tensors that are read, in the order of `SIDES`. A bias with beta = 0 is not read."""
         unread = ("bias",) if self.beta == 0 else ()
         return tuple(None if name in unread else getattr(self, name) for name in SIDES)
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Extras":
-        """The same with every tensor changed that is read."""
+        """Return a copy in which `change` is applied to every tensor that is read."""
         read = zip(SIDES, self.tensors, strict=True)
         changed: dict[str, Any] = {name: None if tensor is None else change(tensor) for name, tensor in read}
         blocks = self.blocks and (change(self.blocks[0]), change(self.blocks[1]))
@@ -58,7 +58,7 @@ NOTHING = Extras()
 
 
 def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor's batch dimensions, broadcast to `batch`: 0 where it is stretched."""
+    """Return the strides of a tensor's batch dimensions, broadcast to `batch`: 0 where one is expanded."""
     missing = len(batch) - (tensor.ndim - 2)
     own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
     return (*[0] * missing, *own)
@@ -74,9 +74,9 @@ def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
 
 
 def _folded(call: MatmulCall) -> MatmulCall:
-    """The same call with a batch dimension folded into M where b is one matrix for all of it.
+    """Fold batch dimensions into M where b is one matrix for all of them.
 
-    Holds where stepping that dimension is stepping M through its whole size, in all that has rows.
+    A dimension can be folded where one step along it is M steps along M, in every tensor that has rows.
     """
     while call.batch_shape:
         size, m = call.batch_shape[-1], call.a.shape[0]
@@ -98,7 +98,10 @@ def _folded(call: MatmulCall) -> MatmulCall:
 
 
 def _fused(extras: Extras, like: torch.Tensor, batch: tuple[tuple[int, ...], ...]) -> Fused:
-    """Views of an epilogue's tensors, stretched as `like` is shaped, with these strides over the batch."""
+    """Return an epilogue as views whose strides expand each tensor to the shape of `like`.
+
+    `batch` holds each tensor's strides over the batch.
+    """
     views: dict[str, View] = {}
     steps = iter(batch)
     for name, tensor in zip(SIDES, extras.tensors, strict=True):
@@ -122,10 +125,11 @@ def _block_scales(extras: Extras) -> BlockScales | None:
 def described(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras = NOTHING
 ) -> MatmulCall:
-    """The call of a product whose arguments were checked, out having the shape of the result.
+    """Return the call of a product whose arguments were checked. out has the shape of the result.
 
-    A result that lies by columns is made as that of the transposes; not where calls are batch-invariant, as
-    that of many rows by one column lies so, and that of one row does not.
+    A column-major result is computed as the row-major result of the transposed operands. Batch-invariant
+    calls are not transposed: a result of many rows and one column is column-major, one of a single row is
+    not.
     """
     batch = broadcast(a.shape[:-2], b.shape[:-2])
 
@@ -149,5 +153,5 @@ def described(
     scales = _block_scales(extras)
     whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
     call = _folded(replace(whole, invariant=is_batch_invariant()))
-    turned = call.out.layout == "column" and up is None and not call.invariant
-    return call.transposed if turned else call
+    transposes = call.out.layout == "column" and up is None and not call.invariant
+    return call.transposed if transposes else call

@@ -1,8 +1,8 @@
-"""Which calls torch's dispatcher must see, and their way to it: operators of `torch.ops.tritile`.
+"""Send calls that torch must see through its dispatcher, to the operators of `torch.ops.tritile`.
 
-A plain call on plain tensors goes to its kernel at once. Calls that torch keeps track of (gradients,
-tangents, transforms, subclasses, modes, autocast, tracing) go to the operator of the same name, which
-`tritile.ops.operators` registers, and whose kernels on CUDA and CPU are the plain call again.
+A plain call on plain tensors launches its kernel at once. Calls that torch keeps track of (gradients,
+tangents, transforms, subclasses, modes, autocast, tracing) go to the operator of the same name in
+`tritile.ops.operators`. The operator's kernels for CUDA and CPU are the plain call again.
 """
 
 import sys
@@ -22,13 +22,13 @@ from tritile.core.of_torch import (
 from tritile.errors import DtypeError, InvalidValueError
 from tritile.ops.checks import check_may_change, check_tensor, describe
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that have nothing of their own to say about a call
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
 
-def dispatched(*tensors: Any) -> bool:
-    """Whether a call on these arguments, tensors or None, goes through torch's dispatcher.
+def needs_dispatch(*tensors: Any) -> bool:
+    """Tell whether a call on these arguments, each a tensor or None, must go through torch's dispatcher.
 
-    Not where one is no tensor at all: such calls are refused by the checks of the plain call.
+    False where an argument is not a tensor: the checks of the plain call refuse it.
     """
     if (
         is_dynamo_compiling()
@@ -51,58 +51,60 @@ def dispatched(*tensors: Any) -> bool:
     return found
 
 
-def diverted(op: str, *args: Any, out: torch.Tensor | None = None, **words: Any) -> torch.Tensor:
-    """The same call of the operator `tritile::op`; with out, of its overload that writes there.
+def call_operator(op: str, *args: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """Call the operator `tritile::op`, or its overload `out` where out is given.
 
-    Raises DtypeError or InvalidValueError for words, and tensors, of no kind that an operator takes, and
-    GradientError for an `out` of inference mode outside of it.
+    Raises:
+        DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
+        GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
     """
-    _check_words(op, words)
+    _check_options(op, options)
     if not is_dynamo_compiling():
-        for tensor in (*args, *words.values(), out):
-            if isinstance(tensor, torch.Tensor) and (tensor.is_nested or _is_no_dense(tensor)):
-                check_tensor(op, "an argument", tensor)  # which torch would find no kernel for
+        _check_tensors(op, args, {**options, "out": out})
         if out is not None:
             check_may_change(op, out)  # torch would write first
-        know_shardings()
-        _check_given(op, args)
+        register_shardings()
     packet = getattr(torch.ops.tritile, op)
     if out is None:
-        return packet.default(*args, **words)
-    packet.out(*args, **words, out=out)
+        return packet.default(*args, **options)
+    packet.out(*args, **options, out=out)
     return out
 
 
-def _check_given(op: str, args: Sequence[Any]) -> None:
-    """Raise DtypeError where None stands for a tensor that the operator cannot do without."""
-    schema = schema_of(getattr(torch.ops.tritile, op).default)
-    for argument, value in zip(schema.arguments, args, strict=False):
+def _check_tensors(op: str, args: Sequence[Any], options: dict[str, Any]) -> None:
+    """Raise DtypeError for tensors that torch finds no kernel for, and for None in place of one."""
+    arguments = schema_of(getattr(torch.ops.tritile, op).default).arguments
+    for argument, value in zip(arguments, args, strict=False):
         if value is None and isinstance(argument.type, torch.TensorType):
             check_tensor(op, argument.name, value)
+    names = [argument.name for argument in arguments[: len(args)]]
+    for name, value in (*zip(names, args, strict=True), *options.items()):
+        if isinstance(value, torch.Tensor) and (value.is_nested or _is_not_dense(value)):
+            check_tensor(op, name, value)
 
 
-def _is_no_dense(tensor: torch.Tensor) -> bool:
+def _is_not_dense(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized)
 
 
-def know_shardings() -> None:
-    """Register sharding rules once torch's module of sharded tensors is there, which takes long to import."""
+def register_shardings() -> None:
+    """Register the sharding rules once torch.distributed.tensor, which is slow to import, is imported."""
     if "torch.distributed.tensor" in sys.modules:
         from tritile.ops import sharding
 
         sharding.register()
 
 
-def _check_words(op: str, words: dict[str, Any]) -> None:
-    dtype = words.get("out_dtype")
+def _check_options(op: str, options: dict[str, Any]) -> None:
+    dtype = options.get("out_dtype")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise DtypeError(f"{op}: out_dtype is {describe(dtype)}: wanted a torch.dtype")
     for name in ("precision", "activation"):
-        word = words.get(name)
+        word = options.get(name)
         if word is not None and not isinstance(word, str):
             raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
     for name in ("alpha", "beta"):
-        number = words.get(name, 1)
+        number = options.get(name, 1)
         if isinstance(number, bool) or not isinstance(
             number, complex | torch.SymInt | torch.SymFloat | int | float
         ):

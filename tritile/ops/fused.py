@@ -1,61 +1,33 @@
-"""`tritile.linear`, `addmm` and `baddbmm`: products with what follows them done as they are stored."""
+"""Offer `tritile.linear`, `addmm` and `baddbmm`: products with an epilogue, in one launch."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
-from tritile.core import epilogue
-from tritile.core.problem import ACTIVATIONS, SIDES
+from tritile.core.problem import ACTIVATIONS
 from tritile.core.quantized import QuantizedWeight
-from tritile.core.settings import rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops import matmul as product
-from tritile.ops.checks import (
-    broadcast,
-    check_like,
-    check_rank,
-    check_room,
-    check_same_device,
-    check_tensor,
-    describe,
-    name_of,
-)
-from tritile.ops.described import Extras, described
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.checks import check_rank, check_tensor, name_of
+from tritile.ops.described import Extras
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.linear import quantized_linear
-from tritile.ops.recall import Tensors, again, check_apart, met, name_of_role, reaches_of, remember
-from tritile.ops.run import interpret_product, on_host, prepared, written
-
-_ZEROS: Final = ("zero_a", "zero_b")  # whole numbers, which are checked by themselves
-_ADDED: Final = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of what is added to sums in fp32
-
-
-def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    check_tensor(op, name, tensor)
-    check_same_device(op, like, name, tensor)
-    alike = like.dtype == torch.float64 or like.is_complex()
-    wanted = (like.dtype,) if alike else _ADDED
-    if tensor.dtype not in wanted:
-        dtypes = ", ".join(map(name_of, wanted))
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {dtypes}")
-    try:
-        fits = broadcast(tensor.shape, shape) == shape
-    except ShapeError:
-        fits = False
-    if not fits:
-        raise ShapeError(f"{op}: {name} is {tuple(tensor.shape)}: wanted a shape that broadcasts to {shape}")
+from tritile.ops.memo import launch_again, look_up, name_of_role
+from tritile.ops.products import Product, run_unprepared
 
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
-    """A matrix whose rows are as long as those of x. Raises ShapeError where it is not, DtypeError, ..."""
+    """Raise a TritileError unless weight is a matrix, or vector, whose rows are as long as those of x.
+
+    `ranks` are the numbers of dimensions that weight may have.
+    """
     for own, tensor in (("input", x), (name, weight)):
         check_tensor(op, own, tensor)
     if weight.ndim not in ranks:
         wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in sorted(ranks, reverse=True))
-        raise ShapeError(f"{op}: {name} is {tuple(weight.shape)}: wanted {wanted}")
+        raise ShapeError(f"{op}: {name} has shape {tuple(weight.shape)}: wanted {wanted}")
     if x.ndim and x.shape[-1] != weight.shape[-1]:
-        shapes = f"input is {tuple(x.shape)} and {name} {tuple(weight.shape)}"
-        raise ShapeError(f"{op}: {shapes}: rows of {weight.shape[-1]} elements, wanted {x.shape[-1]}")
+        shapes = f"input has shape {tuple(x.shape)} and {name} {tuple(weight.shape)}"
+        raise ShapeError(f"{op}: {shapes}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
 
 
 def _check_number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
@@ -70,111 +42,17 @@ def _check_number(op: str, name: str, value: Any, like: torch.Tensor) -> complex
 
 
 def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
-    """The activation's name, "" for None. Raises InvalidValueError for what is none.
+    """Return the activation's name, "" for None. Raise InvalidValueError for an unknown one.
 
-    `of`: the first operand of the product, where it is known. Raises DtypeError where that is complex.
+    Raise DtypeError where `of`, the first operand of the product, is given and complex.
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         wanted = ", ".join(ACTIVATIONS)
         raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
     if activation and of is not None and of.is_complex():
-        raise DtypeError(f"{op}: activation {activation!r} of {name_of(of.dtype)}: wanted a real dtype")
+        dtype = name_of(of.dtype)
+        raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: wanted None, or a real dtype")
     return activation or ""
-
-
-class Product(NamedTuple):
-    """a @ b with an epilogue; `tensors` are the caller's, in the order of `ARGUMENTS`."""
-
-    op: str
-    tensors: Tensors
-    a: Any
-    b: Any
-    extras: Extras
-
-
-def checked(
-    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
-) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
-
-    Of out all but its memory is checked.
-    """
-    op, _, a, b, extras = of
-    names = name_of_role(op, "a"), name_of_role(op, "b")
-    shape, dtype, precision = product.result_of(a, b, None, out_dtype, precision, op, extras.scaled, names)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
-    for role in SIDES:
-        tensor = getattr(extras, role)
-        if tensor is not None and role not in _ZEROS:
-            _check_side(op, name_of_role(op, role), tensor, a, shape)
-    if out is not None:
-        check_like(op, out, shape, dtype, a)
-    return shape, dtype, precision
-
-
-def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
-    """Multiply complex operands, and do what follows by torch: the kernels store real sums.
-
-    Parts are added as real numbers, as torch's complex addition multiplies by 1 + 0i, which turns the other
-    part of an infinity into NaN.
-    """
-    extras = of.extras
-    sums = product.eager(of.a, of.b, None, None, precision)
-    if extras.alpha != 1:
-        sums.mul_(extras.alpha)
-    read = dict(zip(SIDES, extras.tensors, strict=True))
-    for term, weight in ((read["bias"], extras.beta), (read["residual"], 1)):
-        if term is not None:
-            term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
-            torch.view_as_real(sums).add_(torch.view_as_real(term))
-    return sums if out is None else written(of.op, out.copy_(sums))
-
-
-def fused_product(
-    of: Product,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-    key: tuple[Any, ...] | None,
-) -> torch.Tensor:
-    """A product not met before: check, plan, compile, launch, and remember how under `key`.
-
-    Raises what `matmul` does, and for tensors that do not fit the result.
-    """
-    rules()  # wrong settings of the environment are told of on any device
-    op, tensors, a, b, extras = of
-    shape, dtype, precision = checked(of, out, out_dtype, precision)
-    if out is not None:
-        check_room(op, out)
-        check_apart(op, out, tensors, reaches_of(tensors, extras.bias if extras.beta == 0 else None))
-    if a.is_complex():
-        return _complex_product(of, out, precision)
-    result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
-    if result.numel() == 0:
-        return result
-    if a.is_meta:
-        return result if out is None else written(op, result)
-    plain_a, plain_b = a.resolve_neg(), b.resolve_neg()
-    plain = extras.mapped(torch.Tensor.resolve_neg)
-    if a.shape[-1] == 0:
-        sums = torch.zeros(shape, dtype=dtype, device=a.device)
-        up = None if plain.up is None else sums
-        how = (plain.activation, plain.alpha, plain.beta)
-        result.copy_(epilogue.finished(sums, plain.tensors, *how, up))
-    elif on_host(a):
-        interpret_product(
-            lambda read, into, how: described(read(plain_a), read(plain_b), into, how, plain.mapped(read)),
-            (plain_a, *plain.tensors),
-            result,
-            precision,
-        )
-    else:
-        call = described(plain_a, plain_b, result, precision, plain)
-        launch = prepared(call)
-        launch(*call.tensors)
-        remember(key, op, launch, call, tensors, result)
-    return result if out is None else written(op, result)
 
 
 def linear(
@@ -188,61 +66,67 @@ def linear(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(input @ weight^T + bias) + residual in one launch, torch's linear and what follows it.
+    """Return activation(input @ weight^T + bias) + residual, computed in one launch.
 
     Args:
-        input: (..., K), of a floating or complex dtype of `tritile.matmul`.
-        weight: (N, K), or (K,) for a result without N; of input's dtype. Or what `tritile.quantize` made of
-            an (N, K) for input's dtype, bfloat16 or float16: then bias is (N,), and nothing else is taken. It
-            may be unpacked first where input has more than 256 rows, on Hopper, into 2 N K bytes that last
-            for the call.
+        input: (..., K), of a floating or complex dtype that `tritile.matmul` takes.
+        weight: (N, K), or (K,) for a result without N; of input's dtype. Or a `tritile.QuantizedWeight` of an
+            (N, K) matrix, made for input's dtype, bfloat16 or float16: then bias must be (N,) or None, and
+            the other arguments None. On Hopper, where input has more than 256 rows, it may be unpacked into a
+            workspace of 2 N K bytes that lasts for the call.
         bias: (N,), or any shape that broadcasts to the result's.
         activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
-        residual: of a shape that broadcasts to the result's, added last.
-        out: the result goes here. It may be residual or bias itself, and share no memory otherwise.
-        out_dtype: as `tritile.matmul` takes it.
-        precision: likewise.
+        residual: of a shape that broadcasts to the result's; added last.
+        out: tensor to write the result to. It may be residual or bias itself; otherwise it must share no
+            memory with an operand.
+        out_dtype: as for `tritile.matmul`.
+        precision: as for `tritile.matmul`.
 
-    bias and residual are float16, bfloat16 or float32 (float64 or complex where input is, of its very dtype).
-    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once, as they are
-    stored. Complex results have no activation; what is added to them is added by torch, after the product.
+    bias and residual are float16, bfloat16 or float32; where input is float64 or complex, they have its
+    dtype. Sums and the epilogue are computed in float32 (float64 for float64) and rounded once, when stored.
+    Complex results take no activation, and torch adds bias and residual after the product.
 
-    Differentiable by all tensors, as `tritile.matmul` is; by input and bias alone where the weight is
-    quantized. Where a gradient is wanted, an activation is a step of torch's own after the product.
+    Differentiable with respect to all tensors, as `tritile.matmul` is; with a quantized weight, only with
+    respect to input and bias. Where a gradient is wanted, torch applies the activation after the product.
 
-    Raises as `tritile.matmul` does, before any launch.
+    Returns:
+        The result, (..., N), in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.matmul` raises it.
     """
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out, out_dtype, precision)
         return quantized_linear(input, weight, bias)
-    if dispatched(input, weight, bias, residual, out):
-        words: dict[str, Any] = {"activation": activation, "residual": residual}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted("linear", input, weight, bias, out=out, **words)
+    if needs_dispatch(input, weight, bias, residual, out):
+        options: dict[str, Any] = {"activation": activation, "residual": residual}
+        options |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator("linear", input, weight, bias, out=out, **options)
     return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
 def check_bias_alone(*others: Any) -> None:
-    """Raises UnsupportedError where `linear` of a QuantizedWeight is given another argument than a bias."""
+    """Raise UnsupportedError where `linear` of a QuantizedWeight has another argument than a bias."""
     names = ("activation", "residual", "out", "out_dtype", "precision")
     given = ", ".join(name for name, value in zip(names, others, strict=True) if value is not None)
     if given:
-        raise UnsupportedError(f"linear: {given} with a QuantizedWeight: wanted bias alone")
+        raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 
 
 def eager_linear(
-    x: Any, weight: Any, bias: Any, activation: Any, residual: Any, out: Any, out_dtype: Any, precision: Any
-) -> torch.Tensor:
-    """`linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
+    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, out: Any = None,
+    out_dtype: Any = None, precision: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
-    key, ready = met("linear", x, tensors, out, (activation, out_dtype, precision))
+    key, ready = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return again("linear", ready, tensors, out)
-    return fused_product(linear_of(*tensors, activation), out, out_dtype, precision, key)
+        return launch_again("linear", ready, tensors, out)
+    return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
 
 
 def linear_of(x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> Product:
-    """The product that `linear` makes. Raises a TritileError for operands that do not fit each other."""
+    """Return the product that `linear` computes. Raise a TritileError for bad operands."""
     check_weight("linear", x, "weight", weight, (1, 2))
     extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, x))
     return Product("linear", (x, weight, bias, residual), x, weight.t(), extras)
@@ -252,13 +136,13 @@ _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 
 
 def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any) -> Product:
-    """The product that "addmm" or "baddbmm" makes. Raises a TritileError for operands that do not fit."""
+    """Return the product that "addmm" or "baddbmm" computes. Raise a TritileError for bad operands."""
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
         check_rank(op, name, tensor, rank)
     if rank == 3 and a.shape[0] != b.shape[0]:
-        shapes = f"{of_a} is {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
-        raise ShapeError(f"{op}: {shapes}: wanted one batch size")
+        shapes = f"{of_a} has shape {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
+        raise ShapeError(f"{op}: {shapes}: wanted the same batch size")
     weights = _check_number(op, "alpha", alpha, a), _check_number(op, "beta", beta, a)
     check_tensor(op, "input", added)
     extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
@@ -269,24 +153,25 @@ def _weighted(
     op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
     precision: Any,
 ) -> torch.Tensor:  # fmt: skip
-    if dispatched(input, a, b, out):
-        words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
-        return diverted(op, input, a, b, out=out, beta=beta, alpha=alpha, **words)
+    if needs_dispatch(input, a, b, out):
+        options = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
+        return call_operator(op, input, a, b, out=out, beta=beta, alpha=alpha, **options)
     return eager_weighted(op, input, a, b, out, beta, alpha, activation, out_dtype, precision)
 
 
 def eager_weighted(
-    op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
-    precision: Any,
+    op: str, input: Any, a: Any, b: Any, out: Any = None, beta: Any = 1, alpha: Any = 1,
+    activation: Any = None, out_dtype: Any = None, precision: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`addmm` or `baddbmm` of plain tensors, which is what their operators run on CUDA and CPU."""
+    """Run `addmm` or `baddbmm` on plain tensors: the kernel of their operators on CUDA and CPU."""
     tensors = (input, a, b)
-    words = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)  # True is 1 to a key
-    key, ready = met(op, a, tensors, out, words)
+    # Types too: True equals 1 in a key, and is refused.
+    options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
+    key, ready = look_up(op, a, tensors, out, options)
     if ready is not None:
-        return again(op, ready, tensors, out)
+        return launch_again(op, ready, tensors, out)
     of = weighted_of(op, input, a, b, beta, alpha, activation)
-    return fused_product(of, out, out_dtype, precision, key)
+    return run_unprepared(of, out, out_dtype, precision, key)
 
 
 def addmm(
@@ -301,20 +186,26 @@ def addmm(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(beta * input + alpha * (mat1 @ mat2)) in one launch, with the meaning of `torch.addmm`.
+    """Return activation(beta * input + alpha * (mat1 @ mat2)), computed in one launch, as `torch.addmm` does.
 
     Args:
-        input: of a shape that broadcasts to (M, N); not read where beta is 0.
+        input: of a shape that broadcasts to (M, N) and a dtype that `tritile.linear` takes for bias; not read
+            where beta is 0.
         mat1: (M, K).
-        mat2: (K, N).
-        beta: a number, by which input is multiplied; complex for complex operands alone.
-        alpha: a number, by which the product is; likewise.
-        activation: as `tritile.linear` takes it.
-        out: the result goes here. It may be input itself, and share no memory otherwise.
-        out_dtype: as `tritile.matmul` takes it.
-        precision: likewise.
+        mat2: (K, N), of mat1's dtype.
+        beta: number that multiplies input; complex only for complex operands.
+        alpha: number that multiplies the product; complex only for complex operands.
+        activation: as for `tritile.linear`.
+        out: tensor to write the result to. It may be input itself; otherwise it must share no memory with an
+            operand.
+        out_dtype: as for `tritile.matmul`.
+        precision: as for `tritile.matmul`.
 
-    Raises as `tritile.linear` does.
+    Returns:
+        The result, (M, N), in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.linear` raises it.
     """
     return _weighted("addmm", input, mat1, mat2, out, beta, alpha, activation, out_dtype, precision)
 
@@ -331,19 +222,23 @@ def baddbmm(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """The same as `tritile.addmm` of batches, with the meaning of `torch.baddbmm`.
+    """Return activation(beta * input + alpha * (batch1 @ batch2)) of batches, as `torch.baddbmm` does.
 
     Args:
         input: of a shape that broadcasts to (B, M, N); not read where beta is 0.
         batch1: (B, M, K).
-        batch2: (B, K, N).
-        beta: as `tritile.addmm` takes it, and so the others.
-        alpha: likewise.
-        activation: likewise.
-        out: likewise.
-        out_dtype: likewise.
-        precision: likewise.
+        batch2: (B, K, N), of batch1's dtype.
+        beta: as for `tritile.addmm`.
+        alpha: as for `tritile.addmm`.
+        activation: as for `tritile.addmm`.
+        out: as for `tritile.addmm`.
+        out_dtype: as for `tritile.addmm`.
+        precision: as for `tritile.addmm`.
 
-    Raises as `tritile.linear` does.
+    Returns:
+        The result, (B, M, N), in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.linear` raises it.
     """
     return _weighted("baddbmm", input, batch1, batch2, out, beta, alpha, activation, out_dtype, precision)

@@ -1,4 +1,4 @@
-"""`tritile.gated_linear`: the two products of a gated unit and what joins them, in one launch."""
+"""Offer `tritile.gated_linear`: both products of a gated unit, and their combination, in one launch."""
 
 from typing import Any, Final
 
@@ -8,9 +8,10 @@ from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.fused import Product, check_activation, check_weight, fused_product
-from tritile.ops.recall import Tensors, again, met
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.fused import check_activation, check_weight
+from tritile.ops.memo import Tensors, launch_again, look_up
+from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "gated_linear"
 _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
@@ -24,10 +25,10 @@ def _check_weights(x: Any, gate: Any, up: Any) -> None:
         raise DtypeError(f"{_OP}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
     if gate.dtype != up.dtype:
         kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
-        raise DtypeError(f"{_OP}: {kinds}: wanted one dtype")
+        raise DtypeError(f"{_OP}: {kinds}: wanted the same dtype")
     if gate.shape != up.shape:
-        shapes = f"weight_gate is {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
-        raise ShapeError(f"{_OP}: {shapes}: wanted one shape")
+        shapes = f"weight_gate has shape {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
+        raise ShapeError(f"{_OP}: {shapes}: wanted the same shape")
 
 
 def gated_linear(
@@ -42,46 +43,53 @@ def gated_linear(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """activation(input @ weight_gate^T + bias_gate) * (input @ weight_up^T + bias_up) in one launch.
+    """Return activation(input @ weight_gate^T + bias_gate) * (input @ weight_up^T + bias_up), in one launch.
 
     With "silu" this is SwiGLU, with "gelu" GEGLU, with "relu" ReGLU (Shazeer, arXiv 2002.05202). Both
-    products share each tile of input that is read, and neither is stored.
+    products share each tile of input that is loaded, and neither is stored.
 
     Args:
         input: (..., K), float16, bfloat16, float32 or float64.
         weight_gate: (N, K), of input's dtype, any strides.
-        weight_up: the same, with strides of its own: the two may be halves of one (2 N, K).
-        activation: of the gate, as `tritile.linear` takes it.
+        weight_up: (N, K), of input's dtype, any strides: the two weights may be halves of one (2 N, K).
+        activation: of the gate, as for `tritile.linear`.
         bias_gate: (N,), or any shape that broadcasts to the result's, of a dtype that `tritile.linear` adds.
-        bias_up: likewise.
-        out: the result goes here. It may be one of the biases itself, and share no memory otherwise.
-        out_dtype: as `tritile.matmul` takes it.
-        precision: of float32: "ieee", "tf32x3" or "tf32", as `tritile.matmul` takes them.
+        bias_up: the same for the second product.
+        out: tensor to write the result to. It may be one of the biases itself; otherwise it must share no
+            memory with an operand.
+        out_dtype: as for `tritile.matmul`.
+        precision: for float32: "ieee", "tf32x3" or "tf32", as for `tritile.matmul`.
 
-    Sums, and all that follows them, are kept in float32 (float64 for float64), and rounded once. Where a
-    gradient is wanted, which takes both products, they are made one by one.
+    Sums and the epilogue are computed in float32 (float64 for float64) and rounded once. Where a gradient is
+    wanted, which needs both products, they are computed one by one.
 
-    Raises as `tritile.linear` does.
+    Returns:
+        The result, (..., N), in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.linear` raises it.
     """
-    if dispatched(input, weight_gate, weight_up, bias_gate, bias_up, out):
-        words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return diverted(_OP, input, weight_gate, weight_up, out=out, **words)
-    tensors = (input, weight_gate, weight_up, bias_gate, bias_up)
-    return eager(tensors, activation, out, out_dtype, precision)
+    if needs_dispatch(input, weight_gate, weight_up, bias_gate, bias_up, out):
+        options: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
+        options |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator(_OP, input, weight_gate, weight_up, out=out, **options)
+    return eager(input, weight_gate, weight_up, activation, bias_gate, bias_up, out, out_dtype, precision)
 
 
-def eager(tensors: Tensors, activation: Any, out: Any, out_dtype: Any, precision: Any) -> torch.Tensor:
-    """`gated_linear` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    x = tensors[0]
-    key, ready = met(_OP, x, tensors, out, (activation, out_dtype, precision))
+def eager(
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, out: Any = None, out_dtype: Any = None, precision: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
+    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    key, ready = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return again(_OP, ready, tensors, out)
-    return fused_product(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
+        return launch_again(_OP, ready, tensors, out)
+    return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
 
 
 def gated_of(tensors: Tensors, activation: Any, precision: Any) -> Product:
-    """The products that `gated_linear` makes. Raises a TritileError for arguments that do not fit."""
+    """Return the product that `gated_linear` computes. Raise a TritileError for arguments that do not fit."""
     x, weight_gate, weight_up, bias_gate, bias_up = tensors
     _check_weights(x, weight_gate, weight_up)
     if precision is not None and precision not in _PRECISIONS:

@@ -1,4 +1,4 @@
-"""`tritile.grouped_matmul`: products of groups whose sizes only the GPU knows, as in mixtures of experts."""
+"""Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 
 from tritile.core.settings import rules
 from tritile.ops import matmul as product
-from tritile.ops.checks import check_room
-from tritile.ops.dispatch import dispatched, diverted
+from tritile.ops.checks import check_out_memory
+from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.recall import again, met, remember
-from tritile.ops.run import interpret_product, on_host, prepared, written
+from tritile.ops.memo import Key, launch_again, look_up, remember
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 
 
 def grouped_matmul(
@@ -24,89 +24,89 @@ def grouped_matmul(
     out: torch.Tensor | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """Products of groups in one launch, as in mixtures of experts, with the meaning of `torch._grouped_mm`.
+    """Multiply many groups in one launch, as in mixtures of experts and as `torch._grouped_mm` does.
 
     Args:
-        a: (total, K), rows of which belong to groups; (groups, M, K); or (M, total), whose columns do.
+        a: (total, K), whose rows belong to groups; (groups, M, K); or (M, total), whose columns belong to
+            groups.
         b: (groups, K, N); (K, total), whose columns belong to groups; or (total, N), whose rows do. Any
-            strides. One dtype for a and b: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.
-        offs: (groups,) int32, where each group ends in what they share: total. None where a and b have three
-            dimensions. At most 1,024 groups. It is read on the GPU alone: nothing waits for it.
-        scale_a: float32, of fp8 operands: one for each row of a, contiguous. (total,) where groups share
-            rows; (groups, M) of a matrix for each group; (groups * M,) where they share K.
+            strides. a and b have one dtype: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.
+        offs: (groups,) int32, the end of each group in the dimension that groups share, `total`. None where a
+            and b have three dimensions. At most 1,024 groups. Only the GPU reads it: the host does not wait
+            for it.
+        scale_a: float32, for fp8 operands: one for each row of a, contiguous. (total,) where groups share
+            rows; (groups, M) where each group has a matrix; (groups * M,) where they share K.
         scale_b: the same for each column of b: (total,), (groups, N) or (groups * N,).
         out_dtype: float16, bfloat16 or float32. Default: a's own; bfloat16 for fp8.
-        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with the
-            operands.
-        precision: of float32 products, "ieee" (without `tritile.matmul`'s compensation), "tf32x3" or "tf32",
-            by default as there; of fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
+        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with an
+            operand.
+        precision: for float32, "ieee" (without `tritile.matmul`'s compensation), "tf32x3" or "tf32", with its
+            default; for fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
 
-    Returns, contiguous: (total, N), a's rows by the b of their group; (M, total), the a of their group by b's
-    columns; (groups, M, N), the columns of a by the rows of b of each group, zero for an empty one; and
-    (groups, M, N) of three dimensions each, which are a plain batch.
+    Groups may have any size, zero included. Rows or columns of the result past the last offset are zero
+    (torch leaves them unwritten). An offset below an earlier one counts as that one, and one outside of 0 to
+    total as the nearest of these: whatever the offsets, nothing else is read or written. Sums are computed in
+    float32; those of fp8 within a block of K in the 14 bits that Hopper's tensor cores keep.
 
-    Groups may have any size, none included. Rows, or columns, of the result past the last offset are zero
-    (torch leaves them as they are). An offset below an earlier one counts as that one, and one outside of
-    0 to total as the nearest of these: whatever the offsets, nothing else is read or written.
-    Sums are kept in float32; of fp8, those of a block of K in the 14 bits that Hopper's tensor cores keep.
+    Differentiable with respect to a and b, except for fp8 and with scales, by products of the same groups.
 
-    Differentiable by a and b, but for fp8 and scales: by products of the same groups.
+    Returns:
+        A contiguous tensor, or out: (total, N), rows of a by the b of their group; (M, total), the a of each
+            group by its columns of b; (groups, M, N), the columns of a by the rows of b of each group, zero
+            for an empty group; or (groups, M, N), a plain batch, where a and b have three dimensions.
 
-    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError, InvalidValueError or
-    UnsupportedError for arguments that do not fit, before any launch; in mode "strict"
-    NotTunedError or NotCompiledError; TuningError in mode "tune" where no config works. Warns once
-    (InterpreterWarning) on host tensors.
+    Raises:
+        TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
+            GradientError, InvalidValueError or UnsupportedError. Nothing is launched.
+        NotTunedError, NotCompiledError: in mode "strict".
+        TuningError: no config works, in mode "tune".
+
+    Warns once (InterpreterWarning) on host tensors.
     """
-    of = Operands(a, b, offs, scale_a, scale_b)
-    if dispatched(*of, out):
+    if needs_dispatch(a, b, offs, scale_a, scale_b, out):
         scales = {"scale_a": scale_a, "scale_b": scale_b}
-        return diverted(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
-    return eager(of, out, out_dtype, precision)
+        return call_operator(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
+    return eager(a, b, offs, scale_a, scale_b, out, out_dtype, precision)
 
 
 def eager(
-    of: Operands, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
-) -> torch.Tensor:
-    """`grouped_matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    key, ready = met(OP, of.a, of, out, (out_dtype, precision))
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, out: Any = None,
+    out_dtype: torch.dtype | None = None, precision: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
+    of = Operands(a, b, offs, scale_a, scale_b)
+    key, ready = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
-        return again(OP, ready, of, out)
-    return _first(of, out, out_dtype, precision, key)
+        return launch_again(OP, ready, of, out)
+    return _run_unprepared(of, out, out_dtype, precision, key)
 
 
-def _first(
-    of: Operands,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    precision: str | None,
-    key: tuple[Any, ...] | None,
+def _run_unprepared(
+    of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None, key: Key | None
 ) -> torch.Tensor:
-    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    rules()  # wrong settings of the environment are told of on any device
-    given = out is not None
-    shape, dtype, precision_of = result_of(of, out, out_dtype, precision)
-    if given:
-        check_room(OP, out, **of.given)
+    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
+    rules()  # report a wrong setting of the environment on any device
+    shape, dtype, how = result_of(of, out, out_dtype, precision)
+    if out is not None:
+        check_out_memory(OP, out, **of.given)
     if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
         return product.eager(of.a, of.b, out, dtype, precision)
-    out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
-    dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
-    if empty(of, out):
-        return out.zero_()
+    result = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
+    if empty(of, result):
+        return result.zero_()
     if of.a.is_meta:
-        return written(OP, out) if given else out
+        return result if out is None else mark_written(OP, result)
+    dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
     if on_host(of.a):
         interpret_product(
             lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
             (dense.a,),
-            out,
-            precision_of,
+            result,
+            how,
         )
-        return written(OP, out) if given else out
-    call = described(dense, out, precision_of)
-    launch = prepared(call)
-    launch(*call.tensors)
-    if given:
-        written(OP, out)
-    remember(key, OP, launch, call, of, out)
-    return out
+    else:
+        call = described(dense, result, how)
+        launch = prepared(call)
+        launch(*call.tensors)
+        remember(key, OP, launch, call, of, result)
+    return result if out is None else mark_written(OP, result)

@@ -1,4 +1,4 @@
-"""Operands of grouped products: what is wrong with them, and the call that they make."""
+"""Check and describe the operands of grouped products."""
 
 from typing import Any, Final, NamedTuple
 
@@ -8,17 +8,17 @@ from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS,
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.checks import check_like, check_same_device, check_tensor, describe, name_of
-from tritile.ops.matmul import check_gpu, check_precision
+from tritile.ops.checks import check_out, check_same_device, check_tensor, describe, name_of, names_of
+from tritile.ops.products import check_gpu, check_precision
 
 OP: Final = "grouped_matmul"
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-# What groups share, by the number of dimensions of a and b.
+# The dimension that groups share, by the number of dimensions of a and b.
 _RAGGED: Final = {(2, 3): "rows of a", (3, 2): "columns of b", (2, 2): "k", (3, 3): "none"}
 
 
 class Operands(NamedTuple):
-    """The tensors of a call, None where there is none."""
+    """Hold the tensors of a call, None where one is not given."""
 
     a: Any
     b: Any
@@ -28,21 +28,20 @@ class Operands(NamedTuple):
 
     @property
     def given(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by name."""
+        """Return the tensors that are given, by name."""
         return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
 
 def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
     a, b = of.a, of.b
     if a.dtype != b.dtype:
-        raise DtypeError(f"{OP}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted one dtype")
+        raise DtypeError(f"{OP}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted the same dtype")
     if name_of(a.dtype) not in GROUPED_DTYPES:
-        raise DtypeError(f"{OP}: {name_of(a.dtype)} is not offered: wanted {', '.join(GROUPED_DTYPES)}")
+        raise DtypeError(f"{OP}: a is {name_of(a.dtype)}: wanted one of {', '.join(GROUPED_DTYPES)}")
     if out_dtype is not None and out_dtype not in _OUT_DTYPES:
-        wanted = ", ".join(map(name_of, _OUT_DTYPES))
-        raise DtypeError(f"{OP}: out_dtype of {name_of(a.dtype)} is {out_dtype}: wanted {wanted}")
+        raise DtypeError(f"{OP}: out_dtype is {out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
     if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
-        raise DtypeError(f"{OP}: scales are for fp8 operands, not {name_of(a.dtype)}")
+        raise DtypeError(f"{OP}: scale_a is given for {name_of(a.dtype)}: scales are for fp8 operands")
     return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)
 
 
@@ -55,14 +54,15 @@ def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
 
 
 def _check_offs(of: Operands, groups: int | None) -> None:
-    """int32 offsets, one for each group, side by side, where groups share anything; else none."""
+    """Raise a TritileError unless offs is (groups,) int32, contiguous; or None where groups share nothing."""
     a, offs = of.a, of.offs
     if a.ndim == 3 and of.b.ndim == 3:
         if offs is not None:
-            raise ShapeError(f"{OP}: offs is {describe(offs)}: a and b of 3 dimensions share nothing by it")
+            raise ShapeError(f"{OP}: offs is {describe(offs)}: wanted None, as a and b have 3 dimensions")
         return
     if offs is None:
-        raise ShapeError(f"{OP}: a {tuple(a.shape)} and b {tuple(of.b.shape)} want offs, where groups end")
+        shapes = f"a is {tuple(a.shape)} and b {tuple(of.b.shape)}"
+        raise ShapeError(f"{OP}: {shapes}, and offs is None: wanted offs, the end of each group")
     check_tensor(OP, "offs", offs)
     check_same_device(OP, a, "offs", offs)
     if offs.dtype != torch.int32:
@@ -71,15 +71,16 @@ def _check_offs(of: Operands, groups: int | None) -> None:
         wanted = "(groups,)" if groups is None else f"({groups},)"
         raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
     if offs.shape[0] > 1 and offs.stride(0) != 1:
-        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: wanted its elements side by side")
+        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: wanted contiguous elements")
     if offs.shape[0] > MAX_GROUPS:
-        raise UnsupportedError(f"{OP}: {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
+        raise UnsupportedError(f"{OP}: offs has {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
 
 
 def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """Both or none, of these shapes, contiguous, float32."""
+    """Raise a TritileError unless scales are float32, contiguous and of these shapes, both or neither."""
     if (of.scale_a is None) != (of.scale_b is None):
-        raise ShapeError(f"{OP}: wanted scale_a and scale_b, or neither")
+        given = "scale_b" if of.scale_a is None else "scale_a"
+        raise ShapeError(f"{OP}: only {given} is given: wanted scale_a and scale_b, or neither")
     if of.scale_a is None:
         return
     for name, scale, shape in zip(("scale_a", "scale_b"), of[3:], wanted, strict=True):
@@ -93,14 +94,17 @@ def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]])
 
 
 def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, Any]]:
-    """The result's shape, the groups (None: as offs has), what they share, and the shapes of scales."""
+    """Return the result's shape, the number of groups, the shared size and the shapes of the scales.
+
+    The number of groups is None where only offs tells it; the shared size is 0 where groups share nothing.
+    """
     a, b, offs = of.a, of.b, of.offs
-    shapes = f"a {tuple(a.shape)} and b {tuple(b.shape)}"
+    shapes = f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}"
     ragged = _RAGGED.get((a.ndim, b.ndim))
     if ragged is None:
         raise ShapeError(f"{OP}: {shapes}: wanted two or three dimensions each")
     if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(f"{OP}: {shapes}: the last dimension of a, {a.shape[-1]}, is not b's {b.shape[-2]}")
+        raise ShapeError(f"{OP}: {shapes}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
     m, n = a.shape[-2], b.shape[-1]
     if ragged == "rows of a":
         groups = b.shape[0]
@@ -111,7 +115,7 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
     if ragged == "none":
         groups = a.shape[0]
         if groups != b.shape[0]:
-            raise ShapeError(f"{OP}: {shapes}: {groups} groups and {b.shape[0]}")
+            raise ShapeError(f"{OP}: {shapes}: a has {groups} groups and b {b.shape[0]}")
         return (groups, m, n), groups, 0, ((groups, m), (groups, n))
     count = offs.shape[0] if isinstance(offs, torch.Tensor) and offs.ndim == 1 else 0
     return (count, m, n), None, a.shape[1], ((count * m,), (count * n,))
@@ -120,9 +124,9 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
 def result_of(
     of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None
 ) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Shape and dtype of the result, and the precision. Raises a TritileError for bad arguments.
+    """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
 
-    Of out, which may be None, all but its memory is checked.
+    out may be None; its memory is not checked.
     """
     for name, tensor in (("a", of.a), ("b", of.b)):
         check_tensor(OP, name, tensor)
@@ -134,26 +138,26 @@ def result_of(
     _check_offs(of, groups)
     _check_scales(of, scales)
     if shared > MAX_RAGGED:
-        raise UnsupportedError(f"{OP}: groups share {shared}: wanted at most {MAX_RAGGED}")
+        raise UnsupportedError(f"{OP}: groups share a dimension of {shared}: wanted at most {MAX_RAGGED}")
     if out is not None:
-        check_like(OP, out, shape, dtype, of.a)
+        check_out(OP, out, shape, dtype, of.a)
     return shape, dtype, precision
 
 
 def empty(of: Operands, out: torch.Tensor) -> bool:
-    """Whether there is nothing to multiply, so that all of the result is zero."""
+    """Tell whether there is nothing to multiply, so that the whole result is zero."""
     return 0 in (out.numel(), of.a.shape[0], of.a.shape[-1], of.b.shape[0])
 
 
 def _view(tensor: torch.Tensor) -> View:
-    """A matrix, or one for each group."""
+    """Return the view of a matrix, or of one for each group."""
     rows, columns = tensor.shape[-2:]
     strides, batch = tensor.stride()[-2:], tensor.stride()[:-2]
     return View(tensor, (rows, columns), (strides[0], strides[1]), tuple(batch), tensor.element_size())
 
 
 def _scales(of: Operands) -> tuple[Scales, Scales] | None:
-    """Scales with their strides over groups, which those of rows, or columns, that groups share lack."""
+    """Return both scales with their stride over groups, 0 for rows or columns that groups share."""
     if of.scale_a is None:
         return None
     m, n = of.a.shape[-2], of.b.shape[-1]
@@ -163,10 +167,10 @@ def _scales(of: Operands) -> tuple[Scales, Scales] | None:
 
 
 def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
-    """The call whose arguments were checked, out having the shape of the result.
+    """Return the call of arguments that were checked. out has the shape of the result.
 
-    Where groups share columns of b, it is made as out^T = b^T a^T; so is a result that lies by columns, where
-    calls need not be batch-invariant (see `tritile.ops.described.described`).
+    Where groups share columns of b, the call is out^T = b^T a^T. So is that of a column-major result, unless
+    calls are batch-invariant (see `tritile.ops.described.described`).
     """
     ragged = _RAGGED[of.a.ndim, of.b.ndim]
     a, b, result, scales = _view(of.a), _view(of.b), _view(out), _scales(of)

@@ -1,4 +1,4 @@
-"""`tritile.permute`, `transpose` and `contiguous`: a copy of any tensor, its dimensions in any order."""
+"""Offer `tritile.permute`, `transpose` and `contiguous`: copies with the dimensions in any order."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,23 +10,34 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
-from tritile.ops.checks import check_no_overlap, check_out, check_tensor, entangled, reach, same_place
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.recall import CALLS, UNTELLABLE, Ready, keep
-from tritile.ops.run import fresh, interpret, on_host, place, prepared, written
+from tritile.ops.checks import (
+    check_no_overlap,
+    check_out,
+    check_out_memory,
+    check_tensor,
+    ranges_meet,
+    reach,
+    same_memory,
+)
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
+from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
 from tritile.runtime.launch import Launch
 
-_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
-    """What starts where x does, in words of `itemsize` bytes, at most 8, for its address and dtype alone."""
+def _as_integers(x: torch.Tensor, itemsize: int) -> torch.Tensor:
+    """Return a tensor at the address of x, of integers of `itemsize` bytes, at most 8.
+
+    Only its address and dtype count.
+    """
     x = neg_view(x) if x.is_neg() else x
     x = x.conj() if x.is_conj() else x
-    kind = _WORDS[min(itemsize, 8)]
+    kind = _INTEGERS[min(itemsize, 8)]
     if x.element_size() == 16:
         x = torch.view_as_real(x)
-    x = x.view(_WORDS[x.element_size()])
+    x = x.view(_INTEGERS[x.element_size()])
     if kind == x.dtype:
         return x
     return torch.empty(0, dtype=kind, device=x.device).set_(
@@ -35,7 +46,7 @@ def _words(x: torch.Tensor, itemsize: int) -> torch.Tensor:
 
 
 def _flips(x: torch.Tensor) -> tuple[int, int]:
-    """Bits to invert in the first and last word of each element, for lazy conjugation and negation."""
+    """Return the bits to invert in the first and last word of an element, to conjugate and negate it."""
     if not (x.is_conj() or x.is_neg()):
         return 0, 0
     bits = 8 * x.element_size()
@@ -53,9 +64,9 @@ def _signed(value: int, bits: int) -> int:
 
 
 def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> PermuteCall:
-    """The call that copies x, its dimensions in the order `dims`, to out."""
+    """Return the call that copies x to out, with the dimensions of x in the order `dims`."""
     flip = _flips(x)
-    # Wider words must start on whole ones both in memory and in the storage.
+    # A wider word must be aligned both in memory and within the storage.
     x_at, out_at = (t.data_ptr() | int(t.storage_offset()) * t.element_size() for t in (x, out))
     problem = PermuteProblem.of(
         [x.shape[d] for d in dims],
@@ -65,23 +76,25 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
         (x_at % 16, out_at % 16),
         widen=flip == (0, 0),
     )
-    # Matrices of one element stay as they are.
-    in_place = same_place(x, out) and problem.x_strides != problem.out_strides
-    return PermuteCall(problem, _words(x, problem.itemsize), _words(out, problem.itemsize), flip, in_place)
+    # A copy of x onto itself with equal strides moves nothing.
+    in_place = same_memory(x, out) and problem.x_strides != problem.out_strides
+    return PermuteCall(
+        problem, _as_integers(x, problem.itemsize), _as_integers(out, problem.itemsize), flip, in_place
+    )
 
 
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
     if not isinstance(dim, int) or isinstance(dim, bool):
-        raise ShapeError(f"{op}: {name} is {dim!r}: wanted a whole number")
+        raise ShapeError(f"{op}: {name} is {dim!r}: wanted an integer")
     low, high = -ndim, ndim - 1
-    if op == "transpose":  # a vector, or a scalar, is its own
+    if op == "transpose":  # a vector, or a scalar, is its own transpose
         low, high = min(low, -2), max(high, 0)
     if not low <= dim <= high:
         raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {high} for {ndim} dimensions")
 
 
 def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
-    """The order of dimensions with two exchanged. Raises ShapeError for a dimension there is not."""
+    """Return the order of dimensions with two exchanged. Raise ShapeError for one that does not exist."""
     dims = list(range(ndim))
     for name, dim in (("dim0", dim0), ("dim1", dim1)):
         _dimension("transpose", name, dim, ndim)
@@ -91,7 +104,7 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
 
 
 def ordered(ndim: int, dims: Any) -> list[int]:
-    """The order of dimensions, counted from the start. Raises ShapeError for what is no order of them."""
+    """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
     if not isinstance(dims, list | tuple):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
     for dim in dims if len(dims) == ndim else ():
@@ -103,45 +116,51 @@ def ordered(ndim: int, dims: Any) -> list[int]:
 
 
 def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """A contiguous copy of input, its dimensions in another order: `input.permute(dims).contiguous()`.
+    """Return a contiguous copy of input with its dimensions reordered: `input.permute(dims).contiguous()`.
 
     Args:
-        input: any shape and strides, any dense dtype of 1 to 16 bytes an element; lazy conjugation and
-            negation are carried out on the way.
-        dims: which dimension of input comes at each place; negative ones count from the end.
-        out: the result goes here: its shape and dtype exactly, any strides, no memory shared with input;
-            or input itself, where two dimensions of one size are exchanged.
+        input: any shape and strides, any dense dtype of 1 to 16 bytes an element. Lazy conjugation and
+            negation are applied on the way.
+        dims: for each dimension of the result, the dimension of input; negative ones count from the end.
+        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with
+            input. It may be input itself where two dimensions of one size are exchanged.
 
     Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
 
-    Raises ShapeError, DtypeError, DeviceError, OverlapError, GradientError or UnsupportedError for
-    arguments that do not fit, before any launch; in mode "strict" NotTunedError or
-    NotCompiledError; TuningError in mode "tune" where no config works. Warns once (InterpreterWarning) on
-    host tensors.
+    Returns:
+        The copy, in out where that is given.
+
+    Raises:
+        TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
+            GradientError or UnsupportedError. Nothing is launched.
+        NotTunedError, NotCompiledError: in mode "strict".
+        TuningError: no config works, in mode "tune".
+
+    Warns once (InterpreterWarning) on host tensors.
     """
-    if dispatched(input, out):
-        return diverted("permute", input, ordered(input.ndim, dims), out=out)
+    if needs_dispatch(input, out):
+        return call_operator("permute", input, ordered(input.ndim, dims), out=out)
     return eager("permute", input, dims, out)
 
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
-    """`permute` or `transpose` of plain tensors: the former is what the operator runs on CUDA and CPU."""
+    """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
     key = ready = None
     try:
-        words = (type(which), *which, *map(type, which), _here(x, out))
-        key = (op, words, current_mode(), place(out), place(x))
+        options = (type(which), *which, *map(type, which), _here(x, out))
+        key = (op, options, current_mode(), key_of(out), key_of(x))
         ready = CALLS.get(key)
-    except UNTELLABLE:
+    except NEVER_PREPARED:
         key = None
     if ready is None:
-        return _first(op, x, which, out, key)
+        return _run_unprepared(op, x, which, out, key)
     if out is None:
-        out = fresh(ready.shape, ready.strides, ready.dtype, ready.device)
+        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
     else:
         of_x, of_out = ready.reaches
-        if of_x and entangled(x, of_x, out, of_out):
+        if of_x and ranges_meet(x, of_x, out, of_out):
             check_no_overlap(op, out, input=x)
-        written(op, out)
+        mark_written(op, out)
     ready.launch(x, out)
     return out
 
@@ -149,8 +168,16 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
 def contiguous(input: torch.Tensor) -> torch.Tensor:
     """Return input where it is contiguous, else a contiguous copy of a sliced, expanded or permuted view.
 
-    Unlike torch's, the result is never lazily conjugated or negated. Raises as `permute` does for what is
-    to be copied.
+    Unlike torch's, the result is never lazily conjugated or negated.
+
+    Args:
+        input: any tensor that `tritile.permute` takes.
+
+    Returns:
+        input itself, or its copy.
+
+    Raises:
+        TritileError: as `tritile.permute` raises it, where a copy is needed.
     """
     if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
         check_tensor("contiguous", "input", input)
@@ -162,68 +189,70 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
 def transpose(
     input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A contiguous copy of input, two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
+    """Return a contiguous copy with two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
 
     Args:
-        input: as of `permute`; a vector, or a scalar, is its own transpose.
+        input: as for `tritile.permute`. A vector, or a scalar, is its own transpose.
         dim0: a dimension to exchange; a negative one counts from the end.
-        dim1: the other.
-        out: as of `permute`.
+        dim1: the other dimension.
+        out: as for `tritile.permute`.
 
-    Raises and warns as `permute` does.
+    Returns:
+        The copy, in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.permute` raises it.
     """
-    if dispatched(input, out):
-        return diverted("permute", input, swapped(input.ndim, dim0, dim1), out=out)
+    if needs_dispatch(input, out):
+        return call_operator("permute", input, swapped(input.ndim, dim0, dim1), out=out)
     return eager("transpose", input, (dim0, dim1), out)
 
 
 def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Whether the result begins where x does."""
+    """Tell whether the result begins where x does."""
     return out is not None and x.data_ptr() == out.data_ptr()
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    """Whether all that the order does is to exchange two dimensions of one size."""
+    """Tell whether the order only exchanges two dimensions of one size."""
     moved = [i for i, dim in enumerate(dims) if i != dim]
     return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
 
 
 def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
-    """x, the order of its dimensions, and the output: a fresh one where none came.
+    """Return x, the order of its dimensions, and the output, which is allocated where none is given.
 
-    `which`: the two dimensions that "transpose" exchanges, or the order that "permute" wants.
+    `which` is the pair of dimensions that "transpose" exchanges, or the order for "permute".
     """
     check_tensor(op, "input", x)
     dims = swapped(x.ndim, *which) if op == "transpose" else ordered(x.ndim, which)
     shape = tuple(x.shape[d] for d in dims)
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    elif _mirrored(x, dims) and same_place(x, out):
-        check_out(op, out, shape, x.dtype, x)
     else:
-        check_out(op, out, shape, x.dtype, x, input=x)
-    # Negating a whole number is more than inverting its sign bit.
+        check_out(op, out, shape, x.dtype, x)
+        in_place = _mirrored(x, dims) and same_memory(x, out)
+        check_out_memory(op, out, **({} if in_place else {"input": x}))
+    # Negating an integer takes more than inverting its sign bit.
     whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
     return x.resolve_neg() if whole else x, dims, out
 
 
-def _first(op: str, x: Any, which: Any, out: Any, key: tuple[Any, ...] | None) -> torch.Tensor:
-    """A call that was not met before: check, plan, compile, launch, and remember how under `key`."""
-    current_mode()  # a wrong TRITILE_MODE is told of on any device
-    given = out is not None
-    dense, dims, out = checked(op, x, which, out)
-    if out.numel() == 0:
-        return out
+def _run_unprepared(op: str, x: Any, which: Any, out: Any, key: Key | None) -> torch.Tensor:
+    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
+    current_mode()  # report a wrong TRITILE_MODE on any device
+    dense, dims, result = checked(op, x, which, out)
+    if result.numel() == 0:
+        return result
     if x.is_meta:
-        return written(op, out) if given else out
-    call = described(dense, out, dims)
+        return result if out is None else mark_written(op, result)
+    call = described(dense, result, dims)
     if on_host(x):
         interpret(call)
-        return written(op, out) if given else out
-    launch = prepared(call)
-    launch(*call.tensors)
-    if given:
-        written(op, out)
-    if dense is x and type(launch) is Launch:
-        keep(key, Ready.of(launch, (0, 1), (0 if _here(x, out) else reach(x), reach(out)), out))
-    return out
+    else:
+        launch = prepared(call)
+        launch(*call.tensors)
+        if dense is x and type(launch) is Launch:
+            reaches = (0 if _here(x, result) else reach(x), reach(result))
+            keep(key, Ready.of(launch, (0, 1), reaches, result))
+    return result if out is None else mark_written(op, result)

@@ -1,4 +1,4 @@
-"""`tritile.plan`: what a call would run, and why, without running it."""
+"""Offer `tritile.plan`: tell what a call would run, and why, without running it."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -17,12 +17,22 @@ from tritile.ops import grouped as grouped_op
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
-from tritile.ops.checks import check_memory, check_room
+from tritile.ops.checks import check_memory, check_out_memory
 from tritile.ops.described import NOTHING, described
-from tritile.ops.recall import check_apart, reaches_of
+from tritile.ops.products import Product, checked_with_memory
 from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
+
+
+def _product_call(of: Product, out: torch.Tensor | None, out_dtype: Any, precision: Any) -> Call:
+    shape, dtype, precision = checked_with_memory(of, out, out_dtype, precision)
+    out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
+    if out.numel() == 0 or of.a.shape[-1] == 0:
+        shapes = f"{tuple(of.a.shape)} and {tuple(of.b.shape)}"
+        raise ShapeError(f"plan: {of.op} of {shapes} launches no kernel")
+    extras = NOTHING if of.a.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
+    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
 
 
 def _matmul_call(
@@ -33,15 +43,11 @@ def _matmul_call(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
 ) -> Call:
-    dense_a, dense_b, out, precision = matmul_op.checked(input, other, out, out_dtype, precision)
-    if out.numel() == 0 or input.shape[-1] == 0:
-        shapes = f"{tuple(input.shape)} and {tuple(other.shape)}"
-        raise ShapeError(f"plan: a product of {shapes} launches no kernel")
-    return described(dense_a, dense_b, out, precision)
+    return _product_call(Product.plain(input, other), out, out_dtype, precision)
 
 
-def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **words: Any) -> Call:
-    return _matmul_call(input, mat2, **words)
+def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Call:
+    return _matmul_call(input, mat2, **options)
 
 
 def _linear_call(
@@ -49,26 +55,16 @@ def _linear_call(
     activation: str | None = None, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, precision: str | None = None,
 ) -> Call:  # fmt: skip
-    if isinstance(weight, QuantizedWeight):
-        fused.check_bias_alone(activation, residual, out, out_dtype, precision)
-        shape = linear_op.check(input, weight, bias)
-        out = _filled(torch.empty(shape, dtype=input.dtype, device=input.device))
-        rows = input.resolve_neg().reshape(-1, weight.shape[1])
-        return linear_op.described(rows, weight, bias, out.view(-1, weight.shape[0]))
-    of = fused.linear_of(input, weight, bias, residual, activation)
-    shape, dtype, precision = fused.checked(of, out, out_dtype, precision)
-    if out is not None:
-        check_room("linear", out)
-        check_apart("linear", out, of.tensors, reaches_of(of.tensors))
-    out = _filled(torch.empty(shape, dtype=dtype, device=input.device) if out is None else out, input)
-    extras = NOTHING if input.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
-    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
-
-
-def _filled(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-    if not all(tensor.numel() for tensor in (out, *inputs)):
-        raise ShapeError(f"plan: linear with a result of {tuple(out.shape)} launches no kernel")
-    return out
+    if not isinstance(weight, QuantizedWeight):
+        of = fused.linear_of(input, weight, bias, residual, activation)
+        return _product_call(of, out, out_dtype, precision)
+    fused.check_bias_alone(activation, residual, out, out_dtype, precision)
+    shape = linear_op.check(input, weight, bias)
+    if 0 in shape:
+        raise ShapeError(f"plan: linear with a result of {shape} launches no kernel")
+    rows = input.resolve_neg().reshape(-1, weight.shape[1])
+    result = torch.empty(rows.shape[0], shape[-1], dtype=input.dtype, device=input.device)
+    return linear_op.described(rows, weight, bias, result)
 
 
 def _grouped_call(
@@ -85,7 +81,7 @@ def _grouped_call(
     of = groups.Operands(a, b, offs, scale_a, scale_b)
     shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
     if out is not None:
-        check_room(groups.OP, out, **of.given)
+        check_out_memory(groups.OP, out, **of.given)
     if a.ndim == b.ndim == 3 and scale_a is None:
         return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
     out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
@@ -111,7 +107,7 @@ def _permuted(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | N
     return _permute_call("permute", input, dims, out)
 
 
-IN_PLACE: Final = "in place: one config for all, never measured"
+IN_PLACE: Final = "in place: the same config for every problem, never measured"
 _CALLS: Final[dict[Any, Callable[..., Call]]] = {
     matmul_op.matmul: _matmul_call,
     matmul_op.mm: _mm_call,
@@ -124,19 +120,19 @@ _CALLS: Final[dict[Any, Callable[..., Call]]] = {
 
 
 def _gpu(given: Any) -> Device:
-    """Return the GPU that a caller names. Raises InvalidValueError or DeviceError where there is none."""
+    """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
     if isinstance(given, Device):
         return given
     if isinstance(given, str) and given in devices.TARGETS:
         return devices.target_device(given)
     try:
-        place = torch.device(given)
+        located = torch.device(given)
     except (RuntimeError, TypeError):
-        place = None
-    if place is None or place.type != "cuda":
+        located = None
+    if located is None or located.type != "cuda":
         wanted = f"a tritile.Device, one of {', '.join(devices.TARGETS)}, or a GPU as torch names it"
         raise InvalidValueError(f"plan: device is {given!r}: wanted {wanted}")
-    return devices.gpu((devices.current_index() or 0) if place.index is None else place.index)
+    return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
 def plan(
@@ -145,38 +141,43 @@ def plan(
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """What would run, with which config, and where that config comes from. Launches nothing.
+    """Return what a call would run: the problem, its config, and where the config comes from. Launch nothing.
 
     Args:
         what: `tritile.matmul`, `mm`, `bmm`, `linear`, `grouped_matmul`, `permute` or `transpose`, followed by
-            the arguments of the call, which may be on the meta device; or a problem alone.
-        args: the call's positional arguments.
-        device: plan for this GPU: a `tritile.Device`, which need not be here, the name of one that
-            `tritile.target_device` takes, or a GPU that is here, as torch names it. Default: that of the
-            tensors; for a problem, and for tensors on the meta device, the current GPU.
-        kwargs: the call's keyword arguments.
+            the arguments of the call, which may be on the meta device; or a problem, alone.
+        args: positional arguments of the call.
+        device: GPU to plan for: a `tritile.Device`, which need not be in this machine; a name that
+            `tritile.target_device` takes; or a GPU of this machine, as torch names it. Default: the GPU of
+            the tensors; for a problem, and for tensors on the meta device, the current GPU.
+        kwargs: keyword arguments of the call.
 
-    Raises what the call itself would raise for its arguments, InvalidValueError for anything else in
-    `what` or where no GPU is known, and NotTunedError in mode "strict".
+    Returns:
+        A `tritile.Plan`.
+
+    Raises:
+        TritileError: as the call itself raises it for its arguments.
+        InvalidValueError: `what` is something else, or no GPU is known.
+        NotTunedError: nothing is measured, in mode "strict".
     """
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
     elif isinstance(what, Hashable) and what in _CALLS:
         check_memory("plan", *args, *kwargs.values())
         call = _CALLS[what](*args, **kwargs)
-        problem, place, only = call.problem, call.tensors[0].device, fixed(call)
-        if place.type == "cpu" and device is None:
+        problem, located, only = call.problem, call.tensors[0].device, fixed(call)
+        if located.type == "cpu" and device is None:
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
-        here = devices.gpu(place.index) if place.type == "cuda" else devices.current_gpu()
+        here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     else:
         wanted = "tritile.matmul, mm, bmm, linear, grouped_matmul, permute, transpose or a problem"
-        raise InvalidValueError(f"plan of {what!r}: wanted {wanted}")
+        raise InvalidValueError(f"plan: what is {what!r}: wanted {wanted}")
     gpu = here if device is None else _gpu(device)
     if gpu is None:
-        raise InvalidValueError("plan: there is no GPU here: name one with device=target_device(...)")
+        raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
     chosen = plans.plan_for(problem, gpu) or plans.plan_for(problem, gpu, "cached")
-    assert chosen is not None  # only mode "tune" gives none
+    assert chosen is not None  # only mode "tune" returns None
     return chosen

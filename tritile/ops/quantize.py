@@ -1,4 +1,4 @@
-"""`tritile.quantize`: a weight as 4- or 8-bit whole numbers, with a scale for each group of columns."""
+"""Offer `tritile.quantize`: a weight as 4- or 8-bit integers, with a scale for each group of columns."""
 
 from typing import Any, Final
 
@@ -7,24 +7,23 @@ import torch
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
-from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of
+from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of, names_of
 
 _WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32)
-_AT_ONCE: Final = 1 << 24  # elements that are quantised together, for the sake of memory
+_AT_ONCE: Final = 1 << 24  # elements that are quantized at a time, to save memory
 
 
 def _checked(
     weight: Any, bits: Any, group_size: Any, zero_points: Any, dtype: torch.dtype | None
 ) -> torch.dtype:
-    """The scales' dtype. Raises a TritileError for arguments that do not fit."""
+    """Return the dtype of the scales. Raise a TritileError for arguments that do not fit."""
     check_tensor("quantize", "weight", weight)
     check_memory("quantize", weight)
     check_constant("quantize", "weight", weight)
     if weight.dtype not in _WEIGHTS:
-        wanted = ", ".join(map(name_of, _WEIGHTS))
-        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {wanted}")
+        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {names_of(_WEIGHTS)}")
     if weight.ndim != 2 or 0 in weight.shape:
-        raise ShapeError(f"quantize: weight is {tuple(weight.shape)}: wanted (N, K), neither of them 0")
+        raise ShapeError(f"quantize: weight has shape {tuple(weight.shape)}: wanted (N, K), both above 0")
     for name, value, among in (("bits", bits, WEIGHT_BITS), ("group_size", group_size, GROUP_SIZES)):
         if type(value) is not int or value not in among:
             raise InvalidValueError(f"quantize: {name} is {value!r}: wanted one of {among}")
@@ -33,27 +32,27 @@ def _checked(
     if dtype is None:
         return weight.dtype if weight.dtype in SCALE_DTYPES else torch.bfloat16
     if dtype not in SCALE_DTYPES:
-        raise DtypeError(f"quantize: dtype is {dtype}: wanted {', '.join(map(name_of, SCALE_DTYPES))}")
+        raise DtypeError(f"quantize: dtype is {dtype}: wanted {names_of(SCALE_DTYPES)}")
     return dtype
 
 
 def _rounded_up(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float32 values of 0 and more in a 16-bit type, none smaller than it was."""
+    """Round non-negative float32 values up to a 16-bit dtype."""
     near = values.to(dtype)
-    # The patterns of floats of one sign are in the order of their values.
+    # Bit patterns of floats of one sign are in the order of their values: + 1 is the next larger float.
     return torch.where(near.float() < values, (near.view(torch.int16) + 1).view(dtype), near)
 
 
 def _rows(
     weight: torch.Tensor, bits: int, group_size: int, zero_points: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers (rows, K) in uint8, and for each group scales in `dtype` and zeros in int16."""
+    """Return integers (rows, K) in uint8, and for each group a scale in `dtype` and a zero point in int16."""
     rows, k = weight.shape
     groups, top, half = -(-k // group_size), 2**bits - 1, 2 ** (bits - 1)
     wide = torch.nn.functional.pad(weight.float(), (0, groups * group_size - k))
     wide = wide.reshape(rows, groups, group_size)
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
-    # By tensors, as CUDA multiplies by the reciprocal of a number, and scales would not be the host's.
+    # Divide by tensors: CUDA divides by a number as it multiplies by the reciprocal, unlike the host.
     whole, most = low.new_tensor(float(top)), low.new_tensor(half - 1.0)
     steps = (high / whole - low / whole) if zero_points else torch.maximum(high / most, low / -half)
     scales = _rounded_up(steps, dtype)
@@ -64,7 +63,7 @@ def _rows(
     largest = ((numbers - zeros[..., None]) * step[..., None]).abs().amax()
     if not bool(largest <= torch.finfo(dtype).max):
         raise InvalidValueError(
-            f"quantize: weights as large as {float(wide.abs().amax()):g} overflow {name_of(dtype)}"
+            f"quantize: weight has elements of {float(wide.abs().amax()):g}, which overflow {name_of(dtype)}"
         )
     return numbers.to(torch.uint8).reshape(rows, -1)[:, :k], scales, zeros.to(torch.int16)
 
@@ -77,27 +76,33 @@ def quantize(
     zero_points: bool = False,
     dtype: torch.dtype | None = None,
 ) -> QuantizedWeight:
-    """A weight as 4- or 8-bit whole numbers and a scale for each group, for `tritile.linear`.
+    """Quantize a weight to 4- or 8-bit integers with a scale for each group, for `tritile.linear`.
 
     Args:
         weight: (N, K), bfloat16, float16 or float32, any strides; finite.
         bits: 4 or 8.
-        group_size: columns that share a scale: 32, 64 or 128. K may end amid a group.
-        zero_points: numbers count from a zero point that each group has of its own: for groups whose
-            values lie to one side of 0. Otherwise they are signed.
-        dtype: of the scales, and of the activations that the weight will meet: bfloat16 or float16.
-            Default: weight's own, bfloat16 for float32.
+        group_size: number of columns that share a scale: 32, 64 or 128. The last group of a row may be
+            shorter.
+        zero_points: give each group a zero point of its own, for groups whose values lie to one side of 0.
+            Without zero points the integers are signed.
+        dtype: dtype of the scales, and of the activations to multiply by: bfloat16 or float16. Default:
+            weight's own; bfloat16 for float32.
 
-    Each weight w becomes the nearest of the values q * scale that its group has, so that
-    |w - q * scale| <= scale / 2, but for the rounding of w / scale to fp32, some 2^-16 of a scale. The scale
-    is the least that reaches over the group, rounded up to `dtype`: (max - min) / (2^bits - 1), 0 being
-    among the values, and without zero points the larger of max / (2^(bits - 1) - 1) and
-    -min / 2^(bits - 1). It has 16 bits and no more as it is read with every group, and multiplied by in
-    that type: q * scale is rounded once more there, by half a unit in the last place at the most.
+    Each weight w becomes the nearest of its group's values q * scale, so that |w - q * scale| <= scale / 2,
+    apart from the rounding of w / scale to fp32, some 2^-16 of a scale. The scale is the least that covers
+    the group, rounded up to `dtype`: (max - min) / (2^bits - 1), where the values include 0; and without zero
+    points the larger of max / (2^(bits - 1) - 1) and -min / 2^(bits - 1). A scale is read with every group,
+    so that it has 16 bits. Products q * scale are rounded to that dtype once more, by at most half a unit in
+    the last place.
 
-    Runs on weight's device, in torch, and waits for it; on the meta device it tells shapes. Raises
-    ShapeError, DtypeError, GradientError or InvalidValueError for what does not fit, which includes
-    infinities and NaN.
+    Runs on weight's device, in torch, and waits for it. On the meta device only shapes are computed.
+
+    Returns:
+        A `tritile.QuantizedWeight`.
+
+    Raises:
+        ShapeError, DtypeError, GradientError, InvalidValueError: an argument does not fit, or the weight has
+            an infinity or NaN.
     """
     kind = _checked(weight, bits, group_size, zero_points, dtype)
     n, k = weight.shape
@@ -113,7 +118,7 @@ def quantize(
 def _quantized(
     weight: torch.Tensor, bits: int, group_size: int, zero_points: bool, kind: torch.dtype
 ) -> QuantizedWeight:
-    """Quantise a weight that has values, some rows at a time."""
+    """Quantize a weight that has values, a block of rows at a time."""
     n, k = weight.shape
     at_once = max(16, _AT_ONCE // k // 16 * 16)
     words, scales, zeros = [], [], []

@@ -1,4 +1,4 @@
-"""From a described call to a launch: what operations share once their arguments are checked."""
+"""Take a described call to a launch, as operations do once their arguments are checked."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,23 +25,23 @@ from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import as_mode_asks
 
-_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # wrong in the interpreter
-_FALLBACKS = 8  # predictions to try where the planned config does not run
+_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
+_FALLBACKS = 8  # predicted configs to try where the planned one does not run
 
 _warned: set[str] = set()
 
 
 def forget() -> None:
-    """Drop every plan and prepared launch of this process: the next calls read its own store again.
+    """Drop every plan and prepared call of this process, so that the next calls read the store again.
 
-    Ends what `sync` began, in this process.
+    Also ends, in this process, what `tritile.sync` began.
     """
     end_stand_ins()
     drop()
 
 
-def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """What of a tensor decides how it is launched. Raises RuntimeError where it has no dense memory."""
+def key_of(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """Return what of a tensor decides how a call is launched. Raise RuntimeError without dense memory."""
     if tensor is None:
         return None
     return (
@@ -55,10 +55,10 @@ def place(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     )
 
 
-def fresh(
+def new_output(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """An output of these sizes on a GPU, its elements not yet written."""
+    """Return a new output on a GPU, its elements not yet written."""
     if empty_strided_on_gpu is not None and device.index == current_gpu() and modes_entered() == 0:
         return empty_strided_on_gpu(shape, strides, dtype)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -75,11 +75,10 @@ def interpret_product(
     out: torch.Tensor,
     precision: str = "ieee",
 ) -> None:
-    """Run a product of host tensors in the interpreter.
+    """Run a product of host tensors in the interpreter, widening dtypes that the interpreter gets wrong.
 
-    Types that it gets wrong are widened before and rounded by torch after: `describe(read, out, precision)`
-    gives the call, each tensor of which is passed through `read`. The first of `tensors`, which are all that
-    count, is an operand.
+    `describe(read, out, precision)` returns the call; it passes each tensor through `read`, which widens.
+    torch rounds the result. `tensors` are all tensors of the call, an operand first.
     """
     dtypes = [tensor.dtype for tensor in (*tensors, out) if tensor is not None]
     if not any(dtype in _WIDENED for dtype in dtypes):
@@ -92,14 +91,17 @@ def interpret_product(
 
 
 def fixed(call: Call) -> Config | None:
-    """The config of a call that leaves no choice, and must not be measured as it changes its own input."""
+    """Return the config of a call in place, which has no choice; None for other calls.
+
+    Such a call must not be measured, as it changes its own input.
+    """
     return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
 def planned(problem: Tiled, index: int) -> plans.Plan:
-    """The plan of a problem on a GPU; in mode "tune" the problem is measured first if it never was.
+    """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
-    Of threads that meet a problem at the same time one measures it, and the others wait.
+    Where several threads meet a problem at the same time, one measures it and the others wait.
     """
     device = devices.gpu(index)
     chosen = plans.plan_for(problem, device)
@@ -114,7 +116,7 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
 
 
 def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
-    """Have torch timed beside what is known of a problem on a GPU, if that was not done."""
+    """Time torch for a problem on a GPU, unless the store has its time already."""
     device = devices.gpu(index)
     if is_frozen(device) or store_of(device).best(TORCH, problem) is not None:
         return
@@ -124,14 +126,14 @@ def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) ->
 
 
 def _warn_uncalibrated(device: devices.Device) -> None:
-    """Warn the first time that the model chooses for a GPU of which no class was measured."""
+    """Warn, once for each GPU without calibrated classes, that the model chooses configs."""
     key = f"uncalibrated {device.name}"
     if key in _warned or gpu_tables.is_calibrated(device):
         return
     _warned.add(key)
     warnings.warn(
-        f"configs are predicted: no class of problems was measured on {device.name}. "
-        "`tritile tune --calibrate all` does that, in minutes a class.",
+        f"configs are predicted, as no class of problems was measured on {device.name}: "
+        "run `tritile tune --calibrate all`, which takes minutes for each class",
         UntunedWarning,
         stacklevel=callers_level(),
     )
@@ -139,41 +141,44 @@ def _warn_uncalibrated(device: devices.Device) -> None:
 
 def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     chosen = plans.plan_for(problem, device)
-    if chosen is not None:  # another thread was just done
+    if chosen is not None:  # another thread has just measured it
         return chosen
-    from tritile.tune.now import tuned_now  # the tuner is loaded where something is to be measured
+    from tritile.tune.now import tuned_now  # load the tuner only to measure
 
     fastest = tuned_now(problem, device, index)
     drop()
-    # Where the store cannot be written, what was just measured counts all the same.
+    # Where the store cannot be written, use what was just measured.
     return plans.plan_for(problem, device) or plans.Plan(
         problem, fastest, "exact", device, None, "the fastest measured just now"
     )
 
 
-def lasting() -> bool:
-    """Whether a plan made now may be kept: not the stopgap that mode "tune" takes during a capture."""
+def may_be_kept() -> bool:
+    """Tell whether a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
     return not (current_mode() == "tune" and capturing())
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether calls on this tensor are interpreted: in host memory, or TRITON_INTERPRET is set.
+    """Tell whether calls on this tensor are interpreted: in host memory, or with TRITON_INTERPRET set.
 
-    Warns the first time that it is so, at the line that called the operation which asks.
+    Warns once, at the line that called the operation.
     """
     host = tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
     if host and "interpreter" not in _warned:
         _warned.add("interpreter")
         warnings.warn(
-            "kernels run in Triton's interpreter, thousands of times slower than on a GPU; answers are right",
+            "kernels run in Triton's interpreter, thousands of times slower than on a GPU; results are right",
             InterpreterWarning,
             stacklevel=callers_level(),
         )
     return host
 
 
-def written(op: str, out: torch.Tensor) -> torch.Tensor:
-    """Tell autograd that a caller's tensor is overwritten, as torch's own out= does. Raises GradientError."""
+def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
+    """Tell autograd that out is overwritten, as torch's own out= does; return out.
+
+    Raise GradientError for an inference tensor outside of `torch.inference_mode()`.
+    """
     if out.is_inference():
         check_may_change(op, out)
     else:
@@ -184,8 +189,8 @@ def written(op: str, out: torch.Tensor) -> torch.Tensor:
 def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
     """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
 
-    Ranking the whole space takes longer than all else that a first call does: it waits until the planned
-    config is found not to run.
+    Ranking the whole space is the slowest step of a first call. It is done only where the planned config does
+    not run.
     """
     only = fixed(call)
     first = only or planned(call.problem, call.tensors[0].device.index).config
@@ -195,16 +200,18 @@ def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
 
 
 def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    """The launch of a call on a GPU, by its plan.
+    """Return the launch of a call on a GPU, by its plan.
 
-    A planned config that turns out not to compile or load here gives way to the model's next ones.
-    Raises UnsupportedError where none runs, and in mode "strict" NotCompiledError, before anything is
-    compiled, where that would be necessary.
+    Where the planned config does not compile or load here, the next configs of the model are tried.
+
+    Raises:
+        UnsupportedError: no config runs.
+        NotCompiledError: something would have to be compiled, in mode "strict".
     """
     device, failures = devices.gpu(call.tensors[0].device.index), []
     label = f"{call.problem.label} on {device.name}"
     advice = "call it once in another mode"
-    if fixed(call) is None:  # what is done in place is not compiled ahead
+    if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
     for config in _candidates(call, device):
         try:

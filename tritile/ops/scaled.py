@@ -1,4 +1,4 @@
-"""`tritile.scaled_matmul`: products of fp8 and int8 with scales, as quantised models have them."""
+"""Offer `tritile.scaled_matmul`: products of fp8 and int8 with scales, as quantized models have them."""
 
 from typing import Any, Final
 
@@ -8,9 +8,10 @@ from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import dispatched, diverted
-from tritile.ops.fused import Product, check_activation, fused_product
-from tritile.ops.recall import Tensors, again, met
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.fused import check_activation
+from tritile.ops.memo import Tensors, launch_again, look_up
+from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "scaled_matmul"
 _BLOCK: Final = SCALE_K
@@ -28,8 +29,8 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
         check_rank("scaled_matmul", name, tensor, 2)
     if a.shape[1] != b.shape[0]:
         raise ShapeError(
-            f"scaled_matmul: a is {tuple(a.shape)} and b {tuple(b.shape)}: "
-            f"the last dimension of a, {a.shape[1]}, is not b's {b.shape[0]}"
+            f"scaled_matmul: a has shape {tuple(a.shape)} and b {tuple(b.shape)}: "
+            f"K is {a.shape[1]} in a and {b.shape[0]} in b"
         )
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
         if tensor.dtype != torch.float32:
@@ -41,7 +42,7 @@ def _blocks(size: int, shared: int) -> int:
 
 
 def _shared(scale: torch.Tensor, rows: int, k: int) -> int | None:
-    """How many rows share a scale of (blocks of rows, blocks of K), None where it has no such shape."""
+    """Return how many rows share a scale of (blocks of rows, blocks of K), None for any other shape."""
     for shared in (1, _BLOCK):
         if tuple(scale.shape) == (_blocks(rows, shared), _blocks(k, _BLOCK)):
             return shared
@@ -49,7 +50,7 @@ def _shared(scale: torch.Tensor, rows: int, k: int) -> int | None:
 
 
 def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Extras:
-    """The scales by their shapes. Raises ShapeError where these fit no way of scaling."""
+    """Return the scales, classified by shape. Raise ShapeError where the shapes fit no way of scaling."""
     (m, k), n = a.shape, b.shape[1]
     plain_a = scale_a.numel() == 1 or tuple(scale_a.shape) == (m, 1)
     plain_b = scale_b.numel() == 1 or tuple(scale_b.shape) == (1, n)
@@ -65,14 +66,14 @@ def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
             wanted_a += f", or ({m} or {_blocks(m, _BLOCK)}, {blocks})"
             wanted_b += f", or ({blocks}, {n} or {_blocks(n, _BLOCK)})"
         raise ShapeError(
-            f"scaled_matmul: scale_a is {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: wanted "
-            f"{wanted_a}, and {wanted_b}; for each {_BLOCK} of K either both or neither"
+            f"scaled_matmul: scale_a has shape {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: "
+            f"wanted {wanted_a}, and {wanted_b}; both or neither with a scale for each {_BLOCK} of K"
         )
     return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
 
 
 def _zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Any, zero_b: Any) -> dict[str, Any]:
-    """Zero points by the names of `Extras`. Raises a TritileError where they fit no way of taking them."""
+    """Return the given zero points by the names of `Extras`. Raise a TritileError where they do not fit."""
     found = {}
     for name, zero, rows in (("zero_a", zero_a, (a.shape[0], 1)), ("zero_b", zero_b, (1, b.shape[1]))):
         if zero is None:
@@ -80,11 +81,11 @@ def _zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Any, zero_b: Any) -> dict[s
         check_tensor(_OP, name, zero)
         check_same_device(_OP, a, name, zero)
         if a.dtype != torch.int8:
-            raise DtypeError(f"{_OP}: {name} is given for a of {name_of(a.dtype)}: wanted int8")
+            raise DtypeError(f"{_OP}: {name} is given for {name_of(a.dtype)} operands: wanted int8")
         if zero.dtype not in (torch.int32, torch.int8):
             raise DtypeError(f"{_OP}: {name} is {describe(zero)}: wanted int32 or int8")
         if zero.numel() != 1 and tuple(zero.shape) != rows:
-            raise ShapeError(f"{_OP}: {name} is {tuple(zero.shape)}: wanted one element or {rows}")
+            raise ShapeError(f"{_OP}: {name} has shape {tuple(zero.shape)}: wanted one element or {rows}")
         found[name] = zero.reshape(()) if zero.numel() == 1 else zero
     return found
 
@@ -104,53 +105,64 @@ def scaled_matmul(
     zero_a: torch.Tensor | None = None,
     zero_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation((a * scale_a) @ (b * scale_b) + bias) + residual, with the meaning of `torch._scaled_mm`.
+    """Return activation((a * scale_a) @ (b * scale_b) + bias) + residual, as `torch._scaled_mm` does.
 
     Args:
-        a: (M, K), float8_e4m3fn, float8_e5m2 or int8.
-        b: (K, N), either fp8 type where a is one, int8 where a is. Any strides; fastest are rows of a and
-            columns of b that are contiguous and start on 16 bytes.
-        scale_a: float32. One element; (M, 1), one for each row; or, for fp8, one for each 128 of K:
-            (M, ceil(K / 128)) or (ceil(M / 128), ceil(K / 128)).
-        scale_b: float32. One element; (1, N); or (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)),
-            where scale_a has one for each 128 of K too.
+        a: (M, K), float8_e4m3fn, float8_e5m2 or int8. Any strides; contiguous rows that start on 16 bytes are
+            fastest.
+        b: (K, N), either fp8 dtype where a is one, int8 where a is. Any strides; contiguous columns that
+            start on 16 bytes are fastest.
+        scale_a: float32. One element; (M, 1), one for each row; or, for fp8, one for each 128 of K: (M,
+            ceil(K / 128)) or (ceil(M / 128), ceil(K / 128)).
+        scale_b: float32. One element; (1, N), one for each column; or, where scale_a has one for each 128 of
+            K, (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)).
         out_dtype: bfloat16 (the default), float16 or float32.
-        bias: as `tritile.linear` takes it.
-        activation: likewise.
-        residual: likewise.
-        out: likewise.
-        use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits of them.
-            Otherwise, and always where each 128 of K has its scale, they are moved to fp32 as it goes.
-        zero_a: of int8 operands: int32 or int8, one element or (M, 1), taken from a before it is scaled.
-        zero_b: the same of b: one element or (1, N).
+        bias: as for `tritile.linear`.
+        activation: as for `tritile.linear`.
+        residual: as for `tritile.linear`.
+        out: as for `tritile.linear`.
+        use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits. Otherwise, and
+            always where each 128 of K has a scale, sums are moved to fp32 block by block.
+        zero_a: for int8 operands: int32 or int8, one element or (M, 1), subtracted from a before it is
+            scaled.
+        zero_b: the same for b: one element or (1, N).
 
-    int8 sums, and what zero points take from them, are exact in int32, and scaled in float32: a sum of
-    (a - zero_a) (b - zero_b) beyond int32 is not defined.
+    int8 sums, with their zero points, are exact in int32 and scaled in float32. A sum of (a - zero_a) (b -
+    zero_b) beyond int32 is undefined.
 
-    Differentiable by bias and residual alone.
+    Differentiable with respect to bias and residual only.
 
-    Raises as `tritile.matmul` does, before any launch.
+    Returns:
+        The result, (M, N), in out where that is given.
+
+    Raises:
+        TritileError: as `tritile.matmul` raises it.
     """
+    if needs_dispatch(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
+        options: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
+        options |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
+        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **options)
+    return eager(
+        a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
+    )
+
+
+def eager(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
+    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
+    zero_b: Any = None, out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    if dispatched(*tensors, out):
-        words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
-        words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
-        return diverted(_OP, a, b, scale_a, scale_b, out=out, **words)
-    return eager(tensors, activation, use_fast_accum, out, out_dtype)
-
-
-def eager(tensors: Tensors, activation: Any, use_fast_accum: bool, out: Any, out_dtype: Any) -> torch.Tensor:
-    """`scaled_matmul` of plain tensors, which is what its operator runs on CUDA and CPU."""
-    a = tensors[0]
-    key, ready = met(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    key, ready = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
-        return again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
-    return fused_product(of, out, out_dtype, precision, key)
+    return run_unprepared(of, out, out_dtype, precision, key)
 
 
 def scaled_of(tensors: Tensors, activation: Any, use_fast_accum: bool) -> tuple[Product, str | None]:
-    """The product that `scaled_matmul` makes, and its precision. Raises a TritileError where nothing fits."""
+    """Return the product of `scaled_matmul` and its precision. Raise a TritileError for bad arguments."""
     a, b, scale_a, scale_b, bias, residual, zero_a, zero_b = tensors
     _check_operands(a, b, scale_a, scale_b)
     extras = _extras(a, b, scale_a, scale_b)

@@ -1,4 +1,4 @@
-"""Operators of `torch.ops.tritile`: tritile's calls as its dispatcher, compiler and transforms see them."""
+"""Register tritile's operations with torch's dispatcher, compiler and transforms as `torch.ops.tritile`."""
 
 from tritile.ops.operators import copies, epilogues, groups, products, quantized
 

@@ -1,60 +1,33 @@
-"""`tritile::linear`, `addmm`, `baddbmm` and `gated_linear`."""
+"""Define `tritile::linear`, `addmm`, `baddbmm` and `gated_linear`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from tritile.core.epilogue import activated
-from tritile.core.problem import Tiled
 from tritile.ops import fused
-from tritile.ops.described import described
-from tritile.ops.fused import Product, check_activation
+from tritile.ops.fused import check_activation
 from tritile.ops.gated import eager as eager_gated
 from tritile.ops.gated import gated_of
+from tritile.ops.memo import name_of_role
 from tritile.ops.operators.batches import batched_addmm, batched_baddbmm, batched_gated, batched_linear
 from tritile.ops.operators.gradients import Linear, Weighted
 from tritile.ops.operators.library import autocast, batch, define, differentiate
-from tritile.ops.operators.planning import StandIn, foresee
-from tritile.ops.operators.products import refuse_fp8
-from tritile.ops.recall import name_of_role
+from tritile.ops.operators.products import fake_of, refuse_fp8
 
-_WORDS: Final = "ScalarType? out_dtype=None, str? precision=None"
-
-
-def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None) -> torch.Tensor:
-    """The result of a product with an epilogue, of tensors that stand for others."""
-    shape, dtype, how = fused.checked(of, out, out_dtype, precision)
-    result = of.a.new_empty(shape, dtype=dtype) if out is None else out
-
-    def problem(like: StandIn) -> Tiled:
-        def plain(tensor: torch.Tensor) -> torch.Tensor:
-            return like(tensor).resolve_neg()
-
-        if of.a.is_complex():  # a plain product, to which torch adds
-            sums = torch.empty(shape, dtype=dtype, device="meta")
-            return described(plain(of.a), plain(of.b), sums, how).problem
-        return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
-
-    foresee(of.a.device, problem)
-    return result
+_OPTIONS: Final = "ScalarType? out_dtype=None, str? precision=None"
 
 
 def composed(
     product: Callable[..., torch.Tensor], activation: str | None, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    """`product(residual)`, with an activation by torch, which autograd knows, ahead of the residual."""
+    """Return `product(residual)`, with an activation applied by torch, before the residual."""
     if not activation:
         return product(residual)
     y = activated(product(None), activation)
     return y if residual is None else (y + residual).to(y.dtype)
-
-
-def _linear(
-    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
-    out_dtype: Any = None, precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    return fused.eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
 
 
 def _fake_linear(
@@ -77,11 +50,11 @@ def _record_linear(
     return composed(product, activation, residual)
 
 
-LINEAR, _ = define(
+LINEAR = define(
     "linear",
     "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
-    f"*, {_WORDS}",
-    _linear,
+    f"*, {_OPTIONS}",
+    fused.eager_linear,
     _fake_linear,
     into=True,
 )
@@ -94,13 +67,6 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
     """Define "addmm" or "baddbmm"."""
     of_a, of_b = (name_of_role(op, role) for role in "ab")
 
-    def kernel(
-        input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
-        out_dtype: Any = None, precision: Any = None, out: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        words = beta, alpha, activation, out_dtype, precision
-        return fused.eager_weighted(op, input, a, b, out, *words)
-
     def fake(
         input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
         out_dtype: Any = None, precision: Any = None, out: Any = None,
@@ -108,17 +74,18 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
         of = fused.weighted_of(op, input, a, b, beta, alpha, activation)
         return fake_of(of, out, out_dtype, precision)
 
+    kernel = functools.partial(fused.eager_weighted, op)
     weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
-    overload, _ = define(
-        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_WORDS}", kernel, fake, into=True
+    overload = define(
+        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_OPTIONS}", kernel, fake, into=True
     )
 
     def record(
-        input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *words: Any
+        input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *options: Any
     ) -> torch.Tensor:
         refuse_fp8(op, **{of_a: a, of_b: b})
         check_activation(op, activation, a)
-        y = Weighted.of(overload, input, a, b, beta, alpha, None, *words)
+        y = Weighted.of(overload, input, a, b, beta, alpha, None, *options)
         return activated(y, activation or "")
 
     differentiate(overload, record)
@@ -128,14 +95,6 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
 
 _define_weighted("addmm", batched_addmm)
 _define_weighted("baddbmm", batched_baddbmm)
-
-
-def _gated(
-    input: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    tensors = (input, weight_gate, weight_up, bias_gate, bias_up)
-    return eager_gated(tensors, activation, out, out_dtype, precision)
 
 
 def _fake_gated(
@@ -150,18 +109,18 @@ def _record_gated(
     input: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any,
     out_dtype: Any, precision: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Two products, whose values the derivative takes."""
+    """Compute both products, whose values the derivative needs."""
     gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
-    words = {"out_dtype": out_dtype, "precision": precision}
-    gate, up = LINEAR(input, weight_gate, bias_gate, **words), LINEAR(input, weight_up, bias_up, **words)
+    options = {"out_dtype": out_dtype, "precision": precision}
+    gate, up = LINEAR(input, weight_gate, bias_gate, **options), LINEAR(input, weight_up, bias_up, **options)
     return activated(gate, activation or "") * up
 
 
-GATED_LINEAR, _ = define(
+GATED_LINEAR = define(
     "gated_linear",
     'Tensor input, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
-    f"Tensor? bias_up=None, *, {_WORDS}",
-    _gated,
+    f"Tensor? bias_up=None, *, {_OPTIONS}",
+    eager_gated,
     _fake_gated,
     into=True,
 )

@@ -1,7 +1,7 @@
-"""Derivatives of products, made of tritile's own operators, so that they have derivatives in turn.
+"""Differentiate products by tritile's own operators, so that derivatives have derivatives in turn.
 
-With g the gradient of a b, that of a is g b^H and that of b is a^H g, each summed over what was stretched.
-The tangent of a b is a' b + a b'. Operands that are turned about are views.
+With g the gradient of a b, that of a is g b^H and that of b is a^H g, each summed over expanded dimensions.
+The tangent of a b is a' b + a b'. Transposed operands are views.
 """
 
 from typing import Any
@@ -14,36 +14,44 @@ Shape = tuple[int, ...]
 
 
 def multiplied(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, precision: str | None) -> torch.Tensor:
-    """a b, both in this dtype, which is the result's."""
+    """Return a b in this dtype, to which both are cast."""
     return torch.ops.tritile.matmul.default(a.to(dtype), b.to(dtype), precision=precision)
 
 
 def gradient_of_left(g: torch.Tensor, b: torch.Tensor, shape: Shape, precision: str | None) -> torch.Tensor:
-    """The gradient of an a (..., M, K) of this shape, g being that of a b."""
+    """Return the gradient of a, whose shape is (..., M, K), from the gradient g of a b."""
     return multiplied(g, b.mH, b.dtype, precision).sum_to_size(shape)
 
 
 def gradient_of_right(g: torch.Tensor, a: torch.Tensor, shape: Shape, precision: str | None) -> torch.Tensor:
-    """The gradient of a b (..., K, N) of this shape. One matrix for a whole batch gets it of one product."""
+    """Return the gradient of b, whose shape is (..., K, N), from the gradient g of a b.
+
+    Where one matrix b serves a whole batch, its gradient is one product.
+    """
     if a.ndim > 2 and len(shape) == 2:
         a, g = a.flatten(0, -2), g.flatten(0, -2)
     return multiplied(a.mH, g, a.dtype, precision).sum_to_size(shape)
 
 
 def added(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The sum of tangents, as large as the result that they are a tangent of."""
+    """Return the sum of tangents, in the shape and dtype of the result that they belong to."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
     return total.expand(like.shape).to(like.dtype)
 
 
+def tangent_terms(op: Any, a: Any, b: Any, of_a: Any, of_b: Any, **options: Any) -> list[torch.Tensor]:
+    """Return a' b and a b', multiplied by op, without a product of which an operand is None."""
+    return [op(x, y, **options) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+
+
 class Matmul(Formula):
-    """The derivative of `tritile::matmul`, vectors included."""
+    """Differentiate `tritile::matmul`, also of vectors."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps each operand that the other one's gradient takes."""
+        """Keep each operand that the gradient of the other needs."""
         _, a, b, _, ctx.precision = inputs
         _, needs_a, needs_b, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
@@ -52,7 +60,7 @@ class Matmul(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of a and b."""
+        """Return the gradients of a and b."""
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
         g = g.unsqueeze(-1) if len(of_b) == 1 else g
         g = g.unsqueeze(-2) if len(of_a) == 1 else g
@@ -69,40 +77,41 @@ class Matmul(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the product."""
+        """Return the tangent of the product."""
         (a, b, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        product = torch.ops.tritile.matmul.default
-        terms = [product(x, y, out_dtype=output.dtype, precision=ctx.precision) for x, y in pairs]
-        return added(terms, output)
+        op, options = (
+            torch.ops.tritile.matmul.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        return added(tangent_terms(op, a, b, of_a, of_b, **options), output)
 
 
 def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
-    """g times a number, g itself where it is 1."""
+    """Return g times a number, or g itself where the number is 1."""
     return g if type(weight) in (int, float) and weight == 1 else g * weight
 
 
 def conjugate(weight: Any) -> Any:
-    """The conjugate of a number, by which a gradient is multiplied where a value is by the number."""
+    """Return the conjugate of a number: a gradient is multiplied by it where the value is by the number."""
     return weight.conjugate() if isinstance(weight, complex) else weight
 
 
 def gradient_of_added(g: torch.Tensor, like: tuple[Shape, torch.dtype] | None) -> torch.Tensor | None:
-    """The gradient of what is added to a product, of this shape and dtype."""
+    """Return the gradient of a tensor of this shape and dtype that is added to a product."""
     return None if like is None else g.sum_to_size(like[0]).to(like[1])
 
 
 def kind_of(tensor: Any, needed: bool) -> tuple[Shape, torch.dtype] | None:
-    """What `gradient_of_added` is to know of a tensor; None where no gradient of it is needed."""
+    """Return the shape and dtype that `gradient_of_added` takes, None where no gradient is needed."""
     return (tensor.shape, tensor.dtype) if needed else None
 
 
 class Linear(Formula):
-    """The derivative of `tritile::linear` without an activation. bias and residual are not kept."""
+    """Differentiate `tritile::linear` without an activation. bias and residual are not kept."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps x and weight, each where the other one's gradient takes it."""
+        """Keep x and weight, each where the gradient of the other needs it."""
         _, x, weight, bias, _, residual, _, ctx.precision = inputs
         _, needs_x, needs_weight, needs_bias, _, needs_residual, *_ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
@@ -112,7 +121,7 @@ class Linear(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of x, weight, bias and residual. Rows of a whole batch make one product of weight's."""
+        """Return the gradients of x, weight, bias and residual; weight's is one product for a whole batch."""
         (whole,), (x, weight), (of_x, of_weight) = grads, ctx.saved_tensors, ctx.shapes
         bias, residual = (gradient_of_added(whole, like) for like in ctx.added)
         g = whole.unsqueeze(-1) if len(of_weight) == 1 else whole
@@ -127,20 +136,22 @@ class Linear(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (x, weight, output), (_, of_x, of_weight, bias, _, residual, *_) = ctx.saved_tensors, tangents
-        words = {"out_dtype": output.dtype, "precision": ctx.precision}
-        pairs = [(a, b) for a, b in ((of_x, weight), (x, of_weight)) if a is not None and b is not None]
-        terms = [torch.ops.tritile.linear.default(a, b, **words) for a, b in pairs]
+        op, options = (
+            torch.ops.tritile.linear.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        terms = tangent_terms(op, x, weight, of_x, of_weight, **options)
         return added([*terms, *(t for t in (bias, residual) if t is not None)], output)
 
 
 class Weighted(Formula):
-    """The derivative of `tritile::addmm` and `baddbmm` without an activation. input is not kept."""
+    """Differentiate `tritile::addmm` and `baddbmm` without an activation. input is not kept."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps each operand that the other one's gradient takes."""
+        """Keep each operand that the gradient of the other needs."""
         _, added_to, a, b, ctx.beta, ctx.alpha, _, _, ctx.precision = inputs
         _, needs_input, needs_a, needs_b, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
@@ -149,7 +160,7 @@ class Weighted(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of input, a and b."""
+        """Return the gradients of input, a and b."""
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
         grad_input = gradient_of_added(multiply(g, conjugate(ctx.beta)), ctx.added)
         grad_a = None if b is None else gradient_of_left(g, b, of_a, ctx.precision)
@@ -159,10 +170,11 @@ class Weighted(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (a, b, output), (_, of_input, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        words = {"out_dtype": output.dtype, "precision": ctx.precision}
-        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-        product = torch.ops.tritile.matmul.default
-        terms = [multiply(product(x, y, **words), ctx.alpha) for x, y in pairs]
+        op, options = (
+            torch.ops.tritile.matmul.default,
+            {"out_dtype": output.dtype, "precision": ctx.precision},
+        )
+        terms = [multiply(term, ctx.alpha) for term in tangent_terms(op, a, b, of_a, of_b, **options)]
         return added([*terms, *([] if of_input is None else [multiply(of_input, ctx.beta)])], output)

@@ -1,12 +1,12 @@
-"""Operators of `torch.ops.tritile`: how one is defined, and its kernels for each of torch's keys.
+"""Define operators of `torch.ops.tritile`, with kernels for torch's dispatch keys.
 
-An operator is defined by its schema and
+An operator consists of its schema and
 
-- a kernel, the plain call, for CUDA and CPU;
-- a fake kernel, which checks arguments and tells the shape of the result, for tensors that stand for others;
-- rules for autograd, vmap and autocast, each where there is one.
+- a kernel for CUDA and CPU, the plain call;
+- a fake kernel, which checks the arguments of fake tensors and returns a result of the right shape;
+- rules for autograd, vmap and autocast, where it has them.
 
-Where a result may be written to memory that is given, an overload `.out` takes it and returns nothing.
+Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,37 +33,33 @@ from tritile.core.of_torch import (
 )
 from tritile.core.settings import rules, under
 from tritile.errors import GradientError
-from tritile.ops.dispatch import know_shardings
+from tritile.ops.dispatch import register_shardings
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
-# What is planned as a call is traced is planned for the strides that it has there.
+# A call that is planned while it is traced is planned for the strides that it has there.
 _TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _AUTOCAST: Final = (("cuda", DispatchKey.AutocastCUDA), ("cpu", DispatchKey.AutocastCPU))
-_CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # as torch casts them; fp8 stays what it is
+_CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torch casts; fp8 stays as it is
 
 Kernel = Callable[..., Any]
 
 
-def define(
-    name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False
-) -> tuple[OpOverload, OpOverload | None]:
+def define(name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False) -> OpOverload:
     """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
 
-    Tensors come before the `*` of `arguments`: torch moves no sharded ones among keywords.
-
-    `kernel` and `fake` take the arguments as the schema names them; with `into` also out. Returns both
-    overloads.
+    Tensors come before the `*` of `arguments`: torch redistributes no sharded tensors among keywords.
+    `kernel` and `fake` take the arguments as the schema names them, with `into` also out. Returns the
+    first overload.
     """
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
     _implement(name, kernel, fake)
     packet = getattr(torch.ops.tritile, name)
-    if not into:
-        return packet.default, None
-    keywords = ", " if "*" in arguments else ", *, "
-    LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
-    _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
-    _refuse_gradients(packet.out)
-    return packet.default, packet.out
+    if into:
+        keywords = ", " if "*" in arguments else ", *, "
+        LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
+        _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
+        _refuse_gradients(packet.out)
+    return packet.default
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
@@ -75,7 +71,7 @@ def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
 
 
 def _nothing(kernel: Kernel) -> Kernel:
-    """The same, returning nothing: what is written to out is no result of its own to torch."""
+    """Wrap a kernel to return nothing: torch does not count out as a result."""
 
     def into(*args: Any, **kwargs: Any) -> None:
         kernel(*args, **kwargs)
@@ -84,13 +80,13 @@ def _nothing(kernel: Kernel) -> Kernel:
 
 
 def values_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments of a call in the order of the schema; those that torch left out have their defaults."""
+    """Return all arguments of a call in the order of the schema, with defaults where torch left them out."""
     rest = schema_of(op).arguments[len(args) :]
     return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
 
 
 def call(op: OpOverload, values: tuple[Any, ...]) -> Any:
-    """The operator called with all of its arguments in the order of the schema."""
+    """Call an operator with all of its arguments in the order of the schema."""
     arguments = schema_of(op).arguments
     named = {a.name: value for a, value in zip(arguments, values, strict=True) if a.kwarg_only}
     return op(*values[: len(values) - len(named)], **named)
@@ -101,7 +97,7 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
 
 
 def tracked(*values: Any) -> bool:
-    """Whether a gradient of any of these is wanted, or one of them carries a tangent."""
+    """Tell whether a gradient of any of these values is wanted, or one of them carries a tangent."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values)):
         return True
     return forward_level() >= 0 and any(
@@ -110,7 +106,7 @@ def tracked(*values: Any) -> bool:
 
 
 def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator gives below autograd, where no gradient is wanted."""
+    """Call an operator below autograd, where no gradient is wanted."""
     with below_autograd():
         return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
 
@@ -132,11 +128,11 @@ def _by_its_rules(backward: Kernel) -> Kernel:
 
 
 class Formula(SingleLevelFunction):
-    """A derivative: a torch.autograd.Function whose forward is an operator itself, below autograd.
+    """Define a derivative: a torch.autograd.Function whose forward is an operator, below autograd.
 
-    Single-level, as torch's own derivatives are: under transforms of torch.func the dispatcher comes here
-    once for each level. Called as `Formula.of(op, *values)`, with all arguments in the order of the schema.
-    Its backward runs by the mode of the call, and batch-invariant if that was, in whatever thread.
+    It is single-level, as torch's own derivatives are: under transforms of torch.func the dispatcher comes
+    here once for each level. `Formula.of(op, *values)` takes all arguments in the order of the schema. The
+    backward pass runs in the mode of the call, and batch-invariant if that was, in whatever thread.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -146,26 +142,26 @@ class Formula(SingleLevelFunction):
 
     @classmethod
     def of(cls, op: OpOverload, *values: Any) -> Any:
-        """The operator's result, its derivative recorded."""
+        """Return the operator's result with its derivative recorded."""
         with single_level():
             return cls.apply(op, *values)  # type: ignore[attr-defined]
 
     @staticmethod
     def forward(op: OpOverload, *values: Any) -> Any:
-        """The result. For levels below this one, recording goes on."""
+        """Return the operator's result. Outer levels go on recording."""
         levels = (torch.enable_grad(), forward_recording(True))
         with levels[0], levels[1], below_autograd():
             return call(op, values)
 
 
 def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
-    """Register how an operator's result is made where a gradient is wanted, or a tangent is there.
+    """Register how an operator's result is made where a gradient is wanted, or an argument carries a tangent.
 
-    `record` takes all arguments in the order of the schema. Elsewhere the call goes on below autograd.
+    `record` takes all arguments in the order of the schema. Other calls go on below autograd.
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        know_shardings()  # as a call is traced, or made of the operator itself, it comes here first
+        register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = values_of(op, args, kwargs)
         return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
 
@@ -173,17 +169,17 @@ def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
 
 
 def refuse(op: str, *given: tuple[str, Any]) -> None:
-    """Raises GradientError where one of these named arguments wants a gradient, or has a tangent."""
+    """Raise GradientError where one of these named arguments requires a gradient or carries a tangent."""
     for name, value in given:
         if tracked(value):
             raise GradientError(
-                f"{op}: {name} requires a gradient or carries a tangent, and {op} offers none for it: "
-                f"call it under torch.no_grad(), or with {name}.detach()"
+                f"{op}: {name} requires a gradient or carries a tangent, but {op} computes none for it: "
+                f"call it under torch.no_grad(), or pass {name}.detach()"
             )
 
 
 def _refuse_gradients(op: OpOverload) -> None:
-    """A gradient goes through no memory that is given, as with torch's own out=."""
+    """Refuse gradients through a given output, as torch's own out= does."""
     short, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
 
     def record(*values: Any) -> None:
@@ -193,10 +189,10 @@ def _refuse_gradients(op: OpOverload) -> None:
 
 
 def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None:
-    """Register how an operator goes over a batch that torch.vmap makes.
+    """Register how an operator handles a batch that torch.vmap makes.
 
-    `rule` takes in_dims, then all arguments in the order of the schema, and gives the result with its batch
-    dimension. torch.library.register_vmap takes no operators with tensors among their keywords.
+    `rule` takes in_dims, then all arguments in the order of the schema. It returns the result and its batch
+    dimension. torch.library.register_vmap does not take operators with tensors among their keywords.
     """
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -210,10 +206,10 @@ def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None
 
 
 def autocast(op: OpOverload, *operands: str, dtype_of: str | None = None) -> None:
-    """Register that these operands are cast, where torch.autocast says so, as torch's own products do.
+    """Register that torch.autocast casts these operands, as it does for torch's own products.
 
-    To the dtype of the argument `dtype_of` where one is named. A precision is that of fp32 products: it does
-    not apply to what is cast.
+    They are cast to the dtype of the argument `dtype_of` where one is named. A precision, which is meant for
+    fp32, does not apply to operands that were cast.
     """
     names = [a.name for a in schema_of(op).arguments]
 

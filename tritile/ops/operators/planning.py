@@ -1,4 +1,4 @@
-"""The choice of a config as a call is traced, so that under torch.compile none is left for the first run."""
+"""Choose a config while a call is traced, so that compiled code does not have to."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from tritile.errors import UnsupportedError
 from tritile.ops.run import planned
 
 StandIn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-_LINE = 16  # bytes on which memory is taken to start
+_LINE = 16  # assumed alignment of memory, in bytes
 
 
-def foresee(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
-    """Make the plan of a call on tensors that stand for others; in mode "tune" its problem is measured.
+def plan_ahead(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
+    """Plan a call on fake tensors; in mode "tune", measure its problem.
 
-    A best effort, which raises nothing: on a GPU that is here, for sizes that are known. Memory is taken to
-    start on 16 bytes, a view within it where its offset says. `problem` makes the problem, of tensors without
-    memory that it asks for in place of those of the call.
+    A best effort, which raises nothing: for a GPU of this machine and known sizes. Memory is assumed to start
+    on 16 bytes, plus the offset of a view. `problem` returns the problem; it replaces each tensor by the
+    stand-in, on the meta device, that its argument returns.
     """
     if device.type != "cuda" or not torch.cuda.is_available() or capturing():
         return
@@ -31,7 +31,7 @@ def foresee(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the meta device of the same sizes, its address as aligned."""
+    """Return a tensor on the meta device of the same sizes, strides and alignment."""
     offset = tensor.storage_offset()
     if any(type(n) is not int for n in (*tensor.shape, *tensor.stride(), offset)):
         raise UnsupportedError("sizes are not known yet")

@@ -1,4 +1,4 @@
-"""`tritile::scaled_matmul` and `tritile::linear_quantized`: products of numbers of few bits."""
+"""Define `tritile::scaled_matmul` and `tritile::linear_quantized`: products of operands of few bits."""
 
 from typing import Any, Final
 
@@ -10,22 +10,14 @@ from tritile.errors import UnsupportedError
 from tritile.ops import linear as weights
 from tritile.ops.fused import check_activation
 from tritile.ops.operators.batches import Batched, finished, first
-from tritile.ops.operators.epilogues import composed, fake_of
+from tritile.ops.operators.epilogues import composed
 from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
 from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, foresee
+from tritile.ops.operators.planning import StandIn, plan_ahead
+from tritile.ops.operators.products import fake_of
 from tritile.ops.scaled import eager, scaled_of
 
 _SCALED: Final = "scaled_matmul"
-
-
-def _scaled(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
-    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, *, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    return eager(tensors, activation, use_fast_accum, out, out_dtype)
 
 
 def _fake_scaled(
@@ -39,24 +31,24 @@ def _fake_scaled(
 
 
 class Scaled(Formula):
-    """The derivative of `tritile::scaled_matmul` by bias and residual, without an activation."""
+    """Differentiate `tritile::scaled_matmul` with respect to bias and residual, without an activation."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps shapes alone."""
+        """Keep shapes and dtypes only."""
         bias, residual = inputs[6], inputs[8]
         ctx.added = kind_of(bias, ctx.needs_input_grad[6]), kind_of(residual, ctx.needs_input_grad[8])
         ctx.save_for_forward(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of bias and residual."""
+        """Return the gradients of bias and residual."""
         bias, residual = (gradient_of_added(grads[0], like) for like in ctx.added)
         return *[None] * 6, bias, None, residual, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (output,) = ctx.saved_tensors
         return added([t for t in (tangents[6], tangents[8]) if t is not None], output)
 
@@ -74,12 +66,12 @@ def _record_scaled(
     return composed(product, activation, residual)
 
 
-SCALED_MATMUL, _ = define(
+SCALED_MATMUL = define(
     _SCALED,
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
     "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
     "Tensor? zero_b=None",
-    _scaled,
+    eager,
     _fake_scaled,
     into=True,
 )
@@ -107,29 +99,29 @@ def _fake_quantized(
         rows = like(x).resolve_neg().reshape(-1, k)
         return weights.described(rows, weight, bias if bias is None else like(bias), like(result)).problem
 
-    foresee(x.device, problem)
+    plan_ahead(x.device, problem)
     return result
 
 
-_WORDS: Final = ("bits", "group_size", "n", "k")
+_OPTIONS: Final = ("bits", "group_size", "n", "k")
 
 
 class LinearQuantized(Formula):
-    """The derivative of `tritile::linear_quantized` by x, through the weight as it is read, and by bias."""
+    """Differentiate `tritile::linear_quantized` with respect to x, by the dequantized weight, and to bias."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keeps the weight as it is, packed."""
-        _, _, packed, scales, zeros, bias, *ctx.words = inputs
+        """Keep the weight packed."""
+        _, _, packed, scales, zeros, bias, *ctx.options = inputs
         ctx.save_for_backward(packed, scales, zeros)
         ctx.save_for_forward(packed, scales, zeros, output)
         ctx.added = kind_of(bias, ctx.needs_input_grad[5])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Those of x and bias."""
+        """Return the gradients of x and bias."""
         (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
-        bits, group_size, n, k = ctx.words
+        bits, group_size, n, k = ctx.options
         grad_x = None
         if ctx.needs_input_grad[1]:
             weight = meaning(packed, scales, zeros, (n, k), bits, group_size).to(scales.dtype)
@@ -138,10 +130,10 @@ class LinearQuantized(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """That of the result."""
+        """Return the tangent of the result."""
         (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
-        words = dict(zip(_WORDS, ctx.words, strict=True))
-        terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **words)]
+        options = dict(zip(_OPTIONS, ctx.options, strict=True))
+        terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **options)]
         return added([*terms, *(t for t in (of_bias,) if t is not None)], output)
 
 
@@ -151,13 +143,13 @@ def _record_quantized(x: Any, packed: Any, scales: Any, *rest: Any) -> torch.Ten
 
 
 def _batched_quantized(
-    in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *words: Any
+    in_dims: tuple[Any, ...], x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, *options: Any
 ) -> Batched:
-    """The rule: rows of all of a batch are rows of one product. Raises UnsupportedError for many weights."""
+    """Batch by rows: all rows make one product. Raise UnsupportedError for a batch of weights."""
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
-        raise UnsupportedError("linear: a batch of quantized weights in vmap: wanted one weight")
-    names = dict(zip(_WORDS, words, strict=True))
+        raise UnsupportedError("linear: vmap gives a batch of quantized weights: wanted one weight for all")
+    names = dict(zip(_OPTIONS, options, strict=True))
     if of_bias is None:
         return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
     rank = x.ndim - (of_x is not None)
@@ -166,7 +158,7 @@ def _batched_quantized(
     return finished(sums, first(bias, of_bias, rank), "", None), 0
 
 
-LINEAR_QUANTIZED, _ = define(
+LINEAR_QUANTIZED = define(
     "linear_quantized",
     "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
     "int group_size, int n, int k",

@@ -1,0 +1,276 @@
+"""Check the arguments of products, and run those that are not in the memo of prepared calls."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tritile.core import epilogue
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES
+from tritile.core.settings import is_batch_invariant, rules
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.families.numerics import BY_DATA
+from tritile.ops.checks import (
+    broadcast,
+    check_out,
+    check_out_memory,
+    check_same_device,
+    check_tensor,
+    describe,
+    name_of,
+    names_of,
+)
+from tritile.ops.described import NOTHING, Extras, described
+from tritile.ops.memo import (
+    IN_FP32,
+    Key,
+    Tensors,
+    check_out_apart,
+    default_precision,
+    launch_ready,
+    look_up,
+    name_of_role,
+    reaches_of,
+    remember,
+)
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+
+_HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
+_FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
+_OUT_DTYPES: Final = {
+    torch.float16: _HALF,
+    torch.bfloat16: _HALF,
+    torch.float32: _HALF,
+    torch.float64: (torch.float64,),
+    torch.int8: (torch.int32,),
+    torch.float8_e4m3fn: _FROM_FP8,
+    torch.float8_e5m2: _FROM_FP8,
+    torch.complex64: (torch.complex64,),
+    torch.complex128: (torch.complex128,),
+}  # the operands' own dtype is the default where it is listed, else the first
+_BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
+_ZEROS: Final = ("zero_a", "zero_b")  # integers, checked by `scaled_matmul` itself
+
+
+def _check_dtypes(
+    op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None,
+    scaled: bool,
+) -> torch.dtype:  # fmt: skip
+    mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
+    if a.dtype != b.dtype and not mixed:
+        kinds = f"{names[0]} is {name_of(a.dtype)} and {names[1]} {name_of(b.dtype)}"
+        raise DtypeError(f"{op}: {kinds}: wanted the same dtype")
+    if a.dtype not in _OUT_DTYPES:
+        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted one of {', '.join(MATMUL_DTYPES)}")
+    allowed = _FROM_FP8 if scaled else _OUT_DTYPES[a.dtype]
+    if out_dtype is None:
+        return a.dtype if a.dtype in allowed else allowed[0]
+    if out_dtype not in allowed:
+        wanted = f"one of {names_of(allowed)} for {name_of(a.dtype)}"
+        raise DtypeError(f"{op}: out_dtype is {out_dtype}: wanted {wanted}")
+    return out_dtype
+
+
+def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+    """Return the precision of a product, torch's setting where `precision` is None.
+
+    Raises:
+        InvalidValueError: the dtype has no such precision.
+        UnsupportedError: a batch-invariant call cannot have it.
+    """
+    allowed = PRECISIONS_OF.get(name_of(dtype))
+    if precision is not None and allowed is None:
+        wanted = ", ".join(PRECISIONS_OF)
+        raise InvalidValueError(
+            f"{op}: precision is {precision!r} for {name_of(dtype)}: wanted None, or operands of {wanted}"
+        )
+    if precision is not None and allowed is not None and precision not in allowed:
+        raise InvalidValueError(
+            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
+        )
+    precision = precision or (default_precision() if dtype in IN_FP32 else "ieee")
+    if precision.startswith(BY_DATA) and is_batch_invariant():
+        raise UnsupportedError(
+            f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
+            "depend on other rows: wanted another precision"
+        )
+    return precision
+
+
+def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
+    deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
+    if precision in _BY_REMAINDERS and a.shape[-1] > deepest:
+        raise UnsupportedError(
+            f"{op}: K is {a.shape[-1]} in precision {precision!r}: wanted at most {deepest}"
+        )
+
+
+def check_gpu(op: str, a: torch.Tensor) -> None:
+    """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
+    if a.device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return  # without CUDA here, a fake tensor of a GPU elsewhere
+    major, minor = torch.cuda.get_device_capability(a.device)
+    name = name_of(a.dtype)
+    needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
+    if (major, minor) < needed:
+        raise UnsupportedError(
+            f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, but "
+            f"{torch.cuda.get_device_name(a.device)} has {major}.{minor}"
+        )
+
+
+def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape that torch.matmul gives. Raise ShapeError where it gives none."""
+    shapes = f"{names[0]} has shape {tuple(a.shape)} and {names[1]} {tuple(b.shape)}"
+    if a.ndim == 0 or b.ndim == 0:
+        raise ShapeError(f"{op}: {shapes}: wanted at least one dimension each")
+    inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
+    if a.shape[-1] != inner:
+        raise ShapeError(f"{op}: {shapes}: K is {a.shape[-1]} in {names[0]} and {inner} in {names[1]}")
+    try:
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
+    except ShapeError as error:
+        raise ShapeError(f"{op}: {shapes}: batch dimensions do not broadcast") from error
+    rows = a.shape[-2:-1] if a.ndim > 1 else ()
+    columns = b.shape[-1:] if b.ndim > 1 else ()
+    return (*batch, *rows, *columns)
+
+
+def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
+    check_tensor(op, name, tensor)
+    check_same_device(op, like, name, tensor)
+    alike = like.dtype == torch.float64 or like.is_complex()
+    wanted = (like.dtype,) if alike else _HALF
+    if tensor.dtype not in wanted:
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {names_of(wanted)}")
+    try:
+        fits = broadcast(tensor.shape, shape) == shape
+    except ShapeError:
+        fits = False
+    if not fits:
+        own = tuple(tensor.shape)
+        raise ShapeError(f"{op}: {name} has shape {own}: wanted one that broadcasts to {shape}")
+
+
+class Product(NamedTuple):
+    """Hold a product a @ b with an epilogue. `tensors` are the caller's, in the order of `ARGUMENTS`.
+
+    A product without any epilogue has the very `NOTHING` as its extras.
+    """
+
+    op: str
+    tensors: Tensors
+    a: Any
+    b: Any
+    extras: Extras
+
+    @classmethod
+    def plain(cls, a: Any, b: Any) -> "Product":
+        """Return the product of `tritile.matmul`."""
+        return cls("matmul", (a, b), a, b, NOTHING)
+
+
+def checked(
+    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
+) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
+
+    out may be None; its memory is not checked.
+    """
+    op, _, a, b, extras = of
+    names = name_of_role(op, "a"), name_of_role(op, "b")
+    for name, tensor in zip(names, (a, b), strict=True):
+        check_tensor(op, name, tensor)
+    check_same_device(op, a, names[1], b)
+    dtype = _check_dtypes(op, names, a, b, out_dtype, extras.scaled)
+    precision = check_precision(op, a.dtype, precision)
+    for operand in (a, b):
+        check_gpu(op, operand)
+    shape = _result_shape(op, names, a, b)
+    _check_depth(op, a, precision)
+    if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
+    for role in SIDES:
+        tensor = getattr(extras, role)
+        if tensor is not None and role not in _ZEROS:
+            _check_side(op, name_of_role(op, role), tensor, a, shape)
+    if out is not None:
+        check_out(op, out, shape, dtype, a)
+    return shape, dtype, precision
+
+
+def checked_with_memory(
+    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
+) -> tuple[tuple[int, ...], torch.dtype, str]:
+    """Do as `checked`, and raise OverlapError where the memory of out overlaps."""
+    result = checked(of, out, out_dtype, precision)
+    if out is not None:
+        check_out_memory(of.op, out)
+        unread = of.extras.bias if of.extras.beta == 0 else None
+        check_out_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
+    return result
+
+
+def run_unprepared(
+    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None, key: Key | None
+) -> torch.Tensor:
+    """Run a product that is not in the memo of prepared calls, and remember its launch under `key`.
+
+    Raise what `matmul` raises, also for epilogue tensors that do not fit the result.
+    """
+    rules()  # report a wrong setting of the environment on any device
+    op, tensors, a, b, extras = of
+    shape, dtype, precision = checked_with_memory(of, out, out_dtype, precision)
+    if a.is_complex() and extras is not NOTHING:
+        return _complex_product(of, out, precision)
+    result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    if result.numel() == 0:
+        return result
+    if a.is_meta:
+        return result if out is None else mark_written(op, result)
+    dense_a, dense_b, plain = a.resolve_neg(), b.resolve_neg(), extras.mapped(torch.Tensor.resolve_neg)
+    if a.shape[-1] == 0:
+        _store_empty_sums(result, plain)
+    elif on_host(a):
+        interpret_product(
+            lambda read, into, how: described(read(dense_a), read(dense_b), into, how, plain.mapped(read)),
+            (dense_a, *plain.tensors),
+            result,
+            precision,
+        )
+    else:
+        call = described(dense_a, dense_b, result, precision, plain)
+        launch = prepared(call)
+        launch(*call.tensors)
+        remember(key, op, launch, call, tensors, result)
+    return result if out is None else mark_written(op, result)
+
+
+def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
+    """Store the result of a product with K = 0: an epilogue of zeros."""
+    sums = torch.zeros_like(out)
+    if not out.is_complex():
+        up = None if extras.up is None else sums
+        sums = epilogue.finished(sums, extras.tensors, extras.activation, extras.alpha, extras.beta, up)
+    out.copy_(sums)
+
+
+def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
+    """Multiply complex operands, and apply the epilogue with torch: the kernels store real sums.
+
+    Real and imaginary parts are added separately. torch's complex addition multiplies by 1 + 0i, which turns
+    the other part of an infinity into NaN.
+    """
+    extras, factors = of.extras, (of.a, of.b)
+    key, ready = look_up("matmul", of.a, factors, None, (None, precision))
+    if ready is None:
+        sums = run_unprepared(Product.plain(*factors), None, None, precision, key)
+    else:
+        sums = launch_ready(ready, factors, None)
+    if extras.alpha != 1:
+        sums.mul_(extras.alpha)
+    read = dict(zip(SIDES, extras.tensors, strict=True))
+    for term, weight in ((read["bias"], extras.beta), (read["residual"], 1)):
+        if term is not None:
+            term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
+            torch.view_as_real(sums).add_(torch.view_as_real(term))
+    return sums if out is None else mark_written(of.op, out.copy_(sums))
