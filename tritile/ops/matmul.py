@@ -37,10 +37,10 @@ def matmul(
             `tf32`), and for "ieee" elsewhere.
 
     Precisions of float32: "ieee" multiplies in fp32 and adds with compensation; its error is at or below that
-    of torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores. From K = 256 on its error
-    is below that of one fp32 sum, within `core.problem.error_bound`. Where the data do not suit it, which the
-    GPU finds out, other kernels multiply. "tf32x3" computes three products in TF32, for an error near fp32's.
-    "tf32" computes one, with inputs rounded to 11 bits.
+    of torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores. Its error is within
+    `core.problem.error_bound`, which is below the bound of one fp32 sum, K 2^-24, from K = 128 on. Where the
+    data do not suit it, which the GPU finds out, other kernels multiply. "tf32x3" computes three products in
+    TF32, for an error near fp32's. "tf32" computes one, with inputs rounded to 11 bits.
 
     Precisions of fp8: "ieee", the default, moves sums to fp32 block by block of K. "fast" leaves them to the
     tensor cores, which on Hopper keep 14 bits.

@@ -27,9 +27,10 @@ from tritile.families.matmul_wgmma.kernel import (
 
 
 class Tail(NamedTuple):
-    """What is split: the tiles after the first `whole`, `rest` of them, into `split` parts each.
+    """Describe the split tiles: the `rest` tiles after the first `whole`, in `split` parts each.
 
-    `parts`: memory for a part of a tile of each program; `counters`: of arrivals, one a tile and consumer.
+    `parts` points to a workspace with room for one part of each program. `counters` points to arrival
+    counters, one for each tile and consumer.
     """
 
     parts: Any

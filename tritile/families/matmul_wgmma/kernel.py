@@ -40,9 +40,9 @@ class Shared(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where the result goes: by descriptor, or by pointer and strides; and the shared memory on its way.
+    """Describe where the result goes: by descriptor, or by pointer and strides, through shared memory.
 
-    `scales` are within the sum, `extra` operands of the epilogue.
+    `scales` multiply the sum in the main loop; `extra` are operands of the epilogue.
     """
 
     desc: Any
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How many tiles there are, and turns of the K loop in each; `verdict` says whether to make any."""
+    """Hold the numbers of tiles and of K iterations; `verdict` is the fallback flag that skips them all."""
 
     tiles_m: Any
     tiles_n: Any
@@ -72,7 +72,7 @@ class Walk(NamedTuple):
 
 
 class How(NamedTuple):
-    """What is known when compiled; see `matmul_warpgroups`."""
+    """Hold the compile-time parameters of `matmul_warpgroups`."""
 
     A_ROW: Any
     B_ROW: Any
