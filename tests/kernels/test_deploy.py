@@ -76,7 +76,7 @@ import json, sys
 from pathlib import Path
 import torch, triton, tritile
 from tritile.runtime import ahead, launch, offline; from tritile.planning import plans, table
-from tritile.ops import matmul, permute
+from tritile.ops import permute; from tritile.ops.described import described
 
 heard = []
 triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
@@ -88,7 +88,7 @@ with offline.compiling_for(device):
             kind = getattr(torch, problem.dtype)
             a = torch.empty(problem.m, problem.k, dtype=kind)
             b = torch.empty(problem.k, problem.n, dtype=kind)
-            call = matmul.described(a, b, a.new_empty(problem.m, problem.n), "ieee")
+            call = described(a, b, a.new_empty(problem.m, problem.n), "ieee")
         else:
             columns, rows = problem.shape
             x = torch.empty(rows, columns, dtype=torch.bfloat16)

@@ -175,17 +175,17 @@ def test_programs_without_a_block_are_refused():
 def test_bad_arguments():
     weight, x = weight_of(40, 96, torch.bfloat16, 4, 64, False), torch.ones(2, 96, dtype=torch.bfloat16)
     bias = torch.ones(40)
-    with pytest.raises(DtypeError, match="input is float16 and the weight quantized for bfloat16"):
+    with pytest.raises(DtypeError, match="input is float16, but weight is quantized for bfloat16"):
         tritile.linear(x.half(), weight)
     with pytest.raises(DtypeError, match="input is list"):
         tritile.linear([1], weight)
     with pytest.raises(DtypeError, match="int32"):
         tritile.linear(x, weight.packed[:, :96])  # no QuantizedWeight, and no weight of that type
-    with pytest.raises(ShapeError, match=r"input is \(2, 95\) and .*: wanted input of \(..., 96\)"):
+    with pytest.raises(ShapeError, match=r"input has shape \(2, 95\) and .*: wanted input \(..., 96\)"):
         tritile.linear(x[:, :95], weight)
-    with pytest.raises(ShapeError, match=r"input is \(\)"):
+    with pytest.raises(ShapeError, match=r"input has shape \(\)"):
         tritile.linear(x[0, 0], weight)
-    with pytest.raises(ShapeError, match=r"bias is \(39,\): wanted \(40,\)"):
+    with pytest.raises(ShapeError, match=r"bias has shape \(39,\): wanted \(40,\)"):
         tritile.linear(x, weight, bias[:39])
     with pytest.raises(DtypeError, match=r"bias is float64 .* wanted float32, float16, bfloat16"):
         tritile.linear(x, weight, bias.double())
@@ -202,5 +202,5 @@ def test_bad_arguments():
             n=40,
             k=weight.shape[1],
         )
-    with pytest.raises(UnsupportedError, match="activation, residual with a QuantizedWeight"):
+    with pytest.raises(UnsupportedError, match="does not combine with activation, residual"):
         tritile.linear(x.detach(), weight, activation="relu", residual=x)

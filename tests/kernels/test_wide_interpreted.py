@@ -43,9 +43,7 @@ def test_sizes_near_the_end_of_32_bits_are_wide(monkeypatch):
     assert limit + 2**12 < 2**31
     for m, k, wide in ((limit, 1, True), (limit - 1, 1, False), (1, limit, True)):
         a = torch.empty((), dtype=torch.int8).expand(m, k)
-        call = tritile.ops.matmul.described(
-            a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee"
-        )
+        call = described(a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee")
         assert tile._args(call)["WIDE"] is wide
 
 
