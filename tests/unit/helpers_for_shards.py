@@ -24,18 +24,22 @@ TRIALS = 3
 
 
 class SlowStore(Store):
-    """Let the first write wait for the disk."""
+    """Let the first write, and the last, wait for the disk."""
 
-    pause_s = 0.0
+    pause_s = flush_s = 0.0
 
     def add(self, kernel, trial):
         pause_s, self.pause_s = self.pause_s, 0.0
         time.sleep(pause_s)
         super().add(kernel, trial)
 
+    def flush(self):
+        time.sleep(self.flush_s)
+        super().flush()
 
-def problems(count):
-    return [MatmulProblem(1, 64 + i, 128, 64, "bfloat16", "bfloat16") for i in range(count)]
+
+def problems(count, first=0):
+    return [MatmulProblem(1, 64 + first + i, 128, 64, "bfloat16", "bfloat16") for i in range(count)]
 
 
 def trials(problem):
@@ -49,16 +53,24 @@ def note(folder, name, text):
 
 
 def work(
-    folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, join_s=30.0, ahead=1, disk_s=0.0
-):
-    """Take part, holding up to `ahead` problems in hand.
+    folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, join_s=30.0, ahead=1, disk_s=0.0,
+    rounds=1, flush_s=0.0,
+):  # fmt: skip
+    """Take part in `rounds` lists of problems, one after the other.
 
-    The first problem takes `first_s` more seconds, and the first trial that is written `disk_s`.
+    The first problem takes `first_s` more seconds, the first trial that is written `disk_s`, and writing the
+    last of a list `flush_s`. Up to `ahead` problems are in hand.
     """
     place = Place.from_environment()
-    mine = problems(count) if place.rank == 0 else []
     store = SlowStore(DEVICE, folder / f"rank-{place.rank}")
-    store.pause_s = disk_s
+    store.pause_s, store.flush_s = disk_s, flush_s
+    for turn in range(rounds):
+        mine = problems(count, turn * count) if place.rank == 0 else []
+        take_part(folder, place, mine, store, seconds, lost_s, facts, first_s, join_s, ahead)
+
+
+def take_part(folder, place, mine, store, seconds, lost_s, facts, first_s, join_s, ahead):
+    """Take part in one list of problems."""
     with Shards(place, mine, store, facts or {"code": "1"}, lost_s, join_s) as shards:
         claims, hand = shards.claims(), []
         while True:

@@ -48,6 +48,9 @@ def test_products(traced):
     half, column = A.half(), B.half().mT.contiguous().mT
     wanted = plan_of.plan(tritile.matmul, half, column).problem
     assert traced(tritile.matmul, half, column) == wanted
+    a, b, turned = (torch.empty(*shape, dtype=torch.complex64) for shape in ((64, 32), (32, 48), (48, 64)))
+    wanted = described(a, b, turned.mT, "ieee").problem  # stored as out lies
+    assert traced(lambda a, b, out: tritile.matmul(a, b, out=out), a, b, turned.mT) == wanted
     bias = drawn(5).half()
     extras = Extras(bias=bias, activation="gelu")
     x, weight, out = X.half(), W.half(), torch.empty(2, 3, 5).half()

@@ -1,5 +1,6 @@
 """Ranks that tune together: real processes, one of which is lost, slow, or of other code."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,11 +17,11 @@ import pytest
 import torch.distributed
 
 from tests.unit import helpers_for_shards as helpers
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import DistributedError, InvalidValueError, StoreWarning
 from tritile.planning.store import Store
 from tritile.planning.trial import row_of
 from tritile.tune.board import Board, Place, Queue, Watch, part
-from tritile.tune.shards import Leader
+from tritile.tune.shards import Leader, Shards
 
 LOST_S = 1.0
 
@@ -224,6 +225,34 @@ def test_under_torchrun(tmp_path):
     assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
 
 
+def test_a_second_list_is_a_session_of_its_own(start, tmp_path):
+    """A rank that comes back before rank 0 has left does not join the session that it was in."""
+    port = free_port()
+    board = kept(port)
+    options = {"count": 4, "rounds": 2, "flush_s": 0.5, "seconds": 0.05}
+    ranks = [start(rank, size=2, port=port, agent=True, **options) for rank in range(2)]
+    assert ended(ranks) == [0, 0]
+    assert_all_remembered(tmp_path, 8)
+    assert {(line[0], int(line[1]) >= 68) for line in lines(tmp_path, "done")} == {
+        (rank, second) for rank in "01" for second in (False, True)
+    }
+    del board
+
+
+def test_a_failure_while_rank_0_leaves_is_told(monkeypatch, tmp_path):
+    """What the others sent is not written then."""
+    place = Place(0, 2, 0, 2, "127.0.0.1", 1)
+    shards = Shards(place, helpers.problems(1), Store(helpers.DEVICE, tmp_path), {"code": "1"})
+    shards._undo = contextlib.ExitStack()
+
+    def leave(patience_s):
+        shards._repeat(lambda: 1 // 0, 0.0)
+
+    monkeypatch.setattr(shards, "_leave", leave)
+    with pytest.raises(DistributedError, match="ZeroDivisionError"):
+        shards.__exit__(None, None, None)
+
+
 # --- Parts ---
 
 
@@ -239,7 +268,8 @@ def test_ranks_begin_apart_and_end_with_everything(board, count, size):
     begun = [[queue.next() for _ in part(count, rank, size)[:2]] for rank, queue in enumerate(queues)]
     assert begun == [[*part(count, rank, size)[:2]] for rank in range(size)]  # each its own, from the front
     rest = [*iter(queues[-1].next, None)]
-    assert rest[: len(part(count, size - 1, size)[2:])] == [*part(count, size - 1, size)[2:]]
+    others = [number for rank in range(size - 1) for number in reversed(part(count, rank, size)[2:])]
+    assert rest == [*part(count, size - 1, size)[2:], *others]  # those of others from the back
     assert sorted(number for some in [*begun, rest] for number in some) == [*range(count)]
     assert all(queue.next() is None for queue in queues)
 
@@ -254,7 +284,7 @@ def test_what_a_lost_rank_took_is_taken_again(board):
 
 
 def test_what_a_rank_took_that_died_before_it_said_so_is_taken_again(board):
-    board.add("taken/1", 1)
+    board.add("back/1", 1)
     queue = Queue(board, Place(0, 2, 0, 2, "", 0), "0", 2)
     assert [queue.next(), queue.next()] == [0, None]
     assert queue.orphan(frozenset(), frozenset()) == 1

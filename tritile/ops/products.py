@@ -247,6 +247,9 @@ def run_unprepared(
 
 def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
     """Store the result of a product with K = 0: an epilogue of zeros."""
+    if extras is NOTHING:
+        out.zero_()
+        return
     sums = torch.zeros_like(out)
     if not out.is_complex():
         up = None if extras.up is None else sums

@@ -72,7 +72,10 @@ class Board:
     @classmethod
     @_reached()
     def connect(cls, place: Place, timeout_s: float) -> "Board":
-        """Connect to the store that torchrun's agent keeps, else to that of rank 0."""
+        """Connect to the store that torchrun's agent keeps, else to that of rank 0.
+
+        Messages need torch's default store, which uses libuv.
+        """
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
         store = _dist.TCPStore(
             place.host,
@@ -149,12 +152,12 @@ def part(count: int, rank: int, size: int) -> range:
 class Queue:
     """Hand out the numbers below `count`, each once, and again where who took one is gone.
 
-    A rank gets its own part first, from the front, and then those of the ranks after it: problems that are
-    alike, and share compiled kernels, lie side by side.
+    A rank gets its own part first, from the front, and then those of the ranks after it, from the back:
+    problems that are alike, and share compiled kernels, lie side by side.
     """
 
     def __init__(self, board: Board, place: Place, member: str, count: int) -> None:
-        self._board, self._member, self._count = board, member, count
+        self._board, self._member, self._count, self._rank = board, member, count, place.rank
         ranks = ((place.rank + step) % place.size for step in range(place.size))
         self._parts = {rank: part(count, rank, place.size) for rank in ranks}  # those not exhausted
 
@@ -162,11 +165,13 @@ class Queue:
         """Take a number that nobody has taken; None where there is none."""
         while self._parts:
             rank, numbers = next(iter(self._parts.items()))
-            taken = self._board.add(f"taken/{rank}", 1)
-            if taken > len(numbers):
-                del self._parts[rank]
-            elif self._board.swap(f"owner/{numbers[taken - 1]}", "", self._member):
-                return numbers[taken - 1]
+            own = rank == self._rank
+            taken = self._board.add(f"{'front' if own else 'back'}/{rank}", 1)
+            if taken <= len(numbers):
+                number = numbers[taken - 1 if own else -taken]
+                if self._board.swap(f"owner/{number}", "", self._member):
+                    return number
+            del self._parts[rank]  # front and back have met
         return None
 
     def orphan(self, done: frozenset[int], gone: frozenset[str]) -> int | None:

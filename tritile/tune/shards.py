@@ -36,6 +36,7 @@ JOIN_S: Final = 120.0
 _TURN_S: Final = 0.1  # between two looks at the board
 _PATIENCE_S: Final = 10.0  # for the others' last messages, where rank 0 ends by an error
 _LEADER: Final = "0"  # rank 0's name as a member; the others count from 1 as they come
+_joined: Final[set[tuple[str, int, int, int]]] = set()  # sessions of this process: none is joined twice
 
 
 class State(NamedTuple):
@@ -73,8 +74,8 @@ class Leader:
     def _hear(self, text: str) -> None:
         match parsed(text):
             case ["came", str(member), int(rank), str(refusal)]:
+                self.refusal = self.refusal or refusal  # before it is told that all have come
                 self.ranks[member] = rank
-                self.refusal = self.refusal or refusal
             case ["trial", str(kernel), list(row)] if len(row) == len(TRIAL_COLUMNS):
                 self._store.add(kernel, trial_from(row))
             case ["finished", int(number)] if 0 <= number < self._count:
@@ -122,10 +123,12 @@ class Shards:
         self._facts = dict(facts_of(store.device) if facts is None else facts)
         self._lost_s, self._join_s = lost_s, join_s
         self._mine: set[int] = set()  # taken, and not finished yet
+        self._told: set[int] = set()  # finished here
         self._state = State()
         self._leader: Leader | None = None
         self._threads: list[threading.Thread] = []
-        self._leaving, self._ended, self._failure = False, threading.Event(), ""
+        self._leaving, self._ended = False, threading.Event()
+        self._failure, self._broken = "", False  # broken: by other than a store out of reach
 
     def __enter__(self) -> "Shards":
         entrance = Board.connect(self.place, self._join_s)
@@ -150,7 +153,7 @@ class Shards:
     def left(self) -> int:
         """Return how many problems nobody has finished yet."""
         self._check()
-        return len(self.problems) - len(self._state.done)
+        return len(self.problems) - len(self._state.done | self._told)
 
     def claims(self) -> Iterator[Problem | None]:
         """Yield the next problem for this rank, until every problem is finished by somebody.
@@ -187,6 +190,7 @@ class Shards:
             raise InvalidValueError(f"{problem.label} is not among the problems that are tuned here")
         self._say("finished", self._numbers[problem])
         self._mine.discard(self._numbers[problem])
+        self._told.add(self._numbers[problem])
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with self._undo:
@@ -194,6 +198,8 @@ class Shards:
                 self._check()
             try:
                 self._leave(math.inf if kind is None else _PATIENCE_S)
+                if kind is None and self._broken:  # trials that others sent are not written
+                    self._check()
             except (SystemExit, KeyboardInterrupt):
                 self._leave(_PATIENCE_S)
                 raise
@@ -242,9 +248,11 @@ class Shards:
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             session = entrance.add("sessions")
+            key = self.place.host, self.place.port, self.place.rank, session
             board = entrance.under(str(session))
             beat = board.add(f"beat/{_LEADER}")
-            if session == seen[0] and beat > seen[1]:
+            if session == seen[0] and beat > seen[1] and key not in _joined:
+                _joined.add(key)
                 return board
             seen = session, beat
             time.sleep(_TURN_S)
@@ -289,6 +297,7 @@ class Shards:
             self._failure = str(error)
         except Exception as error:
             self._failure = f"rank {self.place.rank} cannot go on with the others: {brief(error)}"
+            self._broken = True
 
     def _end(self) -> None:
         self._ended.set()

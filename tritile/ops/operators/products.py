@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tritile.core.problem import Tiled
-from tritile.ops.described import described
+from tritile.ops.described import NOTHING, described
 from tritile.ops.matmul import eager
 from tritile.ops.operators.batches import batched_matmul
 from tritile.ops.operators.gradients import Matmul
@@ -23,7 +23,7 @@ def fake_of(of: Product, out: Any, out_dtype: torch.dtype | None, precision: str
         def plain(tensor: torch.Tensor) -> torch.Tensor:
             return like(tensor).resolve_neg()
 
-        if of.a.is_complex():  # a plain product; torch applies the epilogue
+        if of.a.is_complex() and of.extras is not NOTHING:  # a plain product; torch applies the epilogue
             sums = torch.empty(shape, dtype=dtype, device="meta")
             return described(plain(of.a), plain(of.b), sums, how).problem
         return described(plain(of.a), plain(of.b), like(result), how, of.extras.mapped(plain)).problem
