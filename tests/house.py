@@ -8,8 +8,8 @@ no verb, as far as a list of such words tells.
 """
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tritile"
 KERNEL_LINES, HOST_LINES = 80, 50
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 # First words of docstrings that begin with a noun or a clause. A verb in the imperative is none of them.
 DANGLING = {
     *("A", "All", "An", "Any", "As", "At", "Both", "Each", "Every", "Everything", "For", "From", "How", "If"),
@@ -36,18 +37,22 @@ class Found(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.line} {self.text}"
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the package's files, parsed."""
+@functools.cache
+def nodes() -> dict[Path, list[Function | ast.ClassDef]]:
+    """Return the functions and classes of each of the package's files."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found[path] = [node for node in ast.walk(tree) if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    return found
 
 
-def jitted(function: ast.AST) -> bool:
+def jitted(node: Function | ast.ClassDef) -> bool:
     """Tell whether a function is a kernel or called by one."""
-    return any("jit" in ast.unparse(each) for each in getattr(function, "decorator_list", ()))
+    return any("jit" in ast.unparse(each) for each in node.decorator_list)
 
 
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def code_lines(function: Function) -> int:
     """Return the lines of a function without those of its docstring."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     if ast.get_docstring(function) is None:
@@ -59,28 +64,28 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def long_functions() -> tuple[list[Found], list[Found]]:
     """Return the kernels, and the functions of the host, that are longer than wanted."""
     kernels, host = [], []
-    for path, tree in trees():
-        for node in ast.walk(tree):
+    for path, found in nodes().items():
+        for node in found:
             if isinstance(node, FUNCTIONS):
                 lines = code_lines(node)
-                found = Found(path, node.lineno, f"{node.name}: {lines} lines")
+                place = Found(path, node.lineno, f"{node.name}: {lines} lines")
                 if jitted(node):
-                    kernels += [found] * (lines > KERNEL_LINES)
+                    kernels += [place] * (lines > KERNEL_LINES)
                 else:
-                    host += [found] * (lines > HOST_LINES)
+                    host += [place] * (lines > HOST_LINES)
     return kernels, host
 
 
 def dangling() -> list[Found]:
     """Return the docstrings of functions and classes that begin with no verb, but for those in kernels."""
-    found = []
-    for path, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not jitted(node):
-                words = (ast.get_docstring(node) or "").split(maxsplit=1)
-                if words and words[0].strip(",.:'") in DANGLING:
-                    found.append(Found(path, node.lineno, ast.get_docstring(node).splitlines()[0]))
-    return found
+    places = []
+    for path, found in nodes().items():
+        for node in found:
+            text = ast.get_docstring(node) or ""
+            words = text.split(maxsplit=1)
+            if words and words[0].strip(",.:'") in DANGLING and not jitted(node):
+                places.append(Found(path, node.lineno, text.splitlines()[0]))
+    return places
 
 
 def lines_of(*paths: Path) -> int:
@@ -90,8 +95,8 @@ def lines_of(*paths: Path) -> int:
 
 def table() -> list[tuple[str, int]]:
     """Return what is counted, and how much there is of it."""
-    python = sorted(PACKAGE.rglob("*.py"))
-    kernels = {path for path, tree in trees() if any(jitted(node) for node in ast.walk(tree))}
+    python = [*nodes()]
+    kernels = {path for path, found in nodes().items() if any(map(jitted, found))}
     outside_lab = [path for path in python if path.relative_to(PACKAGE).parts[0] != "lab"]
     entries = {path.relative_to(PACKAGE).parts[0] for path in python} - {"__main__.py", "__init__.py"}
     long_kernels, long_host = long_functions()
