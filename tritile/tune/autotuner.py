@@ -248,7 +248,8 @@ def autotune(
         mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures at a first call, as
             `triton.autotune` does. None: the mode in force.
         search: the strategy, a name in `tritile.tune.search.STRATEGIES`. Default: every config of a list; for
-            a space "screening", as `tritile tune` searches, and 96 configs at the most.
+            a space "screening", as `tritile tune` searches, and 96 configs at the most. Either ends after
+            `TRITILE_TUNE_BUDGET` seconds, 15 by default, once a config works.
         reference: called with the kernel's arguments that it names, on untouched copies; returns the right
             tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
             tensor that is both read and written must be in `restore_value`. On host tensors, which are not
