@@ -16,6 +16,7 @@ from tritile.cli.app import (
     Shapes,
     Suite,
     app,
+    as_called,
     cases_of,
     console,
     progress,
@@ -62,7 +63,7 @@ def bench(
     if here is None:
         raise InvalidValueError("there is no GPU here to measure")
     names, env = baselines.check_names(peer or []), environment(here)
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
+    cases = as_called(cases_of(shapes, suite, suites_dir, op, dtype, layout, only), here)
     with progress() as bar:
         task = bar.add_task("measuring", total=len(cases))
         lines, failed = benchmark.run_cases(
