@@ -167,7 +167,8 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path: Path) -> None:
         {"layout": None}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None}, {"tritile_us": 10**400},
         {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
         {"tutorial_us": 3.0, "ratio_tutorial": None},
-        {"plan_source": 7}, {"spread": "?"}, {"samples": "?"}, {"torch_calls": [1.0]}, {"spreads": {"torch": None}},
+        {"plan_source": 7}, {"spread": "?"}, {"samples": "?"}, {"torch_calls": [1.0]},
+        {"spreads": {"torch": None}},
     ],
 )  # fmt: skip
 def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) -> None:
