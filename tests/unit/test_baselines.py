@@ -247,6 +247,9 @@ def of(dtype, epilogue="", op="matmul", **fields):
         (of("float8_e4m3fn", precision="fast"), ["_scaled_mm, use_fast_accum=True"]),
         (of("float8_e4m3fn", "scale_a=one scale_b=one"), ["_scaled_mm, use_fast_accum=False"]),
         (of("bfloat16", "bias=row gelu"), ["matmul", "torch.compile"]),
+        (of("bfloat16", "bias=row relu"), ["matmul", "_addmm_activation", "torch.compile"]),
+        (of("bfloat16", "bias=row residual=full relu"), ["matmul", "torch.compile"]),
+        (of("bfloat16", "bias=row relu", batch=2), ["matmul", "torch.compile"]),
         (of("int8", "scale_a=column scale_b=row"), ["_int_mm", "torch.compile"]),
         (of("bfloat16", "gated silu"), ["two products", "one product", "torch.compile, one product"]),
         (parse_shape("8x16x16x16", op="grouped"), ["_grouped_mm"]),
@@ -282,6 +285,8 @@ def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, fast, monkeypatch)
     ("case", "compiles"),
     [
         (of("float32", "bias=row gelu"), [{}]),
+        (of("float32", "bias=row relu"), [{}]),
+        (of("bfloat16", "bias=row gelu_tanh"), [{}]),
         (of("int8", "scale_a=column scale_b=row silu"), [{}]),
         (of("float32", "gated silu"), [{}]),
         (of("float32", "bias=row gated gelu"), [{}]),
@@ -310,6 +315,18 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     _, weight = fused_baselines.merged_inputs(call)
     assert weight.shape == (2 * case.n, case.k)
     assert fused_baselines.merged_inputs(call)[1] is weight  # made once, ahead of a capture
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
+def test_the_compiler_permutes_the_same_bits(dtype, uncompiled):
+    case = Case("given", "permute", dtype, shape=(5, 6, 4, 3), dims=(3, 1, 0, 2))
+    call = posed(case.problem, lambda kind, count: torch.arange(count).to(getattr(torch, kind)))
+    way = baselines.requested("inductor", call)
+    answers.check(baselines.into_out(way), call)
+    assert len(uncompiled) == 1
+    call.x[7] += 1
+    with pytest.raises(TuningError, match="elements differ"):
+        answers.answer_error(call)
 
 
 @pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])

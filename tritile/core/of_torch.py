@@ -140,6 +140,9 @@ int_mm: Any = torch._int_mm
 scaled_mm: Any = torch._scaled_mm
 """Multiply fp8 matrices with scales: `torch._scaled_mm`."""
 
+addmm_activation: Any = torch._addmm_activation
+"""Multiply, add a bias, and apply relu or gelu by tanh in one call: `torch._addmm_activation`."""
+
 grouped_mm: Any = torch._grouped_mm
 """Multiply groups of matrices: `torch._grouped_mm`."""
 

@@ -32,7 +32,9 @@ EVEN: Final = 32  # bytes: two words of a copy
 
 
 def _inputs(call: Call) -> list[torch.Tensor]:
-    """Return a and b as a torch user has them, then the epilogue's tensors or the groups' offsets."""
+    """Return a and b as a torch user has them, then the epilogue's tensors or the groups' offsets; or x."""
+    if isinstance(call, PermuteCall):
+        return [answers.permuted(call)[0]]
     if isinstance(call, GroupedCall):
         return grouped_baselines.inputs(call)
     assert isinstance(call, MatmulCall)
@@ -46,12 +48,16 @@ def _result(call: Call) -> torch.Tensor:
         return grouped_baselines.result(call)
     if isinstance(call, MatmulCall):
         return torch_calls.in_one_batch(call)[1]
+    if isinstance(call, PermuteCall):
+        return answers.permuted(call)[1]
     assert isinstance(call, QuantizedCall)
     return operands.matrix(call.out, 1)[0]
 
 
 def _product(call: Call) -> Callable[..., torch.Tensor]:
-    """Return what a torch user would call: it takes the inputs above and, except for groups, `out=`."""
+    """Return what a torch user would call: it takes the inputs above and, for a matmul, `out=`."""
+    if isinstance(call, PermuteCall):
+        return lambda x: x.clone(memory_format=torch.contiguous_format)
     if isinstance(call, GroupedCall):
         return grouped_baselines.product(call)
     assert isinstance(call, MatmulCall)
@@ -76,7 +82,7 @@ def torch_merged(call: MatmulCall) -> torch.Tensor:
 
 
 def compiled(call: Call, **options: Any) -> Way:
-    """Return the product and its epilogue by torch.compile, a gated one with both weights side by side.
+    """Return what torch.compile makes of a call; a gated product has both weights side by side.
 
     The first call compiles.
     """
@@ -109,8 +115,11 @@ def _of_matmul(case: Case, call: MatmulCall) -> dict[str, Way]:
         by_compiler = {f"{COMPILED}, one product": compiled(call)}
         return {"two products": torch_matmul, "one product": torch_merged, **by_compiler}
     plain: dict[str, Way] = {_plain_name(call): torch_matmul}
-    fused = call.fused != UNFUSED and call.scales is None and call.dtype not in FP8_DTYPES
-    return plain | {COMPILED: compiled(call)} if fused else plain
+    if call.fused == UNFUSED or call.scales is not None or call.dtype in FP8_DTYPES:
+        return plain
+    if fused_baselines.takes_one_call(call):
+        plain["_addmm_activation"] = fused_baselines.in_one_call
+    return {**plain, COMPILED: compiled(call)}
 
 
 def _of_weights(case: Case, call: QuantizedCall) -> dict[str, Way]:
@@ -178,7 +187,7 @@ def device_copy(call: PermuteCall) -> None:
 
 
 def inductor(call: Call) -> Way:
-    """Return the product by torch.compile in its max-autotune mode: it searches kernels of cuBLAS and Triton.
+    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
 
     torch makes no CUDA graph of its own. The operands are those of torch's eager side.
     """
@@ -220,7 +229,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def requested(name: str, call: Call) -> Way | None:
     """Return a baseline on request, None where it takes no such call."""
-    return None if isinstance(call, PermuteCall | QuantizedCall) else ON_REQUEST[name](call)
+    return None if isinstance(call, QuantizedCall) else ON_REQUEST[name](call)
 
 
 def checked(way: Way, calls: list[Any]) -> tuple[timing.Graph, float]:

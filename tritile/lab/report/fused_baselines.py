@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
-from tritile.core.problem import FP8_DTYPES
+from tritile.core.problem import FP8_DTYPES, Epilogue
 from tritile.core.views import MatmulCall, View
 from tritile.lab.report import block_baselines
 from tritile.lab.report.once import once
@@ -50,6 +50,19 @@ def _gated(call: MatmulCall) -> Callable[..., torch.Tensor]:
         return torch.mul(activated(left, activation), right, out=out)
 
     return linear
+
+
+def takes_one_call(call: MatmulCall) -> bool:
+    """Tell whether `_addmm_activation` makes the product with its epilogue."""
+    wanted = (Epilogue(bias="row", activation=name) for name in ("relu", "gelu_tanh"))
+    return call.problem.batch == 1 and call.fused.epilogue in wanted
+
+
+def in_one_call(call: MatmulCall) -> torch.Tensor:
+    """Multiply, add a bias and apply an activation in one call."""
+    assert call.fused.bias is not None
+    a, b, bias = (operands.matrix(view, 1)[0] for view in (call.a, call.b, call.fused.bias))
+    return of_torch.addmm_activation(bias[0], a, b, use_gelu=call.fused.activation == "gelu_tanh")
 
 
 def merged_inputs(call: MatmulCall) -> list[torch.Tensor]:
