@@ -12,7 +12,7 @@ import torch
 
 from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import InvalidValueError
 from tritile.lab.report import (
     block_baselines,
@@ -48,10 +48,7 @@ def _result(call: Call) -> torch.Tensor:
         return grouped_baselines.result(call)
     if isinstance(call, MatmulCall):
         return torch_calls.in_one_batch(call)[1]
-    if isinstance(call, PermuteCall):
-        return answers.permuted(call)[1]
-    assert isinstance(call, QuantizedCall)
-    return operands.matrix(call.out, 1)[0]
+    return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
 
 
 def _product(call: Call) -> Callable[..., torch.Tensor]:
@@ -110,7 +107,7 @@ def _plain_name(call: MatmulCall) -> str:
     return "_int_mm" if call.dtype == "int8" else "matmul"
 
 
-def _of_matmul(case: Case, call: MatmulCall) -> dict[str, Way]:
+def _of_matmul(call: MatmulCall) -> dict[str, Way]:
     if call.up is not None:
         by_compiler = {f"{COMPILED}, one product": compiled(call)}
         return {"two products": torch_matmul, "one product": torch_merged, **by_compiler}
@@ -122,35 +119,19 @@ def _of_matmul(case: Case, call: MatmulCall) -> dict[str, Way]:
     return {**plain, COMPILED: compiled(call)}
 
 
-def _of_weights(case: Case, call: QuantizedCall) -> dict[str, Way]:
-    plain: dict[str, Way] = {weight_baselines.WIDE: weight_baselines.by_wide_weight}
-    packed = {weight_baselines.PACKED: weight_baselines.by_packed_weight}
-    return plain | packed if weight_baselines.takes_packed(call) else plain
-
-
-def _of_groups(case: Case, call: GroupedCall) -> dict[str, Way]:
-    fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
-    return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": torch_grouped}
-
-
-def _of_permute(case: Case, call: PermuteCall) -> dict[str, Way]:
-    return {"copy_": torch_calls.permute(case.dtype, case.shape, case.dims)}
-
-
-_WAYS: Final[dict[str, Callable[[Case, Any], dict[str, Way]]]] = {
-    "matmul": _of_matmul,
-    "grouped": _of_groups,
-    "permute": _of_permute,
-    "linear_quantized": _of_weights,
-}
-
-
 def torch_ways(case: Case, call: Call) -> dict[str, Way]:
     """Return torch's ways to make a call's answer by name, the plainest first.
 
     The fastest of them is what tritile is compared with.
     """
-    return _WAYS[case.op](case, call)
+    if isinstance(call, MatmulCall):
+        return _of_matmul(call)
+    if isinstance(call, PermuteCall):
+        return {"copy_": torch_calls.permute(case.dtype, case.shape, case.dims)}
+    if isinstance(call, GroupedCall):
+        fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
+        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": torch_grouped}
+    return weight_baselines.ways(call)
 
 
 def into_out(way: Way) -> Callable[[Call], None]:
@@ -229,7 +210,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def requested(name: str, call: Call) -> Way | None:
     """Return a baseline on request, None where it takes no such call."""
-    return None if isinstance(call, QuantizedCall) else ON_REQUEST[name](call)
+    return None if call.op == "linear_quantized" else ON_REQUEST[name](call)
 
 
 def checked(way: Way, calls: list[Any]) -> tuple[timing.Graph, float]:

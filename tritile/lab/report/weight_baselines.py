@@ -1,5 +1,6 @@
 """Products by packed weights as a torch user makes them: the baselines of `tritile.linear`."""
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -24,13 +25,6 @@ def by_wide_weight(call: QuantizedCall) -> None:
         torch.matmul(x, weight.t(), out=out)
     else:
         torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight.t(), out=out)
-
-
-def takes_packed(call: QuantizedCall) -> bool:
-    """Tell whether `_weight_int4pack_mm` takes such a weight."""
-    (_, n), k = call.out.shape, call.x.shape[1]
-    fits = n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0
-    return call.bits == 4 and call.dtype == "bfloat16" and fits
 
 
 def as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,3 +53,10 @@ def by_packed_weight(call: QuantizedCall) -> torch.Tensor:
     weight, scales = once(call.words, PACKED, packed)
     made = of_torch.int4_mm(operands.matrix(call.x, 1)[0], weight, call.group_size, scales)
     return made if call.fused.bias is None else made.add_(operands.matrix(call.fused.bias, 1)[0, 0])
+
+
+def ways(call: QuantizedCall) -> dict[str, Callable[[QuantizedCall], torch.Tensor | None]]:
+    """Return the ways that take such a weight, by name."""
+    (_, n), k = call.out.shape, call.x.shape[1]
+    fits = call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0
+    return {WIDE: by_wide_weight, PACKED: by_packed_weight} if fits else {WIDE: by_wide_weight}
