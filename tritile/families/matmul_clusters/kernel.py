@@ -51,13 +51,13 @@ class How(NamedTuple):
 
 @gluon.constexpr_function
 def spread(DOWN, ACROSS):
-    """Where in a tensor of rows and columns the second program's part begins, in parts."""
+    """Return where in a tensor of rows and columns the second program's part begins, in parts."""
     return [[DOWN - 1, ACROSS - 1]]
 
 
 @gluon.constexpr_function
 def swizzled(tile):
-    """The layout of a (1, 1, rows, columns) tile in shared memory, without the first two dimensions."""
+    """Return the layout of a (1, 1, rows, columns) tile in shared memory, without the first two dimensions."""
     shared_by = [basis[2:] for basis in tile.layout.cga_layout]
     return gl.NVMMASharedLayout.get_default_for(tile.shape[2:], tile.dtype, cga_layout=shared_by)
 
