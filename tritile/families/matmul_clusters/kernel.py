@@ -57,7 +57,7 @@ def spread(DOWN, ACROSS):
 
 @gluon.constexpr_function
 def swizzled(tile):
-    """Return the layout of a (1, 1, rows, columns) tile in shared memory, without the first two dimensions."""
+    """Return the layout of a (1, 1, rows, columns) tile in shared memory, as (rows, columns)."""
     shared_by = [basis[2:] for basis in tile.layout.cga_layout]
     return gl.NVMMASharedLayout.get_default_for(tile.shape[2:], tile.dtype, cga_layout=shared_by)
 
