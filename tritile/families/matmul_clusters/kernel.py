@@ -299,17 +299,16 @@ def matmul_clusters(
     M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra, verdict_ptr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, BY_DESCRIPTOR: gl.constexpr, WAIT: gl.constexpr,
     MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
-    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr, VERDICTS: gl.constexpr, ALONG: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    BATCHED: gl.constexpr, EPILOGUE: gl.constexpr, VERDICTS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, DOWN: gl.constexpr,
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, SUBTILES: gl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions; parameters as those of `matmul_warpgroups`.
 
-    ALONG: "m" where the programs of a cluster lie one below the other and share tiles of b, "n" where they
-    lie side by side and share tiles of a. GROUP_M counts clusters.
+    DOWN: 2 where the tiles of a cluster's programs lie one below the other and share tiles of b, 1 where
+    they lie side by side and share tiles of a. GROUP_M counts rows of clusters.
     """
-    DOWN: gl.constexpr = 2 if ALONG == "m" else 1
-    ACROSS: gl.constexpr = 3 - DOWN
+    ACROSS: gl.constexpr = 2 // DOWN
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
     ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     dtype: gl.constexpr = a_desc.dtype
