@@ -41,6 +41,7 @@ WARPGROUP = [
     (tile(64, 32, 64), HALF, HOPPER, "k16"),
     (tma(64, 64, 64, persistent=True), HALF, HOPPER, "k16"),
     (specialised(64, 96, 64, 1), HALF, HOPPER, "k16"),
+    pytest.param(paired(128, 192, 1), HALF, HOPPER, "k16", marks=with_clusters),
     (tile(64, 64, 64), replace(HALF, b_layout="row", a_layout="column", a_align=2), HOPPER, "k16"),
     (tma(64, 64, 64), TF32, HOPPER, "k8"),
     (tile(64, 64, 32), replace(TF32, b_layout="row"), HOPPER, "k8"),

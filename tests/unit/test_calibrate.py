@@ -61,7 +61,7 @@ def swept(problems, configs):
     return sweep.sweep(problems, sweep.ready(problems, configs, H200, print), H200, print)
 
 
-def few_candidates(count=40, name="halves-nt", device=H200):
+def few_candidates(count=50, name="halves-nt", device=H200):
     weights = {}
     for problem in drawn(name, 12, "candidates"):
         times = run.likely(problem, device)

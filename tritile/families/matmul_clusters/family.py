@@ -33,6 +33,7 @@ PARAMETERS: Final = (
 PROGRAMS: Final = 2  # of a cluster
 TRITON: Final = (3, 7)  # the version with whose barriers and copies to both programs the kernel was checked
 _BLOCK_K: Final = 64
+_FEWEST_ROWS: Final = 64
 _RESERVED: Final = 1024  # bytes of shared memory beside Triton's
 # Of a program, (BLOCK_M, BLOCK_N, CONSUMERS, SUBTILES): the stages that shared memory holds, and each DOWN by
 # which it was the fastest or nearly so.
@@ -110,6 +111,11 @@ def _configs() -> Iterator[Config]:
             yield replace(Config.of(4, stages, NAME, **kwargs, **rest), num_ctas=PROGRAMS)
 
 
+def contends(problem: MatmulProblem) -> bool:
+    """Tell whether clusters can be the fastest: fewer rows leave half of each idle."""
+    return problem.m > _FEWEST_ROWS
+
+
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     whole = clustered(config)
@@ -117,7 +123,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
         config["PERSISTENT"] and tiles(whole, problem) <= device.processors // PROGRAMS
     ):
         return True
-    sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 128, problem.n))
+    sides = (("BLOCK_M", _FEWEST_ROWS, problem.m), ("BLOCK_N", 128, problem.n))
     return any(whole[name] > least and whole[name] >= 2 * size for name, least, size in sides)
 
 
@@ -198,6 +204,7 @@ FAMILY: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    contends=contends,
     numerics=functools.partial(of_product, specialised=True),
     canonical=canonical_product,
 )
