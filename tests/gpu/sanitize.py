@@ -3,8 +3,8 @@
     python tests/gpu/sanitize.py [CASE ...]
 
 memcheck and racecheck for each, and Triton's ConSan for `warpgroups` where this Triton has it (3.6 on).
-ConSan does not know the barriers of `clusters`, which are in PTX. One line a case and tool; ends with 1 where any of
-them found anything. Needs a GPU, and compute-sanitizer of the CUDA toolkit in PATH.
+ConSan does not know the barriers of `clusters`, which are in PTX. One line a case and tool; ends with 1 where
+any of them found anything. Needs a GPU, and compute-sanitizer of the CUDA toolkit in PATH.
 
 Not counted are races within Triton's own dispatch of warps. `warp_specialize` says by a byte of shared memory
 which part of the kernel a warp is to run: st.shared, then barrier.sync 1 by every warp of the block, then
