@@ -102,7 +102,9 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     return _twins[kernel]
 
 
-_PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+_CLASSES = [tl.tensor, tl.dtype, tl.core.tensor_descriptor_base]
+_CLASSES += [tl.condition] if hasattr(tl, "condition") else []  # from Triton 3.9 on
+_PATCHED = (tl, tl.core, tl.math, tl.standard, *_CLASSES)
 _ABSENT = object()
 _changes: list[tuple[Any, str, Any, Any]] = []  # owner, name, Triton's attribute, the interpreter's
 
