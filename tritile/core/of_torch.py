@@ -38,6 +38,9 @@ empty_strided_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "
 fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 """Return the precision that torch is set to for fp32: `torch._C._get_fp32_precision_getter`."""
 
+increment_versions: Final = torch._C._increment_version
+"""Tell autograd that tensors were written: `torch._C._increment_version`, half of its wrapper's time."""
+
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack

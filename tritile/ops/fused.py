@@ -119,9 +119,9 @@ def eager_linear(
 ) -> torch.Tensor:  # fmt: skip
     """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
-    key, ready = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
+    key, ready, addresses = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return launch_again("linear", ready, tensors, out)
+        return launch_again("linear", ready, tensors, out, addresses)
     return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
 
 
@@ -167,9 +167,9 @@ def eager_weighted(
     tensors = (input, a, b)
     # Types too: True equals 1 in a key, and is refused.
     options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    key, ready = look_up(op, a, tensors, out, options)
+    key, ready, addresses = look_up(op, a, tensors, out, options)
     if ready is not None:
-        return launch_again(op, ready, tensors, out)
+        return launch_again(op, ready, tensors, out, addresses)
     of = weighted_of(op, input, a, b, beta, alpha, activation)
     return run_unprepared(of, out, out_dtype, precision, key)
 

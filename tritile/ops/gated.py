@@ -82,9 +82,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    key, ready = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
+    key, ready, addresses = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return launch_again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out, addresses)
     return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
 
 

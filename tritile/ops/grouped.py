@@ -75,9 +75,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     of = Operands(a, b, offs, scale_a, scale_b)
-    key, ready = look_up(OP, a, of, out, (out_dtype, precision))
+    key, ready, addresses = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
-        return launch_again(OP, ready, of, out)
+        return launch_again(OP, ready, of, out, addresses)
     return _run_unprepared(of, out, out_dtype, precision, key)
 
 

@@ -11,19 +11,16 @@ from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.checks import (
-    check_no_overlap,
     check_out,
     check_out_memory,
     check_tensor,
-    ranges_meet,
-    reach,
     same_memory,
 )
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
-from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
-from tritile.runtime.launch import Launch
+from tritile.ops.memo import Key, Ready, keep, launch_again, look_up
+from tritile.ops.run import interpret, mark_written, on_host, prepared
 
+_SEQUENCES: Final = (list, tuple)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -105,7 +102,7 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
 
 def ordered(ndim: int, dims: Any) -> list[int]:
     """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
-    if not isinstance(dims, list | tuple):
+    if not isinstance(dims, _SEQUENCES):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
     for dim in dims if len(dims) == ndim else ():
         _dimension("permute", "a dimension", dim, ndim)
@@ -145,24 +142,12 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
-    key = ready = None
-    try:
-        options = (type(which), *which, *map(type, which), _here(x, out))
-        key = (op, options, current_mode(), key_of(out), key_of(x))
-        ready = CALLS.get(key)
-    except NEVER_PREPARED:
-        key = None
-    if ready is None:
-        return _run_unprepared(op, x, which, out, key)
-    if out is None:
-        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-    else:
-        of_x, of_out = ready.reaches
-        if of_x and ranges_meet(x, of_x, out, of_out):
-            check_no_overlap(op, out, input=x)
-        mark_written(op, out)
-    ready.launch(x, out)
-    return out
+    # Types too: True equals 1 in a key, and is refused.
+    options = (type(which), *which, *map(type, which)) if isinstance(which, _SEQUENCES) else ()
+    key, ready, addresses = look_up(op, None, (x,), out, options)
+    if ready is not None:
+        return launch_again(op, ready, (x,), out, addresses)
+    return _run_unprepared(op, x, which, out, key)
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
@@ -208,11 +193,6 @@ def transpose(
     return eager("transpose", input, (dim0, dim1), out)
 
 
-def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Tell whether the result begins where x does."""
-    return out is not None and x.data_ptr() == out.data_ptr()
-
-
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
     """Tell whether the order only exchanges two dimensions of one size."""
     moved = [i for i, dim in enumerate(dims) if i != dim]
@@ -252,7 +232,6 @@ def _run_unprepared(op: str, x: Any, which: Any, out: Any, key: Key | None) -> t
     else:
         launch = prepared(call)
         launch(*call.tensors)
-        if dense is x and type(launch) is Launch:
-            reaches = (0 if _here(x, result) else reach(x), reach(result))
-            keep(key, Ready.of(launch, (0, 1), reaches, result))
+        if dense is x:
+            keep(key, Ready.of(launch, (0, 1), (x,), result))
     return result if out is None else mark_written(op, result)

@@ -154,9 +154,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    key, ready = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    key, ready, addresses = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
-        return launch_again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out, addresses)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
     return run_unprepared(of, out, out_dtype, precision, key)
 
