@@ -5,10 +5,12 @@ Nothing is compiled or launched: a stand-in records what the launch of the first
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError
-from tritile.ops import fused, memo, products
+from tritile.ops import fused, gated, memo, products
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
@@ -160,3 +162,171 @@ def test_packed_weights(first_calls, zero_points, biased):
         wanted = [t.data_ptr() for t in parts if t is not None]
         assert first_calls.launch.given == wanted
     assert len(first_calls) == 1
+
+
+# Public calls that torch need not see, with their operands and what is added.
+PUBLIC = {
+    "matmul": lambda a, b, c, out: tritile.matmul(a, b, out=out),
+    "linear": lambda a, b, c, out: tritile.linear(a, b, out=out),
+    "linear, bias": lambda a, b, c, out: tritile.linear(a, b, c[0], out=out),
+    "linear, residual": lambda a, b, c, out: tritile.linear(a, b, residual=c, out=out),
+    "addmm": lambda a, b, c, out: tritile.addmm(c, a, b, out=out),
+    "addmm, beta 0": lambda a, b, c, out: tritile.addmm(c, a, b, beta=0, out=out),
+    "gated_linear": lambda a, b, c, out: tritile.gated_linear(a, b, c, out=out),
+    "transpose": lambda a, b, c, out: tritile.transpose(a, out=out),
+    "permute": lambda a, b, c, out: tritile.permute(a, (1, 0), out=out),
+}
+
+
+@pytest.mark.parametrize("into", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, name, into):
+    """The launch gets what the checked call gave it, of other tensors, and nothing is looked up."""
+    run, found = PUBLIC[name], []
+    for shift in (0, 16, 32):
+        a, b, c, out = parts(*(place + shift for place in (0, 256, 512, 768)))
+        got = run(a, b, c, out if into else None)
+        names = {t.data_ptr(): key for key, t in {"a": a, "b": b, "c": c, "out": got}.items()}
+        found.append([names[at] for at in first_calls.launch.given])
+        assert (got is out) == into
+        monkeypatch.setattr(memo, "look_up", None)
+        for module in (matmul_op, fused, gated, permute_op):
+            monkeypatch.setattr(module, "look_up", None)
+    assert found[0] == found[1] == found[2]
+    assert len(first_calls) == 1
+
+
+def test_recalled_calls_are_refused_what_others_are(first_calls):
+    for a, b, out in (parts(0, 256, 512), parts(64, 320, 576)):
+        tritile.matmul(a, b, out=out)
+    for (a, b, out), name in ((parts(0, 256, 4), "input"), (parts(0, 256, 252), "other")):
+        with pytest.raises(OverlapError, match=f"out overlaps {name}"):
+            tritile.matmul(a, b, out=out)
+    before = out._version
+    a, b, out = parts(0, 256, 512)
+    tritile.matmul(a, b, out=out)
+    assert out._version == before + 1
+    for _ in range(2):
+        a, b, added = parts(0, 256, 512)
+        assert tritile.addmm(added, a, b, out=added.view(6, 6)).data_ptr() == added.data_ptr()
+    a, b, added, over = parts(0, 256, 512, 516)
+    with pytest.raises(OverlapError, match="out overlaps input"):
+        tritile.addmm(added, a, b, out=over)
+
+
+class Seen(TorchDispatchMode):
+    """Lets torch see every call."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        Seen,
+        forward_ad.dual_level,
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.autocast("cpu"),
+        lambda: tritile.mode("off"),
+        tritile.batch_invariant,
+    ],
+    ids=["mode", "tangents", "inference", "no_grad", "autocast", "off", "rows"],
+)
+def test_nothing_is_recalled_in_another_state(first_calls, state):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    with state():
+        assert memo.recall("matmul", (a, b), None, (None, None)) is None
+    assert memo.recall("matmul", (a, b), None, (None, None)) is not None
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
+def test_nothing_is_recalled_in_a_transform(first_calls, transform):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+
+    def inside(x):
+        found.append(memo.recall("matmul", (a, b), None, (None, None)))
+        return x.sum()
+
+    found = []
+    transform(inside)(torch.ones(3, 3))
+    assert found == [None]
+
+
+class Own(torch.Tensor):
+    """A subclass."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda a: a.mT,
+        lambda a: a[:5],
+        lambda a: a.double(),
+        lambda a: torch.zeros(64)[1:37].view(6, 6),
+        lambda a: a.as_subclass(Own),
+        lambda a: torch.nn.Parameter(a),
+        lambda a: a.clone().requires_grad_(),
+        lambda a: a.to_sparse(),
+        lambda a: a.tolist(),
+        lambda a: None,
+    ],
+)
+def test_other_tensors_are_not_recalled(first_calls, other):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    assert memo.recall("matmul", (other(a), b), None, (None, None)) is None
+    assert memo.recall("matmul", (a, other(a)), None, (None, None)) is None
+
+
+def test_lazy_tensors_are_not_recalled(first_calls):
+    complexes = torch.zeros(6, 6, dtype=torch.complex64)
+    for plain, lazy in ((complexes, complexes.conj()), (complexes.imag, complexes.conj().imag)):
+        assert plain.stride() == lazy.stride()
+        assert plain.data_ptr() == lazy.data_ptr()
+        tritile.transpose(plain)
+        options = permute_op._options((-2, -1))
+        assert memo.recall("transpose", (plain,), None, options) is not None
+        assert memo.recall("transpose", (lazy,), None, options) is None
+
+
+def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
+    a, b = parts(0, 256)
+    a.requires_grad_()
+    for _ in range(2):
+        with torch.no_grad():
+            assert not tritile.matmul(a, b).requires_grad
+        assert tritile.matmul(a, b).requires_grad
+
+
+def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls):
+    a, b = parts(0, 256)
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    try:
+        for _ in range(2):
+            for settings.fp32_precision in ("ieee", "tf32"):
+                for _ in range(2):
+                    tritile.matmul(a, b)
+    finally:
+        settings.fp32_precision = before
+    assert [call.precision for call in first_calls] == ["ieee", "tf32"]
+
+
+def test_one_tensor_in_two_places_is_looked_up(first_calls):
+    a, b = parts(0, 256)
+    tritile.matmul(a, a)
+    assert memo.recall("matmul", (a, a), None, (None, None)) is None
+    tritile.matmul(a, b)
+    assert memo.recall("matmul", (a, a), None, (None, None)) is None
+    assert len(first_calls) == 1
+
+
+def test_what_was_learnt_is_forgotten(first_calls):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    tritile.forget()
+    assert memo.recall("matmul", (a, b), None, (None, None)) is None

@@ -79,6 +79,14 @@ FakeTensor: TypeAlias = _FakeTensor
 TracingContext: TypeAlias = _TracingContext
 """Tell whether torch.compile traces in this thread: `torch._guards.TracingContext`."""
 
+
+def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a test for tensors like these, in torch now: `torch._C._dynamo.guards.TensorGuards`."""
+    guards: Any = torch._C._dynamo.guards.TensorGuards
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
 # Operators, and the dispatcher's keys.
 
 OpOverload: TypeAlias = _OpOverload

@@ -7,7 +7,7 @@ import torch
 from tritile.errors import ShapeError
 from tritile.ops.checks import check_rank
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import launch_again, look_up
+from tritile.ops.memo import launch_again, learnt, look_up, recall
 from tritile.ops.products import Product, run_unprepared
 
 
@@ -79,9 +79,13 @@ def matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if needs_dispatch(input, other, out):
+    tensors, options = (input, other), (out_dtype, precision)
+    done = recall("matmul", tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
         return call_operator("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
-    return eager(input, other, out, out_dtype, precision)
+    return learnt("matmul", input, tensors, out, options, eager(input, other, out, out_dtype, precision))
 
 
 def _matrices(op: str, input: Any, mat2: Any, rank: int) -> None:

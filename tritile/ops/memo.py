@@ -4,14 +4,16 @@ A call that was prepared before costs one look-up and a launch.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final
 
 import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import fp32_precision
+from tritile.core.of_torch import alike, forward_level, fp32_precision
 from tritile.core.problem import TURNED
 from tritile.core.settings import rules
 from tritile.core.views import GroupedCall, MatmulCall
@@ -93,6 +95,11 @@ class Ready:
 # Key: the operation, its arguments that are not tensors, the settings in force, what of each tensor decides
 # how a call is launched, out last, and which tensor begins where out does.
 CALLS: Final[dict[Key, Ready]] = new_memo()
+# Calls that torch need not see, each family's latest first: the test of their tensors, what takes those that
+# are given out of all, their addresses modulo 16, which of these begins where out does, torch's setting where
+# it counts, and the launch by the addresses of what is given.
+_LEARNT: Final[dict[Key, list[Any]]] = new_memo()
+_MOST: Final = 8
 NEVER_PREPARED: Final = (
     RuntimeError,
     AttributeError,
@@ -158,15 +165,21 @@ def launch_again(
 ) -> torch.Tensor:
     """Launch a prepared call. Raise OverlapError where out, this time, overlaps an input."""
     if out is not None:
-        start = addresses[-1]
-        end = start + ready.reaches[-1]
-        for index, far in ready.read:
-            at = addresses[index]
-            if at < end and start < at + far:
-                check_out_apart(op, out, tensors, ready.reaches)
-                break
+        if _meets(ready, addresses):
+            check_out_apart(op, out, tensors, ready.reaches)
         mark_written(op, out)
     return launch_ready(ready, addresses, out)
+
+
+def _meets(ready: Ready, addresses: Addresses) -> bool:
+    """Tell whether out's range of addresses meets that of a tensor that is read."""
+    start = addresses[-1]
+    end = start + ready.reaches[-1]
+    for index, far in ready.read:
+        at = addresses[index]
+        if at < end and start < at + far:
+            return True
+    return False
 
 
 def launch_ready(ready: Ready, addresses: Addresses, out: torch.Tensor | None) -> torch.Tensor:
@@ -176,6 +189,66 @@ def launch_ready(ready: Ready, addresses: Addresses, out: torch.Tensor | None) -
         addresses[-1] = out.data_ptr()
     ready.launch.at(ready.pick(addresses))
     return out
+
+
+def _family(op: str, tensors: Tensors, out: Any, options: Key) -> Key:
+    """Return what few calls share that are not alike. What is no tensor raises one of NEVER_PREPARED."""
+    sizes = tensors[0].shape, tensors[len(tensors) > 1].shape
+    return (op, options, rules(), is_grad_enabled(), sizes, *map(type, tensors), out is None)
+
+
+def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | None:
+    """Launch a call that torch need not see, if `learnt` was told of one like it; return None for any other.
+
+    Torch's own test, in C++, compares types, dtypes, devices, sizes, strides, `requires_grad`, and each
+    tensor's dispatch keys in this thread. These tell laziness, modes, autocast and transforms.
+    """
+    if is_dynamo_compiling() or forward_level() >= 0:
+        return None
+    try:
+        known = _LEARNT.get(_family(op, tensors, out, options), ())
+    except NEVER_PREPARED:
+        return None
+    for like, given_of, low, own, setting, ready in known:
+        given = given_of((*tensors, out))
+        if not like(*given):
+            continue
+        addresses = [tensor.data_ptr() for tensor in given]
+        if [at & 15 for at in addresses] != low or not (setting is None or setting == default_precision()):
+            continue
+        if out is None:
+            addresses.append(None)
+        elif addresses.index(addresses[-1]) != own or _meets(ready, addresses):
+            return None  # checked more closely where the call is looked up
+        else:
+            mark_written(op, out)
+        return launch_ready(ready, addresses, out)
+    return None
+
+
+def learnt(op: str, a: Any, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:
+    """Have `recall` know calls like this one, which torch need not see; return its result.
+
+    `a` is as for `look_up`. Calls with one tensor in two places are looked up every time.
+    """
+    everything = (*tensors, out)
+    places = [i for i, tensor in enumerate(everything) if tensor is not None]
+    if len({id(everything[i]) for i in places}) < len(places):
+        return result
+    key, ready, addresses = look_up(op, a, tensors, out, options)
+    if key is not None and ready is not None:
+        given_of = itemgetter(*places) if len(places) > 1 else itemgetter(slice(0, 1))
+        starts = [addresses[i] for i in places]
+        own = None if out is None else starts.index(starts[-1])
+        turned = {place: i for i, place in enumerate(places)}
+        turned.setdefault(len(tensors), len(places))
+        read = tuple((turned[i], far) for i, far in ready.read)
+        ready = replace(ready, read=read, pick=itemgetter(*(turned[i] for i in ready.order)))
+        known = _LEARNT.setdefault(_family(op, tensors, out, options), [])
+        like = alike(*given_of(everything))
+        known.insert(0, (like, given_of, [at & 15 for at in starts], own, key[2], ready))
+        del known[_MOST:]
+    return result
 
 
 def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from tritile.ops.checks import (
     same_memory,
 )
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Key, Ready, keep, launch_again, look_up
+from tritile.ops.memo import Key, Ready, keep, launch_again, learnt, look_up, recall
 from tritile.ops.run import interpret, mark_written, on_host, prepared
 
 _SEQUENCES: Final = (list, tuple)
@@ -135,16 +135,23 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
     Warns once (InterpreterWarning) on host tensors.
     """
+    options = _options(dims)
+    done = recall("permute", (input,), out, options)
+    if done is not None:
+        return done
     if needs_dispatch(input, out):
         return call_operator("permute", input, ordered(input.ndim, dims), out=out)
-    return eager("permute", input, dims, out)
+    return learnt("permute", None, (input,), out, options, eager("permute", input, dims, out))
+
+
+def _options(which: Any) -> Key:
+    """Return what tells dimensions apart in a key: types too, as True equals 1 and is refused."""
+    return (type(which), *which, *map(type, which)) if isinstance(which, _SEQUENCES) else ()
 
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
-    # Types too: True equals 1 in a key, and is refused.
-    options = (type(which), *which, *map(type, which)) if isinstance(which, _SEQUENCES) else ()
-    key, ready, addresses = look_up(op, None, (x,), out, options)
+    key, ready, addresses = look_up(op, None, (x,), out, _options(which))
     if ready is not None:
         return launch_again(op, ready, (x,), out, addresses)
     return _run_unprepared(op, x, which, out, key)
@@ -188,9 +195,14 @@ def transpose(
     Raises:
         TritileError: as `tritile.permute` raises it.
     """
+    which = (dim0, dim1)
+    options = _options(which)
+    done = recall("transpose", (input,), out, options)
+    if done is not None:
+        return done
     if needs_dispatch(input, out):
         return call_operator("permute", input, swapped(input.ndim, dim0, dim1), out=out)
-    return eager("transpose", input, (dim0, dim1), out)
+    return learnt("transpose", None, (input,), out, options, eager("transpose", input, which, out))
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
