@@ -316,13 +316,30 @@ def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls):
     assert [call.precision for call in first_calls] == ["ieee", "tf32"]
 
 
-def test_one_tensor_in_two_places_is_looked_up(first_calls):
+def test_one_tensor_in_two_places_is_another_call(first_calls):
+    """The launch gets its address twice; a call of two tensors gets theirs."""
     a, b = parts(0, 256)
-    tritile.matmul(a, a)
-    assert memo.recall("matmul", (a, a), None, (None, None)) is None
-    tritile.matmul(a, b)
-    assert memo.recall("matmul", (a, a), None, (None, None)) is None
+    for pair in ((a, a), (a, b), (b, b), (b, a)):
+        for _ in range(2):
+            tritile.matmul(*pair)
+            assert first_calls.launch.given[:2] == memo.addresses_of(*pair)
+        assert memo.recall("matmul", pair, None, (None, None)) is not None
     assert len(first_calls) == 1
+
+
+def test_a_call_in_place_is_recalled(first_calls):
+    for _ in range(2):
+        a, b, added, other = parts(0, 256, 512, 768)
+        for out in (added, other):
+            tritile.addmm(added, a, b, out=out)
+            assert first_calls.launch.given == memo.addresses_of(a, b, out, added)
+    assert len(first_calls) == 2
+    options = (1, int, 1, int, None, None, None)
+    assert memo.recall("addmm", (added, a, b), added, options) is added
+    assert memo.recall("addmm", (added, a, b), other, options) is other
+    assert memo.recall("addmm", (added, a, b), a, options) is None
+    with pytest.raises(OverlapError, match="out overlaps mat1"):
+        tritile.addmm(added, a, b, out=a)
 
 
 def test_what_was_learnt_is_forgotten(first_calls):

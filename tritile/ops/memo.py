@@ -95,9 +95,9 @@ class Ready:
 # Key: the operation, its arguments that are not tensors, the settings in force, what of each tensor decides
 # how a call is launched, out last, and which tensor begins where out does.
 CALLS: Final[dict[Key, Ready]] = new_memo()
-# Calls that torch need not see, each family's latest first: the test of their tensors, what takes those that
-# are given out of all, their addresses modulo 16, which of these begins where out does, torch's setting where
-# it counts, and the launch by the addresses of what is given.
+# Calls that torch need not see, each family's latest first: the test of their tensors, what takes these out
+# of all, pairs of places with one tensor, addresses modulo 16, the first tensor that begins where out does,
+# torch's setting where it counts, and the launch by the addresses of the tensors tested and of out.
 _LEARNT: Final[dict[Key, list[Any]]] = new_memo()
 _MOST: Final = 8
 NEVER_PREPARED: Final = (
@@ -209,18 +209,20 @@ def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | 
         known = _LEARNT.get(_family(op, tensors, out, options), ())
     except NEVER_PREPARED:
         return None
-    for like, given_of, low, own, setting, ready in known:
-        given = given_of((*tensors, out))
-        if not like(*given):
+    everything = (*tensors, out)
+    for like, given_of, same, low, own, setting, ready in known:
+        given = given_of(everything)
+        if not like(*given) or (same and any(everything[i] is not everything[j] for i, j in same)):
             continue
         addresses = [tensor.data_ptr() for tensor in given]
         if [at & 15 for at in addresses] != low or not (setting is None or setting == default_precision()):
             continue
         if out is None:
             addresses.append(None)
-        elif addresses.index(addresses[-1]) != own or _meets(ready, addresses):
-            return None  # checked more closely where the call is looked up
         else:
+            addresses.append(out.data_ptr())
+            if addresses.index(addresses[-1]) != own or _meets(ready, addresses):
+                return None  # checked more closely where the call is looked up
             mark_written(op, out)
         return launch_ready(ready, addresses, out)
     return None
@@ -229,25 +231,27 @@ def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | 
 def learnt(op: str, a: Any, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:
     """Have `recall` know calls like this one, which torch need not see; return its result.
 
-    `a` is as for `look_up`. Calls with one tensor in two places are looked up every time.
+    `a` is as for `look_up`.
     """
-    everything = (*tensors, out)
-    places = [i for i, tensor in enumerate(everything) if tensor is not None]
-    if len({id(everything[i]) for i in places}) < len(places):
-        return result
     key, ready, addresses = look_up(op, a, tensors, out, options)
-    if key is not None and ready is not None:
-        given_of = itemgetter(*places) if len(places) > 1 else itemgetter(slice(0, 1))
-        starts = [addresses[i] for i in places]
-        own = None if out is None else starts.index(starts[-1])
-        turned = {place: i for i, place in enumerate(places)}
-        turned.setdefault(len(tensors), len(places))
-        read = tuple((turned[i], far) for i, far in ready.read)
-        ready = replace(ready, read=read, pick=itemgetter(*(turned[i] for i in ready.order)))
-        known = _LEARNT.setdefault(_family(op, tensors, out, options), [])
-        like = alike(*given_of(everything))
-        known.insert(0, (like, given_of, [at & 15 for at in starts], own, key[2], ready))
-        del known[_MOST:]
+    if key is None or ready is None:
+        return result
+    everything, places = (*tensors, out), dict[int, int]()
+    for i, tensor in enumerate(everything):
+        if tensor is not None:
+            places.setdefault(id(tensor), i)
+    firsts = list(places.values())  # torch's test takes each tensor once
+    same = [(i, places[id(t)]) for i, t in enumerate(everything) if t is not None and i not in firsts]
+    starts = [addresses[i] for i in firsts]
+    own = None if out is None else starts.index(addresses[-1])
+    turned = [firsts.index(places.get(id(tensor), firsts[0])) for tensor in tensors] + [len(firsts)]
+    read = tuple((turned[i], far) for i, far in ready.read)
+    ready = replace(ready, read=read, pick=itemgetter(*(turned[i] for i in ready.order)))
+    given_of = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(0, 1))
+    known = _LEARNT.setdefault(_family(op, tensors, out, options), [])
+    like = alike(*given_of(everything))
+    known.insert(0, (like, given_of, same, [at & 15 for at in starts], own, key[2], ready))
+    del known[_MOST:]
     return result
 
 
