@@ -242,23 +242,29 @@ class NativeLaunch:
         parameters = [word for parameter in self._described for word in parameter]
         return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]
 
-    def __call__(self, pointers: list[Any], stream: int) -> None:
+    def __call__(self, pointers: Sequence[int], stream: int, entered: bool = False) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
-        with self._lock:
-            code = self._fire(pointers, stream)
-            if code in _NO_CONTEXT:  # a thread that has not used this GPU yet
-                self._enter(self._context)
-                code = self._fire(pointers, stream)
-        if code:
+        self._lock.acquire()  # a `with` takes twice as long
+        try:
+            self._buffers[:] = pointers  # type: ignore[call-overload]  # any sequence
+            code = self._moved(pointers) if self._maps else 0
+            if not code:
+                self._config.stream = stream
+                code = self._launch(*self._calls)
+        finally:
+            self._lock.release()
+        if code and code in _NO_CONTEXT and not entered:  # a thread that has not used this GPU yet
+            self._enter(self._context)
+            self(pointers, stream, True)
+        elif code:
             _checked(code, f"launching {self._kernel.name}")
 
-    def _fire(self, pointers: list[Any], stream: int) -> int:
-        self._buffers[:] = pointers
+    def _moved(self, pointers: Sequence[int]) -> int:
+        """Write the addresses into the tensor maps; return the driver's code."""
         for tensor_map, index in self._maps:
             if tensor_map.pointer != pointers[index]:
-                code = self._replace(tensor_map.address, pointers[index])
+                code = int(self._replace(tensor_map.address, pointers[index]))
                 if code:
-                    return int(code)
+                    return code
                 tensor_map.pointer = pointers[index]
-        self._config.stream = stream
-        return int(self._launch(*self._calls))
+        return 0
