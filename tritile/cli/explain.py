@@ -54,6 +54,7 @@ def explain(
     The kernel is compiled for the GPU that is here, or for a --target. On a GPU it is also measured, beside
     the next best configs.
     """
+    problem = problem_of(sizes, op, dtype, layout)
     device = device_of(target)
-    problem = numerics.unnamed(problem_of(sizes, op, dtype, layout), device)
+    problem = numerics.unnamed(problem, device)
     show(tritile.explain(problem, device=device, config=config or None))
