@@ -1,10 +1,9 @@
-"""Make products of one to eight rows, or columns, without tensor cores, on NVIDIA GPUs from Hopper on.
+"""Make products of one to eight rows, or columns, without tensor cores, on NVIDIA GPUs from Ampere on.
 
-The few rows are x, the other operand is w: it is read once, as it lies, and bounds the time. A product of few
-columns is made as out.T = b.T @ a.T.
+The few rows are x, the other operand is w, contiguous along K: it is read once, as it lies, and bounds the
+time. A product of few columns is made as out.T = b.T @ a.T.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, prod
@@ -14,60 +13,69 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
-from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.work import COUNTERS, Buffer, Section, Work, buffer_of, step_of
+from tritile.families.common.work import Work, buffer_of, step_of
 from tritile.families.family import Family
-from tritile.families.few_rows.kernel import rows_along_k, rows_along_n
-from tritile.families.matmul_tma.family import MAX_SHARED
+from tritile.families.few_rows.kernel import few_rows
 
 NAME: Final = "few_rows"
-PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 MOST_ROWS: Final = 8
 _DTYPES: Final = ("float16", "bfloat16", "float32")
 _WORD: Final = 16  # bytes
-_MAX_BLOCK: Final = 4096
-_MAX_SPLIT: Final = 32  # programs that share a tile
-_MAX_SUMS: Final = 128  # registers of a thread that hold sums
-# The formula's constants, in clocks unless said otherwise: estimates, not fitted yet.
-_LATENCY: Final = 1200.0  # from requesting a tile to having it, from device memory
-_TURN: Final = 60.0  # barriers and bookkeeping in an iteration
-_START: Final = 3000.0  # to start a program, and to sum over its threads
-_BANDWIDTH: Final = 0.85  # share of the peak bandwidth of device memory that is reached
-_LAUNCH_US: Final = 1.0
-_SHARED_US: Final = 1.5  # for programs that share a tile to sum their parts
+_WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
+_MOST_SUMS: Final = 32  # of a thread
+_MAX_BLOCK: Final = 2048
+# BLOCK_N, bytes of BLOCK_K, warps and stages.
+_TILES: Final = (
+    (4, 1024, 1, 5), (4, 2048, 4, 5), (8, 2048, 4, 4), (8, 1024, 2, 4), (16, 512, 2, 5), (16, 512, 4, 4),
+    (16, 1024, 4, 3), (16, 1024, 4, 1), (32, 256, 2, 5), (32, 512, 4, 4),
+)  # fmt: skip
+
+
+class _Fit(NamedTuple):
+    """Hold the formula's constants, in clocks unless said otherwise."""
+
+    start_us: float = 2.0
+    latency: float = 1200.0  # from requesting a tile to having it, from device memory
+    turn: float = 60.0  # barriers and bookkeeping in a K iteration
+    program: float = 1500.0  # to start a program, and to sum over its threads
+    element: float = 1.5  # instructions for an element of w
+    multiply: float = 1.2  # for each row of x
+    bandwidth: float = 0.8  # share of the peak of device memory
+    odd: float = 0.05  # share by which w takes longer where its rows begin amid words
+
+
+FITTED: Final = _Fit()
 
 
 class _Sides(NamedTuple):
-    """Hold a product as its kernels see it: few rows of x times w.
+    """Hold a product as the kernel sees it: `rows` of x by w, which has so many `columns`.
 
-    `along_k`: w is contiguous along K, else along its columns. `whole`: rows of w begin and end on words.
+    `period`: after how many columns of w, at the most, they begin at the same place in a word again.
     """
 
     rows: int
     columns: int
     along_k: bool
-    contiguous: bool
+    period: int
     whole: bool
-
-
-def _sides(problem: MatmulProblem) -> _Sides:
-    """Return what the kernels see of a product: of its transpose, where it has few columns and many rows."""
-    rows, columns, layout, align = problem.m, problem.n, problem.b_layout, problem.b_align
-    if _turns(problem):
-        rows, columns, align = problem.n, problem.m, problem.a_align
-        layout = {"row": "column", "column": "row"}.get(problem.a_layout, problem.a_layout)
-    along_k = layout == "column"
-    ends = problem.k if along_k else columns
-    whole = align == _WORD and ends * problem.itemsize % _WORD == 0
-    return _Sides(rows, columns, along_k, layout != "strided", whole)
 
 
 def _turns(problem: MatmulProblem) -> bool:
     return problem.m > MOST_ROWS >= problem.n
+
+
+def _sides(problem: MatmulProblem) -> _Sides:
+    """Return what the kernel sees of a product: of its transpose, where it has few columns and many rows."""
+    rows, columns, along, align = problem.m, problem.n, problem.b_layout == "column", problem.b_align
+    if _turns(problem):
+        rows, columns, along, align = problem.n, problem.m, problem.a_layout == "row", problem.a_align
+    whole = align == _WORD and problem.k * problem.itemsize % _WORD == 0
+    return _Sides(rows, columns, along, _WORD // max(align, problem.itemsize), whole)
 
 
 def _fault(problem: MatmulProblem, device: Device) -> str | None:
@@ -80,52 +88,41 @@ def _fault(problem: MatmulProblem, device: Device) -> str | None:
         return "gated products have kernels of their own"
     if min(problem.m, problem.n) > MOST_ROWS:
         return f"{problem.m} rows and {problem.n} columns, of {MOST_ROWS} at most on one side"
-    if not _sides(problem).contiguous:
-        return "the larger operand is contiguous along neither dimension"
+    if not _sides(problem).along_k:
+        return "the larger operand is not contiguous along K"
     if max(problem.m, problem.n, problem.k) > WIDE_FROM:
         return f"sizes above {WIDE_FROM}"
     return None
 
 
-def _sums(config: Config, problem: MatmulProblem, word: int) -> int:
-    """Return the registers of a thread that hold sums: twice as many where they are compensated."""
-    words = config["BLOCK_N"] * config["BLOCK_K"] // (word * 32 * config.num_warps)
-    held = config["BLOCK_M"] * (words if _sides(problem).along_k else word)
-    return int(held) * (2 if problem.dtype == "float32" else 1)
+def _words(config: Config, problem: MatmulProblem) -> float:
+    """Return the words of w that a thread multiplies in a K iteration."""
+    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (_WORD * 32 * config.num_warps))
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
-    """Say why a tile of w does not suit the threads of a program, None where it does."""
-    word, seen = _WORD // problem.itemsize, _sides(problem)
-    threads, m, n, k = 32 * config.num_warps, config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    if not seen.rows <= m <= MOST_ROWS:
-        return f"BLOCK_M = {m} for {seen.rows} rows of x"
-    if n * k < word * threads:
-        return f"a tile of {n}x{k} leaves some of {threads} threads without a word"
-    if seen.along_k and k < 2 * word * word:
-        return f"BLOCK_K = {k} is below the {2 * word * word} of rows along K"
-    if not seen.along_k and (n < 8 * word or word * threads // n < word):
-        return f"BLOCK_N = {n} of {threads} threads, for rows along N"
-    if _sums(config, problem, word) > _MAX_SUMS:
-        return f"{_sums(config, problem, word)} registers a thread for sums, of {_MAX_SUMS}"
+    """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
+    rows, word = _sides(problem).rows, _WORD // problem.itemsize
+    if not rows <= config["BLOCK_M"] < 2 * rows:
+        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
+    if _words(config, problem) not in _WORDS:
+        return f"a thread has {_words(config, problem):g} words of a tile, not {_WORDS}"
+    if _words(config, problem) * config["BLOCK_M"] > _MOST_SUMS:
+        return f"a thread sums more than {_MOST_SUMS} products"
+    if config["BLOCK_K"] < 2 * word * word:
+        return f"BLOCK_K = {config['BLOCK_K']} is below {2 * word * word}"
     return None
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
-    tile = config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize
-    x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if _sides(problem).along_k else 0
-    return int((tile + x) * (config.num_stages - 1))
+    """Return the most shared memory that the compiled kernel asks for to bring tiles, in bytes."""
+    tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
+    return int(tile * (config.num_stages - 1))
 
 
-def _tiles(config: Config, problem: MatmulProblem) -> int:
-    """Return how many tiles the result has, over all of the batch."""
-    seen, word = _sides(problem), _WORD // problem.itemsize
-    columns = config["BLOCK_N"]
-    if seen.along_k:
-        columns *= word  # as many rows of w begin at places that differ: the last of each may be short
-        return problem.batch * -(-seen.columns // columns) * word
-    return problem.batch * -(-seen.columns // max(1, columns if seen.whole else columns - word))
+def _programs(config: Config, problem: MatmulProblem) -> int:
+    seen = _sides(problem)
+    return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
@@ -139,37 +136,20 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     )
     if reason is not None:
         return reason
-    if config.num_stages < 2:
-        return "num_stages must be 2 at the least"
-    split, tiles = config["SPLIT_K"], _tiles(config, problem)
-    if split > 1 and split * config["BLOCK_K"] > problem.k:
-        return f"SPLIT_K = {split} leaves programs without a block of K = {problem.k}"
-    if split > 1 and (tiles > MAX_SHARED or split > _MAX_SPLIT):
-        return f"{tiles} tiles share their K {split} times, of {MAX_SHARED} tiles and {_MAX_SPLIT} times"
-    return "more programs than a launch counts" if tiles * split >= 2**31 else None
+    return "more programs than a launch counts" if _programs(config, problem) >= 2**31 else None
 
 
 def _configs() -> Iterator[Config]:
-    along_k = itertools.product((1, 2, 4, 8, 16, 32, 64), (128, 256, 512, 1024, 2048, 4096))
-    along_n = itertools.product((32, 64, 128, 256, 512), (8, 16, 32, 64))
-    for (n, k), m, warps, split in itertools.product(
-        (*along_k, *along_n), (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32)
-    ):
-        if not 4096 <= n * k <= 16384:
-            continue
-        for stages in (3, 4, 5):
-            kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split}
-            yield Config.of(warps, stages, NAME, **kwargs)
+    for itemsize in (2, 4):
+        for block_n, across, warps, stages in _TILES:
+            for block_m in (1, 2, 4, 8):
+                blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
+                yield Config.of(warps, stages, NAME, **blocks)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
-    seen = _sides(problem)
-    if config["BLOCK_M"] >= 2 * seen.rows or config["BLOCK_N"] >= 2 * max(seen.columns, 32):
-        return True
-    if config["BLOCK_K"] >= 2 * max(problem.k, 256):
-        return True
-    return config["SPLIT_K"] > 1 and _tiles(config, problem) * config["SPLIT_K"] > 16 * device.processors
+    return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 8))
 
 
 def contends(problem: MatmulProblem) -> bool:
@@ -179,34 +159,24 @@ def contends(problem: MatmulProblem) -> bool:
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs of a config an SM holds at once."""
-    word = _WORD // problem.itemsize
-    threads = 32 * config.num_warps
-    registers = min(255, 48 + _sums(config, problem, word) + 2 * word)
+    sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
+    threads, registers = 32 * config.num_warps, min(255, 64 + sums)
     by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem) + 1024)
-    return max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 32))
+    return max(1, min(by_shared, int(65536 / (threads * registers)), 2048 // threads, 32))
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
     """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for memory."""
-    seen, word = _sides(problem), _WORD // problem.itemsize
-    programs = _tiles(config, problem) * config["SPLIT_K"]
-    held = min(resident(config, problem, device), -(-programs // device.processors))
+    seen, programs = _sides(problem), _programs(config, problem)
+    busiest = -(-programs // device.processors)
+    held = min(resident(config, problem, device), busiest)
+    iterations = -(-problem.k // config["BLOCK_K"])
     tile = config["BLOCK_N"] * config["BLOCK_K"]
-    iterations = max(1.0, problem.k / (config["BLOCK_K"] * config["SPLIT_K"]))
-    # Instructions of an element: conversions of w and x, multiply-adds; x is shared by words of a thread.
-    words = tile / (word * 32 * config.num_warps)
-    x = config["BLOCK_M"] * (2.5 / words if seen.along_k else 2.5 / word)
-    sums = config["BLOCK_M"] * (2.5 if problem.dtype == "float32" else 1.0)
-    issue = tile * (1.5 + x + sums) / 128
-    turn = max(issue, (issue + _LATENCY) / (config.num_stages - 1) / held) + _TURN
-    clocks = -(-programs // device.processors) * (iterations * turn) + _START
-    work_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    busy = max(0.05, min(1.0, 2.0 * programs / device.processors))
-    moved_us = problem.bytes / (device.memory_gbps * _BANDWIDTH * 1e3) / busy
-    split = config["SPLIT_K"]
-    parts = 8 * _tiles(config, problem) * split * config["BLOCK_M"] * config["BLOCK_N"] if split > 1 else 0
-    shared_us = _SHARED_US + parts / 3e6 if split > 1 else 0.0
-    return max(work_us, moved_us) + 0.1 * min(work_us, moved_us) + shared_us + _LAUNCH_US
+    issue = tile * (fit.element + fit.multiply * config["BLOCK_M"]) / 128
+    turn = max(issue, (issue + fit.latency) / max(1, config.num_stages - 1) / held) + fit.turn
+    clocks = busiest * (iterations * turn + fit.program / held)
+    moved = problem.bytes * (1 + fit.odd * (not seen.whole)) / (device.memory_gbps * fit.bandwidth * 1e3)
+    return fit.start_us + max(clocks / (device.clock_ghz * 1e3), moved)
 
 
 def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
@@ -214,7 +184,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
     Threads sum words of their own, and which these are depends on where w begins.
     """
-    return Numerics("fma by words", config["SPLIT_K"], config["BLOCK_K"])
+    return Numerics("fma by words", 1, config["BLOCK_K"])
 
 
 def _named(view: View, role: str, dtype: str) -> View:
@@ -224,73 +194,54 @@ def _named(view: View, role: str, dtype: str) -> View:
 
 def _upright(call: MatmulCall) -> MatmulCall:
     """Return the call, or its transpose, with few rows; buffers keep the names that the caller's have."""
+    if not _turns(call.problem):
+        return call
     fused: dict[str, Any] = {
         name: view and _named(view, name, call.out_dtype) for name, view in call.fused.named
     }
-    named = replace(
+    return replace(
         call,
         a=_named(call.a, "a", call.dtype),
         b=_named(call.b, "b", call.dtype),
         out=_named(call.out, "out", call.out_dtype),
         fused=replace(call.fused, **fused),
-    )
-    return named.transposed if _turns(call.problem) else named
-
-
-def _period(view: View, leading: int, word: int) -> int:
-    """Return after how many rows of w rows begin at the same place in a word again."""
-    return word // gcd(leading, word) if min(view.shape) > 1 else 1
+    ).transposed
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs.
 
-    `early`: the kernel uses programmatic dependent launch. Raises TuningError where rows of w overlap.
+    `early`: the kernel uses programmatic dependent launch.
     """
     seen = _sides(call.problem)
     call = _upright(call)
     x, w, out, word = call.a, call.b, call.out, _WORD // call.a.itemsize
-    (m, k), n, split = x.shape, w.shape[1], config["SPLIT_K"]
-    leading = w.strides[1] if seen.along_k else w.strides[0]
-    if not seen.along_k and k > 1 and leading < word:
-        raise TuningError(f"rows of {n} columns, {leading} apart, are shorter than words")
-    period = _period(w, leading, word)
-    if seen.along_k:
-        columns = config["BLOCK_N"] * period
-        tiles, kernel = -(-n // columns) * period, rows_along_k
-    else:
-        columns = config["BLOCK_N"] if seen.whole else config["BLOCK_N"] - word
-        tiles, kernel = -(-n // columns), rows_along_n
+    (m, k), n = x.shape, w.shape[1]
+    period = word // gcd(w.strides[1], word) if n > 1 else 1
+    tiles = -(-n // (config["BLOCK_N"] * period)) * period
     shape = call.batch_shape or (1,)
     batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
-    at_once = word * 32 * config.num_warps // config["BLOCK_N"]
-    shares = tiles * prod(shape) * config["BLOCK_M"] * config["BLOCK_N"] * split
     values: dict[str, Any] = {
         "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"),
-        "parts_ptr": Buffer("parts") if split > 1 else None,
-        "counters_ptr": Buffer(COUNTERS) if split > 1 else None,
-        "M": m, "N": n, "K": k, "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
-        "stride_w": leading, "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "out_ptr": buffer_of(out.tensor, "out"), "M": m, "N": n, "K": k,
+        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
+        "stride_w": w.strides[1], "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(shape), "batch_shape": shape, "x_batch_strides": batch[0],
         "w_batch_strides": batch[1], "out_batch_strides": batch[2],
         "extra": extra(call.fused, len(shape)), "EPILOGUE": call.fused.epilogue.constants,
         "PERIOD": period, "EDGES": not seen.whole, "WORD": word,
-        "X_WORDS": seen.whole and x.align == _WORD and (k == 1 or x.strides[1] == 1) and period == 1,
-        "UNROLL": max(1, config["BLOCK_K"] // at_once), "COMPENSATED": call.dtype == "float32",
-        "WAIT": early, "STAGES": config.num_stages, **dict(config.kwargs),
+        "X_WORDS": seen.whole and x.align == _WORD and (k == 1 or x.strides[1] == 1),
+        "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
+        **dict(config.kwargs),
     }  # fmt: skip
-    step = step_of(kernel, grid(tiles * split, prod(shape)), values, options(config) | {"launch_pdl": early})
-    if split == 1:
-        return Work((step,))
-    return Work((step,), {"parts": Section("float32", shares)}, tiles * prod(shape))
+    step = step_of(few_rows, grid(tiles, prod(shape)), values, options(config) | {"launch_pdl": early})
+    return Work((step,))
 
 
 FAMILY: Final = Family(
     op=MatmulProblem.op,
     name=NAME,
-    kernel=rows_along_k,
-    also=(rows_along_n,),
+    kernel=few_rows,
     space=_configs,
     illegal=illegal,
     pointless=pointless,
