@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 import tritile
 from tritile.cli.app import Dtype, Layout, Op, Target, app, console, device_of
 from tritile.core.problem import Tiled
+from tritile.families import numerics
 from tritile.lab.explain import Explanation
 from tritile.lab.explain.texts import rows
 from tritile.tune import suites
@@ -53,5 +54,6 @@ def explain(
     The kernel is compiled for the GPU that is here, or for a --target. On a GPU it is also measured, beside
     the next best configs.
     """
-    problem = problem_of(sizes, op, dtype, layout)
-    show(tritile.explain(problem, device=device_of(target), config=config or None))
+    device = device_of(target)
+    problem = numerics.unnamed(problem_of(sizes, op, dtype, layout), device)
+    show(tritile.explain(problem, device=device, config=config or None))

@@ -140,11 +140,20 @@ int_mm: Any = torch._int_mm
 scaled_mm: Any = torch._scaled_mm
 """Multiply fp8 matrices with scales: `torch._scaled_mm`."""
 
+addmm_activation: Any = torch._addmm_activation
+"""Multiply, add a bias, and apply relu or gelu by tanh in one call: `torch._addmm_activation`."""
+
 grouped_mm: Any = torch._grouped_mm
 """Multiply groups of matrices: `torch._grouped_mm`."""
 
 scaled_grouped_mm: Any = torch._scaled_grouped_mm
 """Multiply groups of fp8 matrices with scales: `torch._scaled_grouped_mm`."""
+
+int4_packed: Any = torch._convert_weight_to_int4pack
+"""Lay a weight of 4-bit numbers out as `int4_mm` wants it: `torch._convert_weight_to_int4pack`."""
+
+int4_mm: Any = torch._weight_int4pack_mm
+"""Multiply by a weight of 4-bit numbers: `torch._weight_int4pack_mm`."""
 
 
 class Moved(torch.nn.Module):

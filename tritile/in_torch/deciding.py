@@ -19,7 +19,7 @@ from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
 from tritile.ops.memo import Ready, reaches_of, ready_of
 from tritile.ops.permute import described as described_copy
-from tritile.ops.products import check_gpu
+from tritile.ops.products import check_gpu, unset_precision
 from tritile.ops.run import measure_beside_torch, on_host, planned, prepared
 from tritile.planning.beside import Judgement, judged, may_be_faster
 from tritile.runtime.launch import Launch
@@ -148,7 +148,8 @@ def decide_product(
         try:
             check_gpu(name, a)
             result = a.new_empty(result_shape(tensors)) if out is None else out
-            call = describe_product(tensors, weights, result, precision)
+            how = unset_precision(a, b) if precision == "none" else precision
+            call = describe_product(tensors, weights, result, how)
             known = _decide(
                 name,
                 policy,

@@ -120,7 +120,7 @@ def product(
     if not known.verdict.taken:
         return None
     if known.ready is None:
-        return _interpreted(tensors, (beta, alpha), out, setting)
+        return _interpreted(tensors, (beta, alpha), out, "ieee" if setting == "none" else setting)
     return launch_ready(known.ready, tensors, out)
 
 

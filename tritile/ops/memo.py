@@ -80,10 +80,10 @@ NEVER_PREPARED: Final = (
 
 
 def default_precision() -> str:
-    """Return the precision that torch's own setting asks for in fp32: "ieee" or "tf32"."""
+    """Return what torch's own setting asks for in fp32: "ieee", "tf32", or "none" where nobody set it."""
     if fp32_precision is None:  # the other way saves a microsecond
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-    return "tf32" if fp32_precision("cuda", "matmul") == "tf32" else "ieee"
+        return torch.backends.cuda.matmul.fp32_precision
+    return fp32_precision("cuda", "matmul")
 
 
 def name_of_role(op: str, role: str) -> str:

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
-from tritile.core.views import Call, PermuteCall
+from tritile.core.views import Call, MatmulCall, PermuteCall
 from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of, shifted
@@ -275,8 +275,11 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 def _spared(call: Call, index: int) -> Launch:
     """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
 
-    In mode "strict" a config that is not compiled does not count.
+    A product of float32 that is made of parts is then made in plain fp32. In mode "strict" a config that is
+    not compiled does not count.
     """
+    if isinstance(call, MatmulCall) and call.problem.in_parts:
+        call = replace(call, precision="ieee")
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):
         try:

@@ -26,37 +26,47 @@ from tritile.tune.subject import answers, operands
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
 
-
-def _torch_error(call: Call, run: timing.Run) -> float:
-    operands.poison(call)
-    run(call)
-    torch.cuda.synchronize()
-    return answers.error_of(call)
+Tell = Callable[[str], None]
+Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
 
 
-def _baseline_graphs(
-    case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
-) -> dict[str, timing.Graph]:
-    """Capture the baselines that take the case and answer rightly; `tell` is told of those that fail."""
+def _graphs(
+    case: Case,
+    calls: list[Call],
+    names: Iterable[str],
+    way_of: Callable[[str], baselines.Way | None],
+    tell: Tell,
+) -> Graphs:
+    """Capture the ways that take the case and answer rightly; `tell` is told of those that fail."""
     graphs = {}
     for name in names:
         try:
-            graph = baselines.baseline_graph(name, calls)
+            way = way_of(name)
+            if way is not None:
+                graphs[name] = baselines.checked(way, calls)
         except Exception as error:  # a baseline that fails costs its own numbers alone
             tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
-            continue
-        if graph is not None:
-            graphs[name] = graph
     return graphs
 
 
-def measured(
-    case: Case, names: Iterable[str] = (), tell: Callable[[str], None] = warnings.warn
-) -> Measurement:
+def _torch_graphs(case: Case, calls: list[Call], tell: Tell) -> Graphs:
+    """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
+    ways = baselines.torch_ways(case, calls[0])
+    plainest, *others = ways
+    operands.poison(calls[0])
+    baselines.into_out(ways[plainest])(calls[0])
+    torch.cuda.synchronize()
+    error = answers.error_of(calls[0])
+    found = {plainest: (baselines.graph_of(ways[plainest], calls), error)}
+    return found | _graphs(case, calls, others, ways.__getitem__, tell)
+
+
+def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) -> Measurement:
     """Time tritile, torch and the named baselines on a case, with the config that a call would use.
 
-    A baseline that fails or answers wrongly is left out, and `tell` is called with the reason.
-    Raises UnsupportedError where there is no GPU, and what a call would raise.
+    Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
+    left out, and `tell` is called with the reason. Raises UnsupportedError where there is no GPU, and what a
+    call would raise.
     """
     device = devices.current_gpu()
     if device is None:
@@ -66,36 +76,36 @@ def measured(
     assert chosen is not None
     calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
-    is_copy, theirs = case.op == "permute", baselines.torch_side(case)
-    baselines.ready(calls)
     error = answers.check(ours, calls[0])
-    sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
+    graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
-        torch_error = _torch_error(calls[0], theirs)
-        for call in calls if baselines.torch_call(calls[0]) else ():
-            theirs(call)  # the first run prepares the operands
-        sides["torch"] = timing.Graph(baselines.torch_timed(case), calls)
-        sides |= _baseline_graphs(case, calls, names, tell)
-    if is_copy:
+        ways = _torch_graphs(case, calls, tell)
+        more = _graphs(case, calls, names, lambda name: baselines.requested(name, calls[0]), tell)
+    graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
+    if case.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
         copy = baselines.device_copy
-        sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
-    samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
-    timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
-    us = {side: timing.us for side, timing in timings.items()}
-    copy_gbps = problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if is_copy else None
+        graphs |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
+    samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
+    timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
+    us = {side: found.us for side, found in timings.items()}
+    fastest = min(ways, key=us.__getitem__)
     return Measurement(
         tritile_us=us["tritile"],
-        torch_us=us["torch"],
+        torch_us=us[fastest],
         inductor_us=us.get("inductor"),
         tutorial_us=us.get("tutorial"),
         spread=timings["tritile"].spread,
+        spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
+        samples=len(samples[0]),
+        launches=len(calls),
         error=error,
-        torch_error=torch_error,
-        copy_gbps=copy_gbps,
+        torch_error=ways[fastest][1],
+        copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
         config=chosen.config,
         plan_source=chosen.source,
-        torch_call=baselines.torch_call(calls[0]),
+        torch_call=fastest,
+        torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
     )
 
 

@@ -139,7 +139,10 @@ def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "ca
     numbers = list(rows) if isinstance(rows, Iterable) else []
     if not numbers or not all(type(m) is int and m >= 1 for m in numbers):
         raise InvalidValueError(f"rows={rows!r}: wanted whole numbers, 1 and more")
-    return _distinct(_planned((_with_rows(problem, m) for m in numbers), device, mode), device)
+    alike = (_with_rows(problem, m) for m in numbers)
+    # Whether the precision of `problem` was named is not known: a call may ask for either.
+    asked = itertools.chain.from_iterable((each, numerics.unnamed(each, device)) for each in alike)
+    return _distinct(_planned(dict.fromkeys(asked), device, mode), device)
 
 
 def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
