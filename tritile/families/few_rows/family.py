@@ -6,7 +6,7 @@ time. A product of few columns is made as out.T = b.T @ a.T.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd, prod
+from math import hypot, prod
 from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
@@ -29,24 +29,30 @@ _WORD: Final = 16  # bytes
 _WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
 _MOST_SUMS: Final = 32  # of a thread
 _MAX_BLOCK: Final = 2048
-# BLOCK_N, bytes of BLOCK_K, warps and stages.
+_LANES: Final = 128  # that an SM issues to in a clock
+# BLOCK_N, bytes of BLOCK_K, warps, stages and the largest BLOCK_M.
 _TILES: Final = (
-    (4, 1024, 1, 5), (4, 2048, 4, 5), (8, 2048, 4, 4), (8, 1024, 2, 4), (16, 512, 2, 5), (16, 512, 4, 4),
-    (16, 1024, 4, 3), (16, 1024, 4, 1), (32, 256, 2, 5), (32, 512, 4, 4),
-)  # fmt: skip
+    (4, 2048, 4, 5, 4),
+    (8, 1024, 2, 4, 4),
+    (16, 512, 4, 4, 8),
+    (16, 1024, 4, 1, 2),
+    (32, 256, 2, 5, 4),
+)
 
 
 class _Fit(NamedTuple):
-    """Hold the formula's constants, in clocks unless said otherwise."""
+    """Hold the formula's constants, in clocks unless said otherwise.
 
-    start_us: float = 2.0
-    latency: float = 1200.0  # from requesting a tile to having it, from device memory
-    turn: float = 60.0  # barriers and bookkeeping in a K iteration
-    program: float = 1500.0  # to start a program, and to sum over its threads
-    element: float = 1.5  # instructions for an element of w
-    multiply: float = 1.2  # for each row of x
-    bandwidth: float = 0.8  # share of the peak of device memory
-    odd: float = 0.05  # share by which w takes longer where its rows begin amid words
+    Fitted to times of an H200: `tuning/NOTES.md` says how well.
+    """
+
+    start_us: float = 1.9
+    latency: float = 740.0  # from requesting a tile to having it
+    program: float = 510.0  # to start a program, and to sum over its threads
+    element: float = 2.9  # instructions for an element of w
+    multiply: float = 2.0  # for each row of x
+    load: float = 17.5  # for an element of x, where it is not in words; half as many where it is
+    fp32: float = 0.65  # share by which instructions are more in fp32
 
 
 FITTED: Final = _Fit()
@@ -141,10 +147,11 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
 
 def _configs() -> Iterator[Config]:
     for itemsize in (2, 4):
-        for block_n, across, warps, stages in _TILES:
+        for block_n, across, warps, stages, most in _TILES:
             for block_m in (1, 2, 4, 8):
-                blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
-                yield Config.of(warps, stages, NAME, **blocks)
+                if block_m <= most:
+                    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
+                    yield Config.of(warps, stages, NAME, **blocks)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
@@ -166,17 +173,21 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
-    """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for memory."""
+    """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
     seen, programs = _sides(problem), _programs(config, problem)
-    busiest = -(-programs // device.processors)
-    held = min(resident(config, problem, device), busiest)
+    busiest = -(-programs // device.processors)  # programs of the busiest SM
+    slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
-    tile = config["BLOCK_N"] * config["BLOCK_K"]
-    issue = tile * (fit.element + fit.multiply * config["BLOCK_M"]) / 128
-    turn = max(issue, (issue + fit.latency) / max(1, config.num_stages - 1) / held) + fit.turn
-    clocks = busiest * (iterations * turn + fit.program / held)
-    moved = problem.bytes * (1 + fit.odd * (not seen.whole)) / (device.memory_gbps * fit.bandwidth * 1e3)
-    return fit.start_us + max(clocks / (device.clock_ghz * 1e3), moved)
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
+    element = fit.element + fit.multiply * block_m + fit.load * block_m / block_n / (1 + seen.whole)
+    element *= 1 + fit.fp32 * (problem.dtype == "float32")
+    issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + fit.program)
+    # Where x is not read in words, its elements are requested but one iteration ahead.
+    waits = 1 / max(1, config.num_stages - 1) + (not seen.whole)
+    wait = -(-busiest // slots) * iterations * waits * fit.latency
+    clocks = device.clock_ghz * 1e3
+    return fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
 
 
 def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
@@ -217,8 +228,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     call = _upright(call)
     x, w, out, word = call.a, call.b, call.out, _WORD // call.a.itemsize
     (m, k), n = x.shape, w.shape[1]
-    period = word // gcd(w.strides[1], word) if n > 1 else 1
-    tiles = -(-n // (config["BLOCK_N"] * period)) * period
+    tiles = -(-n // (config["BLOCK_N"] * seen.period)) * seen.period
     shape = call.batch_shape or (1,)
     batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
     values: dict[str, Any] = {
@@ -229,7 +239,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "batch": prod(shape), "batch_shape": shape, "x_batch_strides": batch[0],
         "w_batch_strides": batch[1], "out_batch_strides": batch[2],
         "extra": extra(call.fused, len(shape)), "EPILOGUE": call.fused.epilogue.constants,
-        "PERIOD": period, "EDGES": not seen.whole, "WORD": word,
+        "PERIOD": seen.period, "EDGES": not seen.whole, "WORD": word,
         "X_WORDS": seen.whole and x.align == _WORD and (k == 1 or x.strides[1] == 1),
         "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
         **dict(config.kwargs),
