@@ -2,8 +2,8 @@
 
     python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
 
-A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class. Of
-two files of a class the sizes of the second replace those of the first; others of the first stay. The
+A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
+Of two files of a class the sizes of the second replace those of the first; others of the first stay. The
 shipped table of the H200 is made of tuning/sweeps/*.gz and then tuning/sweeps/clusters/*.gz.
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks

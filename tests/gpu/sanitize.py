@@ -120,6 +120,8 @@ CASES = {
     "split": Case(product(131, 203, 1032), "split", parameter("CONSUMERS", 2)),
     "clusters": Case(product(259, 203, 328), "clusters", parameter("CONSUMERS", 2)),
     "clusters-persistent": Case(product(4099, 4107, 72), "clusters", parameter("PERSISTENT", True)),
+    "few-rows": Case(product(3, 77, 1035), "few_rows"),
+    "few-rows-words": Case(product(3, 77, 1032), "few_rows"),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),

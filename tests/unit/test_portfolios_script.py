@@ -28,7 +28,8 @@ def test_sizes_of_a_second_file_replace_those_of_the_first():
         portfolios.read(SWEEPS / where / "halves-nt.jsonl.gz", 0.0)[1] for where in ("", "clusters")
     )
     rows = {row.problem: row.times for row in SWEPT["halves-nt"][1]}
-    assert len(rows) == len(first) and all(rows[row.problem] == row.times for row in second)
+    assert len(rows) == len(first)
+    assert all(rows[row.problem] == row.times for row in second)
 
 
 def test_what_ships_has_its_sweep():

@@ -53,9 +53,11 @@ def changed(package, path, old, new):
     return {kernel for kernel in before if before[kernel] != after[kernel]}
 
 
-PRODUCTS = {"matmul/tile", "matmul/descriptor", "matmul/warpgroups", "matmul/split", "matmul/clusters"}
+PRODUCTS = {
+    f"matmul/{family}" for family in ("tile", "descriptor", "warpgroups", "split", "clusters", "few_rows")
+}
 # Families whose modules import those of TMA's, and so those.
-BY_TMA = set(families.digests()) - {"matmul/tile", "permute/tile", "permute/packed"}
+BY_TMA = set(families.digests()) - {"matmul/tile", "matmul/few_rows", "permute/tile", "permute/packed"}
 
 
 @pytest.mark.parametrize(

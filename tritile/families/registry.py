@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tritile.families.family import Family
+from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_clusters import family as matmul_clusters
 from tritile.families.matmul_split import family as matmul_split
@@ -20,6 +21,7 @@ ALL: Final = (
     matmul_wgmma.FAMILY,
     matmul_split.FAMILY,
     matmul_clusters.FAMILY,
+    few_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

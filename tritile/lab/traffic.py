@@ -14,6 +14,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
+from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
@@ -82,6 +83,15 @@ def _row(count: int, step: int, size: int, starts: int) -> float:
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of a product's tile: of a cluster's, whose programs share operands."""
+    if config.family == few_rows.NAME:
+        return few_rows.tile_of(config, problem)
+    if config.family == clusters.NAME:
+        config = clusters.clustered(config)
+    return config["BLOCK_M"], config["BLOCK_N"]
+
+
 def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:
     """Return the traffic with a config's tiles; permutations count whole sectors.
 
@@ -92,13 +102,12 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
     problem = problem.core
-    if config.family == clusters.NAME:  # what its programs share is asked for once
-        config = clusters.clustered(config)
-    rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
+    m, n = tile_of(config, problem)
+    rows, columns = -(-problem.m // m), -(-problem.n // n)
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written
     found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
-    if config.family == tile.NAME:
+    if config.family in (tile.NAME, few_rows.NAME):
         return found
     parts = 0  # of tiles, written to memory as partial sums
     if config.family == descriptor.NAME and config["SPLIT_K"] > 1:
@@ -106,7 +115,7 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     elif config.family == split.NAME and device is not None:
         tail = split.tail(config, problem, device)
         parts = tail.rest * tail.split
-    sums = parts * config["BLOCK_M"] * config["BLOCK_N"] * _PARTIAL
+    sums = parts * m * n * _PARTIAL
     found += Traffic(sums, sums)
     return found + copied(problem)
 

@@ -98,13 +98,15 @@ class Table:
     def current_leads(self) -> dict[str, Lead]:
         """Return the leads that were measured with the kernels as they are now.
 
-        Families that no pick is of do not count: picks are of the class's portfolio, else of all families.
+        Picks are of the class's portfolio, else of all families that the table knows. Newer ones run only
+        where they are predicted to be faster.
         """
         found = {}
         for name, each in self.leads.items():
-            op, own = MEASURED[name].op, self.portfolios.get(name)
-            families = {config.family for config in own.configs} if own is not None else FAMILIES[op]
-            if all(self._is_current(op, family) for family in families):
+            own, known = self.portfolios.get(name), FAMILIES[MEASURED[name].op].values()
+            families = {family.name for family in known if family.label in self.kernels}
+            families = {config.family for config in own.configs} if own is not None else families
+            if families and all(self._is_current(MEASURED[name].op, family) for family in families):
                 found[name] = each
         return found
 
