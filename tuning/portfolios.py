@@ -25,8 +25,9 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import problem_from_dict
-from tritile.families.registry import digests
+from tritile.families.registry import FAMILIES, digests
 from tritile.planning import model, table
+from tritile.planning.classes import MEASURED
 from tritile.tune.calibrate.run import Measured, likely
 from tritile.tune.calibrate.sweep import Row
 
@@ -118,7 +119,14 @@ def main() -> None:
         made[name] = measured.portfolio(left_out) if good and asked.table else None
     if asked.table:
         portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
-        table.write(replace(old, portfolios=portfolios, leads={**old.leads, **leads}), asked.table)
+        labels = {
+            FAMILIES[MEASURED[name].op][config.family].label
+            for name, each in portfolios.items()
+            for config in each.configs
+        }
+        new = {label: digest for label, digest in digests().items() if label in labels}
+        kernels, leads = new | dict(old.kernels), {**old.leads, **leads}
+        table.write(replace(old, kernels=kernels, portfolios=portfolios, leads=leads), asked.table)
 
 
 if __name__ == "__main__":
