@@ -5,7 +5,7 @@ run of BLOCK_N, and then more of out's, up to BLOCK elements.
 """
 
 import functools
-import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd, prod
@@ -20,13 +20,46 @@ from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.work import Buffer, Work, step_of
 from tritile.families.permute.box import permute_box
-from tritile.families.permute.family import PERMUTE_FITTED, TILE, digits, sectors
+from tritile.families.permute.family import TILE, digits
 
 BOX: Final = "box"
 PARAMETERS: Final = ("BLOCK", "BLOCK_M", "BLOCK_N")
 _WORD: Final = 4  # bytes
 _MOST: Final = 16384  # elements of a box: twice its bits are fewer than 32
 _HELD: Final = 64  # elements of a box that a thread takes
+_BANKS: Final = 32  # of shared memory, a word each
+# BLOCK, BLOCK_M, BLOCK_N and warps: what is left of 96 that were measured (tuning/NOTES.md).
+_CONFIGS: Final = (
+    (4096, 64, 32, 4), (8192, 64, 32, 4), (2048, 64, 512, 4), (16384, 64, 512, 8), (8192, 256, 512, 4),
+)  # fmt: skip
+
+
+class _Fit(NamedTuple):
+    """Hold the formula's constants, fitted to 200 measurements on an H200."""
+
+    memory: float = 1.106  # time of a byte, by that at the peak of device memory
+    short: float = 0.135  # slower by this power of 256 bytes over the length of a run
+    piece: float = 80.0  # bytes that could move while the ends of a skewed piece are copied
+    read: float = 5.53  # instructions to find where a read begins, for a dimension
+    gathered: float = 6.38  # to find an element in shared memory
+    written: float = 6.71  # to find where a word is written
+    end: float = 4.2  # clocks of an SM for each element that may be an end, of 128 threads
+    alone: float = 8.8  # bytes a clock of one program alone on its SM
+    clock: float = 0.934  # share of the highest clock
+    power: float = 3.1  # the larger, the less the faster bounds add to the slowest
+    start_us: float = 1.96
+
+
+FITTED: Final = _Fit()
+
+
+class Parts(NamedTuple):
+    """Hold microseconds that each part of a GPU takes by itself."""
+
+    memory: float
+    shared: float
+    instructions: float
+    wait: float  # for data, of the programs that fit at once
 
 
 class Box(NamedTuple):
@@ -144,33 +177,67 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
 
 def configs() -> Iterator[Config]:
     """Yield every config."""
-    for run_out, run_x, block, warps in itertools.product(
-        (64, 256, 1024), (1, 32, 128, 512), (2048, 4096, 8192, 16384), (4, 8)
-    ):
-        if run_out <= block:
-            sides = {"BLOCK": block, "BLOCK_M": run_out, "BLOCK_N": run_x}
-            yield Config.of(family=BOX, num_warps=warps, num_stages=1, **sides)
+    for block, run_out, run_x, warps in _CONFIGS:
+        yield Config.of(warps, 1, BOX, BLOCK=block, BLOCK_M=run_out, BLOCK_N=run_x)
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """Tell whether another config has the same boxes, and is named by shorter runs."""
-    own = box_of(config, problem)
-    return any(
-        own == _box(problem, run_out, run_x, config["BLOCK"])
-        for run_out in (64, 256, 1024)
-        for run_x in (1, 32, 128, 512)
-        if (run_out, run_x) < (config["BLOCK_M"], config["BLOCK_N"])
-    )
+    block, run_out, run_x = (config[name] for name in PARAMETERS)
+    shorter = ((m, n) for size, m, n, _ in _CONFIGS if size == block and (m, n) < (run_out, run_x))
+    return any(_box(problem, m, n, block) == box_of(config, problem) for m, n in shorter)
+
+
+def contends(problem: PermuteProblem) -> bool:
+    """Tell whether one of the configs can be the fastest."""
+    return problem.itemsize <= 8 and 0 not in problem.x_strides
 
 
 def runs(box: Box, problem: PermuteProblem) -> tuple[int, int]:
     """Tell how many elements of a box lie side by side in x, and in out."""
     have = 1
     for i in _by(problem.x_strides):
-        if problem.x_strides[i] != have or box.sides[i] == 1:
+        if problem.x_strides[i] != have:
             break
         have *= box.sides[i]
+        if box.sides[i] < problem.shape[i]:
+            break
     return have, prod(box.sides[i] for i in box.inner)
+
+
+@functools.lru_cache(4096)
+def _conflicts(box: Box, problem: PermuteProblem) -> float:
+    """Return how many words of one bank a warp asks for at once where it gathers, the mean of its lanes."""
+    starts, have = {}, 1
+    for i in _by(problem.x_strides):
+        starts[i] = have
+        have *= box.sides[i]
+
+    def word(index: int) -> int:
+        place, index = 0, index % have
+        for i in (*box.inner, *box.outer):
+            index, at = divmod(index, box.sides[i])
+            place += at * starts[i]
+        return place * problem.itemsize // _WORD
+
+    most = 0
+    for lane in range(box.lanes):
+        asked = {word(thread * box.lanes + lane) for thread in range(_BANKS)}
+        most += max(Counter(each % _BANKS for each in asked).values())
+    return most / box.lanes
+
+
+def _instructions(box: Box, problem: PermuteProblem, fit: _Fit) -> float:
+    """Return instructions of an element: to read, gather and write it."""
+    x, out = problem.x_strides, problem.out_strides
+
+    def dims(of: Sequence[int], *strides: Sequence[int]) -> int:
+        own = [i for i in of if box.sides[i] > 1]
+        return len(_merged([box.sides[i] for i in own], *([each[i] for i in own] for each in strides))[0])
+
+    read = fit.read * (1 + dims(_by(x), x)) / box.read
+    written = fit.written * (1 + dims(box.outer, x, out)) / box.lanes
+    return read + fit.gathered * dims(box.inner, x) + written
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
@@ -181,24 +248,27 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     return max(1, min(65536 // (threads * registers), device.shared_memory // taken, 2048 // threads, 32))
 
 
-def predicted_us(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """Return predicted microseconds of a config on a permutation."""
-    fit, size, box = PERMUTE_FITTED, problem.itemsize, box_of(config, problem)
+def parts_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> Parts:
+    """Return predicted microseconds of each part of the GPU on a permutation."""
+    size, block, box = problem.itemsize, config["BLOCK"], box_of(config, problem)
     read, written = (run * size for run in runs(box, problem))
     covered = prod(-(-n // side) * side / n for n, side in zip(problem.shape, box.sides, strict=True))
-    gbps = device.memory_gbps * fit.bandwidth * 1e3
-    memory = problem.bytes / gbps * (256 / min(256, read) * 256 / min(256, written)) ** fit.short
-    moved = problem.bytes / 2 * covered
-    touched = sectors(read, problem.x_align, read) + sectors(written, problem.out_align, 128)
-    l2 = fit.sector * moved * (touched + fit.edge * box.skewed * 32 / written) / gbps
-    # Instructions of an element: gathered, read, and written.
-    each = 2 + 3 * len(box.inner) + (4 + 3 * sum(side > 1 for side in box.sides)) / box.read
-    each += (8 + 3 * len(box.outer)) / box.lanes
-    boxes = boxes_of(box, problem) / device.processors
-    clocks = max(1.0, boxes) * (config["BLOCK"] * each / 128 + 120 * config.num_warps / 4 + ends(box) / 4)
-    clocks += 1500 * max(1.0, boxes / resident(config, problem, device))
-    times = memory, l2, clocks / (device.clock_ghz * 0.85 * 1e3)
-    return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
+    short = (256 / min(256, read) * 256 / min(256, written)) ** fit.short
+    moved = fit.memory * problem.bytes * short
+    moved += box.skewed * fit.piece * problem.bytes / 2 * covered / written
+    turns = max(1.0, boxes_of(box, problem) / device.processors)
+    waves = max(1.0, boxes_of(box, problem) / device.processors / resident(config, problem, device))
+    issue = turns * (block * _instructions(box, problem, fit) + fit.end * ends(box)) / 128
+    gather = turns * prod(box.sides) * _conflicts(box, problem) / _BANKS
+    wait = waves * block * size / fit.alone
+    clocks = device.clock_ghz * fit.clock * 1e3
+    return Parts(moved / (device.memory_gbps * 1e3), gather / clocks, issue / clocks, wait / clocks)
+
+
+def predicted_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> float:
+    """Return predicted microseconds of a config on a permutation."""
+    total = sum(part**fit.power for part in parts_us(config, problem, device, fit))
+    return fit.start_us + float(total ** (1 / fit.power))
 
 
 def _magics(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -266,4 +336,5 @@ FAMILY: Final = replace(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
+    contends=contends,
 )

@@ -78,6 +78,8 @@ def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str
     """Say why threads may not move tiles of a permutation, each its part; None where they may."""
     words = held_words(config, problem, device)
     threads = config.num_warps * device.warp_size
+    if config.family != PACKED and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
+        words = max(words, config["BLOCK_M"] * config["BLOCK_N"] / threads)
     if words > MAX_MOVED_WORDS:
         return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
     if config["BLOCK_M"] * config["BLOCK_N"] < threads:
@@ -128,11 +130,14 @@ def in_place(problem: PermuteProblem) -> Config:
     return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
+def oversized(config: Config, problem: PermuteProblem) -> bool:
+    """Tell whether half of a tile lies beyond a side."""
+    return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
+
+
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
-    if order_fault(config, problem):
-        return True
-    return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
+    return order_fault(config, problem) or oversized(config, problem)
 
 
 @dataclass(frozen=True)
