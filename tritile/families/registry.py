@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tritile.families.family import Family
+from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
@@ -19,6 +20,7 @@ ALL: Final = (
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
     matmul_split.FAMILY,
+    few_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

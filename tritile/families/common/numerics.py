@@ -18,6 +18,8 @@ nothing else:
   K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
   differently.
+- Where rows of the larger operand begin in a word of 16 bytes, for `few_rows`: threads multiply its words as
+  they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words").
 - What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
 - Which operand of a product with packed weights is first: the fused kernels multiply weight by x, the kernel
   of unpacked weights x by weight. By the model above that does not count, but it has not been measured.
@@ -54,7 +56,8 @@ AMD_SIDE: Final = 32  # the side of a tile from which on the larger instruction 
 class Numerics(NamedTuple):
     """Hold what of a config decides the bits of an element; the head of this module says why.
 
-    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fp64", or "exact".
+    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fma by words", "fp64",
+      or "exact".
     - `parts`: parts of K that are summed by programs of their own.
     - `step`: elements of K that are summed apart, 0 where blocks make no difference.
     - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.

@@ -1,0 +1,264 @@
+"""Make products of one to eight rows, or columns, without tensor cores, on NVIDIA GPUs from Ampere on.
+
+The few rows are x, the other operand is w, contiguous along K: it is read once, as it lies, and bounds the
+time. A product of few columns is made as out.T = b.T @ a.T.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import hypot, prod
+from typing import Any, Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem
+from tritile.core.views import MatmulCall, Placed, View
+from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
+from tritile.families.common.fused import extra
+from tritile.families.common.grids import WIDE_FROM, grid, options
+from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.work import Work, buffer_of, step_of
+from tritile.families.family import Family
+from tritile.families.few_rows.kernel import few_rows
+
+NAME: Final = "few_rows"
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
+MOST_ROWS: Final = 8
+_DTYPES: Final = ("float16", "bfloat16", "float32")
+_WORD: Final = 16  # bytes
+_WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
+_MOST_SUMS: Final = 32  # of a thread
+_MAX_BLOCK: Final = 2048
+_LANES: Final = 128  # that an SM issues to in a clock
+# BLOCK_N, bytes of BLOCK_K, warps, stages and the largest BLOCK_M.
+_TILES: Final = (
+    (4, 2048, 4, 5, 4),
+    (8, 1024, 2, 4, 4),
+    (16, 512, 4, 4, 8),
+    (16, 1024, 4, 1, 2),
+    (32, 256, 2, 5, 4),
+)
+
+
+class _Fit(NamedTuple):
+    """Hold the formula's constants, in clocks unless said otherwise.
+
+    Fitted to times of an H200: `tuning/NOTES.md` says how well.
+    """
+
+    start_us: float = 1.9
+    latency: float = 740.0  # from requesting a tile to having it
+    program: float = 510.0  # to start a program, and to sum over its threads
+    element: float = 2.9  # instructions for an element of w
+    multiply: float = 2.0  # for each row of x
+    load: float = 17.5  # for an element of x, where it is not in words; half as many where it is
+    fp32: float = 0.65  # share by which instructions are more in fp32
+
+
+FITTED: Final = _Fit()
+
+
+class _Sides(NamedTuple):
+    """Hold a product as the kernel sees it: `rows` of x by w, which has so many `columns`.
+
+    `period`: after how many columns of w, at the most, they begin at the same place in a word again.
+    """
+
+    rows: int
+    columns: int
+    along_k: bool
+    period: int
+    whole: bool
+
+
+def _turns(problem: MatmulProblem) -> bool:
+    return problem.m > MOST_ROWS >= problem.n
+
+
+def _sides(problem: MatmulProblem) -> _Sides:
+    """Return what the kernel sees of a product: of its transpose, where it has few columns and many rows."""
+    rows, columns, along, align = problem.m, problem.n, problem.b_layout == "column", problem.b_align
+    if _turns(problem):
+        rows, columns, along, align = problem.n, problem.m, problem.a_layout == "row", problem.a_align
+    whole = align == _WORD and problem.k * problem.itemsize % _WORD == 0
+    return _Sides(rows, columns, along, _WORD // max(align, problem.itemsize), whole)
+
+
+def _fault(problem: MatmulProblem, device: Device) -> str | None:
+    """Say why no config may run a problem, None where one may."""
+    if device.nvidia < 80:
+        return f"{device.name} has no asynchronous copies to shared memory"
+    if problem.dtype not in _DTYPES or problem.precision != "ieee" or problem.block_scales:
+        return f"{problem.dtype} {problem.precision} is not summed by multiply-adds in fp32"
+    if problem.rights > 1:
+        return "gated products have kernels of their own"
+    if min(problem.m, problem.n) > MOST_ROWS:
+        return f"{problem.m} rows and {problem.n} columns, of {MOST_ROWS} at most on one side"
+    if not _sides(problem).along_k:
+        return "the larger operand is not contiguous along K"
+    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
+        return f"sizes above {WIDE_FROM}"
+    return None
+
+
+def _words(config: Config, problem: MatmulProblem) -> float:
+    """Return the words of w that a thread multiplies in a K iteration."""
+    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (_WORD * 32 * config.num_warps))
+
+
+def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
+    """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
+    rows, word = _sides(problem).rows, _WORD // problem.itemsize
+    if not rows <= config["BLOCK_M"] < 2 * rows:
+        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
+    if _words(config, problem) not in _WORDS:
+        return f"a thread has {_words(config, problem):g} words of a tile, not {_WORDS}"
+    if _words(config, problem) * config["BLOCK_M"] > _MOST_SUMS:
+        return f"a thread sums more than {_MOST_SUMS} products"
+    if config["BLOCK_K"] < 2 * word * word:
+        return f"BLOCK_K = {config['BLOCK_K']} is below {2 * word * word}"
+    return None
+
+
+def shared_bytes(config: Config, problem: MatmulProblem) -> int:
+    """Return the most shared memory that the compiled kernel asks for to bring tiles, in bytes."""
+    tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
+    return int(tile * (config.num_stages - 1))
+
+
+def _programs(config: Config, problem: MatmulProblem) -> int:
+    seen = _sides(problem)
+    return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device`, None where it may."""
+    reason = (
+        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
+        or launch_fault(config)
+        or _fault(problem, device)
+        or _tile_fault(config, problem)
+        or shared_fault(shared_bytes(config, problem), device)
+    )
+    if reason is not None:
+        return reason
+    return "more programs than a launch counts" if _programs(config, problem) >= 2**31 else None
+
+
+def _configs() -> Iterator[Config]:
+    for itemsize in (2, 4):
+        for block_n, across, warps, stages, most in _TILES:
+            for block_m in (1, 2, 4, 8):
+                if block_m <= most:
+                    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
+                    yield Config.of(warps, stages, NAME, **blocks)
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
+    return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 8))
+
+
+def contends(problem: MatmulProblem) -> bool:
+    """Tell whether one of the configs can be the fastest."""
+    return min(problem.m, problem.n) <= MOST_ROWS
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """Return how many programs of a config an SM holds at once."""
+    sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
+    threads, registers = 32 * config.num_warps, min(255, 64 + sums)
+    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem) + 1024)
+    return max(1, min(by_shared, int(65536 / (threads * registers)), 2048 // threads, 32))
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
+    """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
+    seen, programs = _sides(problem), _programs(config, problem)
+    busiest = -(-programs // device.processors)  # programs of the busiest SM
+    slots = resident(config, problem, device)
+    iterations = -(-problem.k // config["BLOCK_K"])
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
+    element = fit.element + fit.multiply * block_m + fit.load * block_m / block_n / (1 + seen.whole)
+    element *= 1 + fit.fp32 * (problem.dtype == "float32")
+    issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + fit.program)
+    # Where x is not read in words, its elements are requested but one iteration ahead.
+    waits = 1 / max(1, config.num_stages - 1) + (not seen.whole)
+    wait = -(-busiest // slots) * iterations * waits * fit.latency
+    clocks = device.clock_ghz * 1e3
+    return fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
+
+
+def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
+    """Return what decides the bits of an element: never what other families have.
+
+    Threads sum words of their own, and which these are depends on where w begins.
+    """
+    return Numerics("fma by words", 1, config["BLOCK_K"])
+
+
+def _named(view: View, role: str, dtype: str) -> View:
+    """Return a view that names its buffer, so that a transposed call names those of the caller's."""
+    return replace(view, tensor=Placed(buffer_of(view.tensor, role).buffer, dtype, view.tensor.data_ptr()))
+
+
+def _upright(call: MatmulCall) -> MatmulCall:
+    """Return the call, or its transpose, with few rows; buffers keep the names that the caller's have."""
+    if not _turns(call.problem):
+        return call
+    fused: dict[str, Any] = {
+        name: view and _named(view, name, call.out_dtype) for name, view in call.fused.named
+    }
+    return replace(
+        call,
+        a=_named(call.a, "a", call.dtype),
+        b=_named(call.b, "b", call.dtype),
+        out=_named(call.out, "out", call.out_dtype),
+        fused=replace(call.fused, **fused),
+    ).transposed
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs.
+
+    `early`: the kernel uses programmatic dependent launch.
+    """
+    seen = _sides(call.problem)
+    call = _upright(call)
+    x, w, out, word = call.a, call.b, call.out, _WORD // call.a.itemsize
+    (m, k), n = x.shape, w.shape[1]
+    tiles = -(-n // (config["BLOCK_N"] * seen.period)) * seen.period
+    shape = call.batch_shape or (1,)
+    batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
+    values: dict[str, Any] = {
+        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
+        "out_ptr": buffer_of(out.tensor, "out"), "M": m, "N": n, "K": k,
+        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
+        "stride_w": w.strides[1], "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "batch": prod(shape), "batch_shape": shape, "x_batch_strides": batch[0],
+        "w_batch_strides": batch[1], "out_batch_strides": batch[2],
+        "extra": extra(call.fused, len(shape)), "EPILOGUE": call.fused.epilogue.constants,
+        "PERIOD": seen.period, "EDGES": not seen.whole, "WORD": word,
+        "X_WORDS": seen.whole and x.align == _WORD and (k == 1 or x.strides[1] == 1),
+        "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
+        **dict(config.kwargs),
+    }  # fmt: skip
+    step = step_of(few_rows, grid(tiles, prod(shape)), values, options(config) | {"launch_pdl": early})
+    return Work((step,))
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=few_rows,
+    space=_configs,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+    numerics=numerics,
+    canonical=canonical_product,
+    contends=contends,
+)
