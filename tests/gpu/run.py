@@ -56,6 +56,7 @@ CONCERNS = {
     "test_deploy_gpu.py": ("matmul/", "tune/deploy", "planning/table", "planning/export"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),
     "test_families_gpu.py": ("matmul/",),
+    "test_few_rows_gpu.py": ("matmul/",),
     "test_fp16x3_gpu.py": ("matmul/",),
     "test_fused_gpu.py": ("matmul/",),
     "test_grouped_gpu.py": ("grouped/",),

@@ -116,6 +116,8 @@ CASES = {
     "warpgroups-two-consumers": Case(product(259, 203, 328), "warpgroups", parameter("CONSUMERS", 2)),
     "warpgroups-persistent": Case(product(1027, 1035, 72), "warpgroups", parameter("PERSISTENT", True)),
     "split": Case(product(131, 203, 1032), "split", parameter("CONSUMERS", 2)),
+    "few-rows": Case(product(3, 77, 1035), "few_rows"),
+    "few-rows-words": Case(product(3, 77, 1032), "few_rows"),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),

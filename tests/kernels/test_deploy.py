@@ -590,7 +590,8 @@ def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkey
     file = tmp_path / "table.json"
     table.write(table.Table(H200.to_dict(), True, families.digests(), (), None, {"halves-nt": other}), file)
     given = asked("--table", str(file), "--layout", "NT")
-    assert {config for _, config in given} <= set(other.configs)
+    # Few rows have configs beside every portfolio.
+    assert {config for _, config in given if config.family != "few_rows"} <= set(other.configs)
     assert given != shipped == asked(*TARGET, "--layout", "NT")
     monkeypatch.setenv("TRITILE_TABLE", str(file))
     tritile.forget()

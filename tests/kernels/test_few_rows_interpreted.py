@@ -103,28 +103,28 @@ def at(offset, n, k, dtype, row=None):
 
 
 @pytest.mark.parametrize("dtype", [FP32, HALF, BF16], ids=name)
-@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
 def test_any_few_rows(dtype, m):
     check(values((m, 523), dtype), placed(values((523, 37), dtype, 1), "column"))
 
 
 @pytest.mark.parametrize("k", range(2, 18))
-@pytest.mark.parametrize("m", [1, 3])
-def test_rows_that_end_before_a_word_does(m, k):
+def test_rows_that_end_before_a_word_does(k):
     for offset in (0, 1, 7):
-        check(values((m, k), HALF), at(offset, 11, k, HALF))
+        check(values((1 + k % 3, k), HALF), at(offset, 11, k, HALF))
 
 
 @pytest.mark.parametrize("offset", range(8))
 @pytest.mark.parametrize("row", [259, 260, 264, 272])
 def test_rows_that_begin_anywhere_in_a_word(offset, row):
     """Rows 259 elements apart begin at 8 places in a word, others at 4, 2 and 1."""
-    for k in (255, 256, 259):
+    for k in (256, 259):
         check(values((2, k), HALF), at(offset, 9, k, HALF, row))
-        check(values((2, k), FP32), at(offset % 4, 9, k, FP32, row))
+    if offset < 4:
+        check(values((2, 255), FP32), at(offset, 9, 255, FP32, row))
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 31, 32, 33])
+@pytest.mark.parametrize("n", [1, 7, 8, 31, 32, 33])
 @pytest.mark.parametrize("k", [256, 301])
 def test_every_last_tile(n, k):
     check(values((2, k), HALF), at(0, n, k, HALF))
@@ -150,15 +150,15 @@ def test_x_is_read_in_words_where_all_rows_are_whole_words(k, dtype, whole):
     "layout", ["row", "column", "sliced", "column_sliced", "offset", "sparse", "strided"]
 )
 def test_every_layout_of_x_and_of_out(layout):
-    for k in (304, 517):
-        x, w = placed(values((4, k), HALF), layout), placed(values((k, 35), HALF, 1), "column")
+    for k in (304, 317):
+        x, w = placed(values((4, k), HALF), layout), placed(values((k, 19), HALF, 1), "column")
         check(x, w, layout)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_stages_and_warps_change_nothing(stages):
-    a, b = values((2, 517), HALF), placed(values((517, 40), HALF, 1), "column")
-    for warps in (1, 2, 4):
+    a, b = values((2, 517), HALF), placed(values((517, 21), HALF, 1), "column")
+    for warps in (1, 4):
         check(a, b, config=config_of(2, HALF, warps, stages))
 
 
@@ -166,12 +166,22 @@ def test_stages_and_warps_change_nothing(stages):
 @pytest.mark.parametrize("layout", ["row", "sliced", "padded"])
 @pytest.mark.parametrize("k", [299, 304])
 def test_few_columns_are_made_as_the_transpose(n, layout, k):
-    for of_b in ("row", "column"):
-        check(placed(values((70, k), HALF), layout), placed(values((k, n), HALF, 1), of_b), "sliced")
+    of_b = "row" if n == 5 else "column"
+    check(placed(values((40, k), HALF), layout), placed(values((k, n), HALF, 1), of_b), "sliced")
+
+
+def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
+    a, b = values((130, 67), FP32), placed(values((67, 3), FP32, 1), "column")
+    buffer, out = frame((130, 3), FP32, "sliced")
+    call = described(a, b, out, "ieee")
+    assert call.problem.by_rows
+    launch.run_interpreted(call, config_of(3, FP32))
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)
 
 
 def test_batches_broadcast_and_of_two_dimensions():
-    a, b = values((3, 5, 2, 131), HALF), placed(values((3, 5, 131, 19), HALF, 1), "column")
+    a, b = values((3, 2, 2, 67), HALF), placed(values((3, 2, 67, 9), HALF, 1), "column")
     for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0]), (a[:, :1], b)):
         check(left, right)
     check(b.mT, a.mT)
@@ -185,7 +195,7 @@ def test_a_stretched_w_is_read_at_each_row():
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 @pytest.mark.parametrize("turned", [False, True])
 def test_epilogues(activation, turned):
-    m, n = (70, 3) if turned else (3, 70)
+    m, n = (30, 3) if turned else (3, 30)
     a, b = values((m, 131), FP32), placed(values((131, n), FP32, 1), "column")
     row, column, full = values((n,), FP32, 2), values((m, 1), FP32, 3), values((m, n), FP32, 4)
     sides = Sides(column, row, row, full, activation, -0.3, 1.7)
@@ -209,7 +219,7 @@ def test_infinities_and_nan_stay_in_their_rows_and_columns():
 
 def test_sums_of_fp32_are_compensated():
     """Sums of one sign, long enough that plain ones in fp32 lose more than their last bits."""
-    k = 1 << 17
+    k = 1 << 16
     a, b = values((1, k), FP32).abs(), placed(values((k, 1), FP32, 1).abs(), "column")
     out = torch.empty(1, 1)
     launch.run_interpreted(described(a, b, out, "ieee"), config_of(1, FP32))

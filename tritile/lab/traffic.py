@@ -14,6 +14,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
+from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -81,6 +82,13 @@ def _row(count: int, step: int, size: int, starts: int) -> float:
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of a product's tile."""
+    if config.family == few_rows.NAME:
+        return few_rows.tile_of(config, problem)
+    return config["BLOCK_M"], config["BLOCK_N"]
+
+
 def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:
     """Return the traffic with a config's tiles; permutations count whole sectors.
 
@@ -91,11 +99,12 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
     problem = problem.core
-    rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
+    m, n = tile_of(config, problem)
+    rows, columns = -(-problem.m // m), -(-problem.n // n)
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written
     found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
-    if config.family == tile.NAME:
+    if config.family in (tile.NAME, few_rows.NAME):
         return found
     parts = 0  # of tiles, written to memory as partial sums
     if config.family == descriptor.NAME and config["SPLIT_K"] > 1:
@@ -103,7 +112,7 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     elif config.family == split.NAME and device is not None:
         tail = split.tail(config, problem, device)
         parts = tail.rest * tail.split
-    sums = parts * config["BLOCK_M"] * config["BLOCK_N"] * _PARTIAL
+    sums = parts * m * n * _PARTIAL
     found += Traffic(sums, sums)
     return found + copied(problem)
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, Tiled
+from tritile.families.few_rows.family import NAME as FEW_ROWS
 from tritile.families.registry import FAMILIES
-from tritile.families.space import contenders, illegal, legal_configs
+from tritile.families.space import contenders, illegal, legal_configs, worthwhile
 
 _SHAPES = 4  # tile shapes wanted, at the least, among configs to try first
 
@@ -36,6 +37,17 @@ def likeliest(configs: Iterable[Config], problem: Tiled, device: Device) -> Conf
 def pick(problem: Tiled, device: Device) -> Config:
     """Return the fastest predicted of all legal configs. A product's space takes 0.1 to 0.2 s of one core."""
     return likeliest(legal_configs(problem, device), problem, device)
+
+
+def few_rows(problem: Tiled, device: Device) -> list[Config]:
+    """Return the configs of few_rows that are worth running, the fastest predicted first.
+
+    No portfolio holds them: their formula was fitted to measurements, and its times are microseconds.
+    """
+    if FEW_ROWS not in contenders(problem):
+        return []
+    configs = worthwhile(FAMILIES[problem.op][FEW_ROWS].configs, problem, device)
+    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
 
 
 def _tile(config: Config) -> tuple[int, int]:

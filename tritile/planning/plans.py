@@ -7,6 +7,7 @@
 | store | trials of just this problem on this GPU | "exact" |
 | shipped table | trials of just this problem on this GPU model, or one like it | "table" |
 | portfolio | constants fitted to trials of the problem's class at other sizes | "predicted" |
+| few_rows | beside a portfolio: constants fitted to trials at other sizes | as the portfolio's |
 | model | each family's estimate of its own configs | "model" |
 
 Mode "tune" measures what the first three do not have. Mode "off" asks the model alone. Mode "strict" takes
@@ -14,6 +15,7 @@ only measurements of the kernels as they are now.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -37,13 +39,18 @@ from tritile.planning.store import is_frozen, store_of
 from tritile.planning.table import Entry, Table
 from tritile.planning.trial import Trial, best_of
 
+_FEW_ROWS: Final = 2  # configs of few_rows that mode "tune" times
+# How many times as long as few_rows a portfolio's pick has to be predicted to take, for few_rows to run. The
+# formula of few_rows errs by 11% (standard deviation) at its picks. `tuning/NOTES.md` has the gains.
+_MARGIN: Final = 1.1
+
 
 @dataclass(frozen=True)
 class Plan:
     """Tell which config runs for a problem, and why.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
-      "table" (shipped with tritile), "predicted" (by the portfolio of its class, measured at other sizes),
+      "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
       "model" (predicted, with nothing of its class measured) or "interpreter" (tensors in host memory).
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
@@ -122,7 +129,8 @@ def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    return (foreseen(problem, device) if mode != "off" else None) or predicted(problem, device)
+    plan = foreseen(problem, device) if mode != "off" else None
+    return predicted(problem, device) if plan is None else _or_few_rows(plan)
 
 
 def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
@@ -221,9 +229,15 @@ def _portfolio(problem: Tiled, device: Device) -> tuple[Portfolio, Table, str] |
 
 
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
-    """Return the `count` configs that the class's portfolio predicts to be fastest, [] without one."""
+    """Return the `count` configs that the class's portfolio predicts to be fastest, [] without one.
+
+    Configs of `few_rows` come besides.
+    """
     found = _portfolio(problem, device)
-    return [] if found is None else [config for _, config in found[0].ranked(problem, device, count)]
+    if found is None:
+        return []
+    ranked = [config for _, config in found[0].ranked(problem, device, count)]
+    return [*ranked, *model.few_rows(problem, device)[:_FEW_ROWS]]
 
 
 def foreseen(problem: Tiled, device: Device) -> Plan | None:
@@ -249,6 +263,18 @@ def foreseen(problem: Tiled, device: Device) -> Plan | None:
         * (not current)
     )
     return Plan(problem, config, "predicted", device, us, why, current)
+
+
+def _or_few_rows(plan: Plan) -> Plan:
+    """Return a portfolio's plan, or one by `few_rows` where that is predicted to be faster by the margin."""
+    problem, device, other = plan.problem, plan.device, plan.us
+    config = next(iter(model.few_rows(problem, device)), None)
+    us = model.predict_us(config, problem, device) if config is not None else 0.0
+    if config is None or other is None or other < _MARGIN * us:
+        return plan
+    why = "by the formula of few_rows, which was fitted to measurements on an H200 at other sizes; "
+    why += f"the portfolio's pick is predicted to take {other:.1f} us"
+    return replace(plan, config=config, us=us, why=why, current=False)
 
 
 def _shortlisted(problem: Tiled, device: Device, portfolio: Portfolio) -> Plan | None:

@@ -131,6 +131,12 @@ def _programs(config: Config, problem: MatmulProblem) -> int:
     return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of the result in a tile."""
+    rows, columns = config["BLOCK_M"], config["BLOCK_N"]
+    return (columns, rows) if _turns(problem) else (rows, columns)
+
+
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = (
@@ -155,7 +161,11 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
+    """Tell whether the config is dominated: its tile is for elements of another size, or too large."""
+    across = config["BLOCK_K"] * problem.itemsize
+    tiles = [tile[:4] for tile in _TILES]
+    if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
+        return True
     return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 8))
 
 

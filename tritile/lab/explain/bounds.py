@@ -1,7 +1,7 @@
 """Compute the time that each part of a GPU needs for a problem with a config, if it worked alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tritile.core.config import Config
@@ -10,6 +10,7 @@ from tritile.core.problem import Known, MatmulProblem, PermuteProblem
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute.family import parts_us
@@ -46,7 +47,7 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
         needed = math.prod(problem.shape) / (tiles * of.m * of.n)
         return Work(tiles, tiles, min(1.0, needed))
     problem = problem.core
-    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    m, n = traffic.tile_of(config, problem)
     rows, columns = -(-problem.m // m), -(-problem.n // n)
     tiles = rows * columns * problem.batch
     filled = problem.m / (rows * m) * problem.n / (columns * n)
@@ -81,7 +82,7 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
 
 def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
     problem, clocks_us = problem.core, device.clock_ghz * 1e3
-    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    m, n = traffic.tile_of(config, problem)
     work, iterations = work_of(problem, config, device), -(-problem.k // config["BLOCK_K"])
     busiest = -(-work.units // device.processors) * iterations / (work.units / work.tiles)
     if config.family == split.NAME:
@@ -90,9 +91,10 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config, device).total
-    known = peak_tflops(problem, device)
-    peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(problem, device)
-    units = TENSOR_CORES if uses_tensor_cores(problem) else FMA
+    summed = replace(problem, dtype="float32") if config.family == few_rows.NAME else problem
+    known = peak_tflops(summed, device)
+    peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
+    units = TENSOR_CORES if uses_tensor_cores(summed) else FMA
     return {
         MEMORY: traffic.least(problem).total / (device.memory_gbps * 1e3),
         L2: asked / (TMA_FITTED.l2_bytes * device.processors * clocks_us),
@@ -109,7 +111,8 @@ def bound(times: dict[str, float], us: float) -> str:
 
 def why_slower(problem: Known, config: Config, best: Config, device: Device) -> str:
     """Say in a few words why a config is predicted to be slower than another."""
-    mine, theirs = (parts(problem, one, device) for one in (config, best))
+    mine = parts(problem, config, device)
+    theirs = dict.fromkeys(mine, 0.0) | parts(problem, best, device)  # multiply-adds, or tensor cores
     worse = {name: mine[name] - theirs[name] for name in mine}
     name = max(worse, key=lambda part: worse[part])
     gap = model.predict_us(config, problem, device) - model.predict_us(best, problem, device)

@@ -20,7 +20,7 @@ from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
 from tritile.families.work import early, work_of
-from tritile.planning import gpu_tables, plans
+from tritile.planning import gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.tune.deploy.fill import Entry
@@ -32,6 +32,7 @@ _Others = PermuteProblem | GroupedProblem  # problems that are no product of two
 _ROWS: Final = (1, 7, 64, 301, 640, 1000, 4096, 5003, 20008)
 _COLUMNS: Final = (40, 48, 256, 264, 1392, 5000, 6160, 8192, 16392)
 _DEPTHS: Final = (72, 208, 1024, 4104, 30000, 30008, 32768)
+_FEW: Final = 1, 2, 4, 8  # rows, or columns, for which the family of few rows has kernels
 
 
 def _kind(value: Any) -> Any:
@@ -164,11 +165,22 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
     return [other for other in known if isinstance(other, Tiled) and other.kind == problem.kind]
 
 
+def _of_few_rows(problem: Tiled, device: Device) -> Iterator[Entry]:
+    """Yield problems of the same call with each config of `few_rows`: rows of whole words, and others."""
+    if isinstance(problem, MatmulProblem):
+        sizes = itertools.product(_FEW, _COLUMNS[:1], (_DEPTHS[0], _DEPTHS[0] + 1))
+        alike = [
+            _sized(problem, *size) for few, many, k in sizes for size in ((few, many, k), (many, few, k))
+        ]
+        yield from ((each, config) for each in (problem, *alike) for config in model.few_rows(each, device))
+
+
 def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[Entry]:
     """Yield problems with their configs that cover all kernels of a call at any sizes.
 
-    Calls run with a config of their class's portfolio, or with the config remembered for just their size. A
-    permutation keeps its sizes. Where the class has no portfolio, the problem's own config is all.
+    Calls run with a config of their class's portfolio, with one for few rows, or with the config remembered
+    for just their size. A permutation keeps its sizes. Where the class has no portfolio, the problem's own
+    config is all.
     """
     name = class_of(problem)
     found = gpu_tables.portfolio(name, device) if name is not None and mode != "off" else None
@@ -182,4 +194,4 @@ def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[E
     remembered = itertools.chain(_planned([problem], device, mode), _planned(met, device, "cached"))
     members = ((each, config) for config in found[0].configs for each in alike)
     legal = (entry for entry in members if illegal(entry[1], entry[0], device) is None)
-    return _distinct(itertools.chain(remembered, legal), device)
+    return _distinct(itertools.chain(remembered, legal, _of_few_rows(problem, device)), device)

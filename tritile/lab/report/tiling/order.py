@@ -15,6 +15,7 @@ from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
+from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_split import family as split
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -167,8 +168,11 @@ def tiling_of(
     """Return the tiling of a problem by a config's kernel, as a launch on a device would have it.
 
     `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
-    Raises InvalidValueError where the config is not legal for the problem on the device.
+    Raises InvalidValueError where the config is not legal for the problem on the device; UnsupportedError for
+    `few_rows`, whose programs take columns that are no neighbours.
     """
+    if config.family == few_rows.NAME:
+        raise UnsupportedError(f"{config} has no tiles to draw: its programs take every few columns")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
     if resident is not None and resident < 1:
