@@ -18,6 +18,7 @@ from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
 
@@ -167,7 +168,19 @@ def covers(problem: PermuteProblem, config: Config) -> Covers:
     return Covers(tiles_m, words * lanes, tiles_n, n)
 
 
+def _boxed(problem: PermuteProblem, config: Config) -> Traffic:
+    """Return the traffic of boxes, of which those at the end of a side move elements a second time."""
+    box, size = boxes.box_of(config, problem), problem.itemsize
+    moved = boxes.boxes_of(box, problem) * math.prod(box.sides) * size
+    read, written = (run * size for run in boxes.runs(box, problem))
+    starts = 1 if box.skewed else math.gcd(written, SECTOR)
+    reads = sectors(read, math.gcd(read, SECTOR)) * SECTOR / read
+    return Traffic(moved * reads, moved * sectors(written, starts) * SECTOR / written)
+
+
 def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+    if config.family == boxes.BOX:
+        return _boxed(problem, config)
     of, size = covers(problem, config), problem.itemsize
     ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
     elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
