@@ -312,7 +312,9 @@ THIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("blocks", [(64, 1, 4096), (64, 128, 8192), (1024, 32, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "blocks", [(64, 32, 4096), (256, 512, 8192), (64, 512, 2048), (1024, 1, 4096)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
 def test_boxes_give_the_answer(blocks, dtype, offsets):

@@ -76,6 +76,8 @@ def test_every_config_runs_somewhere_and_one_of_those_with_equal_boxes():
 def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
+    assert "NVIDIA" in illegal(boxed(4096, 64, 32), SHORT, target_device("gfx942"))
+    assert model.beside(SHORT, target_device("gfx942")) == []
 
 
 def test_boxes_run_short_sides_and_not_long_ones():

@@ -168,32 +168,38 @@ def covers(problem: PermuteProblem, config: Config) -> Covers:
     return Covers(tiles_m, words * lanes, tiles_n, n)
 
 
-def _boxed(problem: PermuteProblem, config: Config) -> Traffic:
-    """Return the traffic of boxes, of which those at the end of a side move elements a second time."""
-    box, size = boxes.box_of(config, problem), problem.itemsize
-    moved = boxes.boxes_of(box, problem) * math.prod(box.sides) * size
-    read, written = (run * size for run in boxes.runs(box, problem))
-    starts = 1 if box.skewed else math.gcd(written, SECTOR)
-    reads = sectors(read, math.gcd(read, SECTOR)) * SECTOR / read
-    return Traffic(moved * reads, moved * sectors(written, starts) * SECTOR / written)
+class _Moves(NamedTuple):
+    """Hold the elements that all tiles move, the sides of a tile, and its runs in x and in out."""
+
+    elements: int
+    sides: tuple[int, ...]
+    runs: tuple[int, int]
+
+
+def _moves(problem: PermuteProblem, config: Config) -> _Moves:
+    """Return what tiles move, some of it a second time at the end of a side."""
+    if config.family == boxes.BOX:
+        box = boxes.box_of(config, problem)
+        moved = boxes.boxes_of(box, problem) * math.prod(box.sides)
+        return _Moves(moved, box.sides, boxes.runs(box, problem))
+    of = covers(problem, config)
+    ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
+    moved = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
+    own = dict.fromkeys(problem.plane.n, of.n) | dict.fromkeys(problem.plane.m, of.m)
+    sides = tuple(min(own.get(i, 1), extent) for i, extent in enumerate(problem.shape))
+    return _Moves(moved, sides, problem.runs(of.m, of.n))
 
 
 def _moved(problem: PermuteProblem, config: Config) -> Traffic:
-    if config.family == boxes.BOX:
-        return _boxed(problem, config)
-    of, size = covers(problem, config), problem.itemsize
-    ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
-    elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
+    moves, size = _moves(problem, config), problem.itemsize
     found = []
-    for run, steps in zip(problem.runs(of.m, of.n), (problem.x_strides, problem.out_strides), strict=True):
+    for run, steps in zip(moves.runs, (problem.x_strides, problem.out_strides), strict=True):
         dense = min((step for step in steps if step), default=1)
         if dense > 1:  # with gaps between elements, a row runs along the densest dimension
-            along = steps.index(dense)
-            side = of.m if along in problem.plane.m else of.n if along in problem.plane.n else 1
-            count = min(side, problem.shape[along])
+            count = moves.sides[steps.index(dense)]
             starts = math.gcd(SECTOR, *(step * size for step in steps if step > dense), count * dense * size)
-            found.append(elements / count * _row(count, dense, size, starts))
+            found.append(moves.elements / count * _row(count, dense, size, starts))
             continue
         starts = math.gcd(SECTOR, *(step * size for step in steps if step >= run), run * size)
-        found.append(elements / run * sectors(run * size, starts) * SECTOR)
+        found.append(moves.elements / run * sectors(run * size, starts) * SECTOR)
     return Traffic(*found)

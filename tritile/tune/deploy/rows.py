@@ -166,7 +166,7 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
 
 
 def _beside(problem: Tiled, device: Device) -> Iterator[Entry]:
-    """Yield problems of the same call, of whole words and others, with each config that no portfolio holds."""
+    """Yield problems of the same call, with each config that no portfolio holds: whole words, and others."""
     alike: list[Tiled] = [problem]
     if isinstance(problem, MatmulProblem):
         sizes = itertools.product(_FEW, _COLUMNS[:1], (_DEPTHS[0], _DEPTHS[0] + 1))
