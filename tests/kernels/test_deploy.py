@@ -23,6 +23,7 @@ from triton.runtime import build
 from typer.testing import CliRunner
 
 import tritile
+from tests.kernels.test_ahead import paired, with_clusters
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import Device, target_device
@@ -298,6 +299,18 @@ def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "libcuda.so.1"), str(built)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+@with_clusters
+def test_kernels_of_clusters_are_found_again(tmp_path, quick):
+    """With the copies that go before them, and without a GPU; for another Triton they are refused."""
+    entries = [(SQUARE, paired(64, 128, 2)), (RAGGED, paired(128, 192, 1, True))]
+    done = fill.fill(entries, H200, tmp_path, jobs=2)
+    assert (done.compiled, done.found.lines) == (3, [])
+    found = fill.check(entries, H200, tmp_path)
+    assert (len(found.kernels), found.lines) == (3, [])
+    other = fill.check(entries, replace(H200, triton="3.6.0"), tmp_path)
+    assert [line.split(":")[-1] for line in other.lines] == [" clusters were checked with 3.7 alone"] * 2
 
 
 def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path, quick):

@@ -73,7 +73,7 @@ def by_nearness(name, device):
     return sorted(weights, key=weights.get, reverse=True)
 
 
-def few_candidates(count=40, name="halves-nt", device=H200):
+def few_candidates(count=50, name="halves-nt", device=H200):
     return by_nearness(name, device)[:count]
 
 

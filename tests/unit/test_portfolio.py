@@ -465,6 +465,14 @@ def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
     assert gpu_tables.lead("halves-nn", H200) is not None
 
 
+def test_a_lead_counts_as_long_as_the_kernels_of_its_portfolio_do():
+    _, found, _ = gpu_tables.portfolio("halves-nn", H200)
+    own = {config.family for config in found.portfolios["halves-nn"].configs}
+    for family in FAMILIES["matmul"]:
+        changed = replace(found, kernels={**found.kernels, f"matmul/{family}": "0" * 16})
+        assert ("halves-nn" in changed.current_leads()) == (family not in own)
+
+
 def test_what_was_measured_goes_before_what_was_predicted(ship):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
     ship(predicted(h100))

@@ -38,6 +38,9 @@ empty_strided_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "
 fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 """Return the precision that torch is set to for fp32: `torch._C._get_fp32_precision_getter`."""
 
+increment_versions: Final = torch._C._increment_version
+"""Tell autograd that tensors were written: `torch._C._increment_version`, half of its wrapper's time."""
+
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack
@@ -75,6 +78,14 @@ FakeTensor: TypeAlias = _FakeTensor
 
 TracingContext: TypeAlias = _TracingContext
 """Tell whether torch.compile traces in this thread: `torch._guards.TracingContext`."""
+
+
+def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a test for tensors like these, in torch now: `torch._C._dynamo.guards.TensorGuards`."""
+    guards: Any = torch._C._dynamo.guards.TensorGuards
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
 
 # Operators, and the dispatcher's keys.
 

@@ -6,6 +6,7 @@ from typing import Final
 from tritile.families.family import Family
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
+from tritile.families.matmul_clusters import family as matmul_clusters
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
@@ -21,6 +22,7 @@ ALL: Final = (
     matmul_wgmma.FAMILY,
     matmul_split.FAMILY,
     few_rows.FAMILY,
+    matmul_clusters.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

@@ -196,7 +196,7 @@ def decide_copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: 
                 launch = prepared(call)
                 if type(launch) is not Launch:
                     raise TritileError("the copy needs more than one launch")
-                return Ready.of(launch, (0, 1), (0, 0), out)
+                return Ready.of(launch, (0, 1), (x,), out)
 
             return _decide("clone", policy, call, ready, quick)
         except TritileError as error:

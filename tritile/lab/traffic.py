@@ -15,6 +15,7 @@ from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
 from tritile.families.few_rows import family as few_rows
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -100,6 +101,8 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
     problem = problem.core
+    if config.family == clusters.NAME:  # what its programs share is asked for once
+        config = clusters.clustered(config)
     m, n = tile_of(config, problem)
     rows, columns = -(-problem.m // m), -(-problem.n // n)
     once = problem.batch * problem.k * problem.itemsize

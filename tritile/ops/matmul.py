@@ -4,13 +4,11 @@ from typing import Any
 
 import torch
 
-from tritile.core.settings import rules
 from tritile.errors import ShapeError
-from tritile.ops.checks import check_no_overlap, check_rank, ranges_meet
+from tritile.ops.checks import check_rank
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, IN_FP32, NEVER_PREPARED, default_precision
+from tritile.ops.memo import launch_again, learnt, look_up, recall
 from tritile.ops.products import Product, run_unprepared
-from tritile.ops.run import key_of, mark_written, new_output
 
 
 def matmul(
@@ -81,9 +79,13 @@ def matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if needs_dispatch(input, other, out):
+    tensors, options = (input, other), (out_dtype, precision)
+    done = recall("matmul", tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
         return call_operator("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
-    return eager(input, other, out, out_dtype, precision)
+    return learnt("matmul", input, tensors, out, options, eager(input, other, out, out_dtype, precision))
 
 
 def _matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
@@ -156,24 +158,8 @@ def eager(
     a: Any, b: Any, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
 ) -> torch.Tensor:
     """Run `matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    key = ready = None
-    try:
-        setting = default_precision() if a.dtype in IN_FP32 else None
-        key = ("matmul", (out_dtype, precision), setting, rules(), key_of(out), key_of(a), key_of(b))
-        ready = CALLS.get(key)
-    except NEVER_PREPARED:
-        key = None
-    if ready is None:
-        return run_unprepared(Product.plain(a, b), out, out_dtype, precision, key)
-    if out is None:
-        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-    else:
-        of_a, of_b, of_out = ready.reaches
-        if ranges_meet(a, of_a, out, of_out) or ranges_meet(b, of_b, out, of_out):
-            check_no_overlap("matmul", out, input=a, other=b)
-        mark_written("matmul", out)
-    if ready.order[0]:
-        ready.launch(b, a, out)
-    else:
-        ready.launch(a, b, out)
-    return out
+    tensors = (a, b)
+    key, ready, addresses = look_up("matmul", a, tensors, out, (out_dtype, precision))
+    if ready is not None:
+        return launch_again("matmul", ready, tensors, out, addresses)
+    return run_unprepared(Product.plain(a, b), out, out_dtype, precision, key)

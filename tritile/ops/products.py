@@ -283,11 +283,11 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     the other part of an infinity into NaN.
     """
     extras, factors = of.extras, (of.a, of.b)
-    key, ready = look_up("matmul", of.a, factors, None, (None, precision))
+    key, ready, addresses = look_up("matmul", of.a, factors, None, (None, precision))
     if ready is None:
         sums = run_unprepared(Product.plain(*factors), None, None, precision, key)
     else:
-        sums = launch_ready(ready, factors, None)
+        sums = launch_ready(ready, addresses, None)
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))

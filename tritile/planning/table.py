@@ -98,13 +98,19 @@ class Table:
     def current_leads(self) -> dict[str, Lead]:
         """Return the leads that were measured with the kernels as they are now.
 
-        Families that the table does not know are newer: they run only where they are predicted to be faster.
+        Families that no pick is of do not count: picks are of the class's portfolio, else of all families that
+        the table knows. Newer ones run only where they are predicted to be faster.
         """
-        return {name: each for name, each in self.leads.items() if self._leads_count(MEASURED[name].op)}
+        found = {}
+        for name, each in self.leads.items():
+            op, own = MEASURED[name].op, self.portfolios.get(name)
+            families = {config.family for config in own.configs} if own is not None else self._known(op)
+            if families and all(self._is_current(op, family) for family in families):
+                found[name] = each
+        return found
 
-    def _leads_count(self, op: str) -> bool:
-        known = [name for name, family in FAMILIES[op].items() if family.label in self.kernels]
-        return bool(known) and all(self._is_current(op, name) for name in known)
+    def _known(self, op: str) -> set[str]:
+        return {name for name, family in FAMILIES[op].items() if family.label in self.kernels}
 
     def _is_current(self, op: str, family: str) -> bool:
         kernel = FAMILIES[op].get(family)

@@ -11,6 +11,7 @@ from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.few_rows import family as few_rows
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute import boxes
@@ -54,9 +55,10 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
         needed = math.prod(problem.shape) / (tiles * of.m * of.n)
         return Work(tiles, tiles, min(1.0, needed))
     problem = problem.core
-    m, n = traffic.tile_of(config, problem)
+    whole = clusters.clustered(config) if config.family == clusters.NAME else config
+    m, n = traffic.tile_of(whole, problem)
     rows, columns = -(-problem.m // m), -(-problem.n // n)
-    tiles = rows * columns * problem.batch
+    tiles = rows * columns * problem.batch * config.num_ctas
     filled = problem.m / (rows * m) * problem.n / (columns * n)
     units = tiles * (config["SPLIT_K"] if config.family == descriptor.NAME else 1)
     if config.family == split.NAME:

@@ -1,9 +1,10 @@
 """Time tritile and its baselines on one case: all in one process, by turns, on cold operands."""
 
-import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
 from tritile.lab.report import baselines
 from tritile.lab.report.results import Measurement
-from tritile.ops.fused import addmm, linear
+from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
-from tritile.ops.permute import transpose
+from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.runtime import launch
@@ -109,19 +110,37 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
     )
 
 
-def host_costs() -> list[tuple[str, float, float]]:
-    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
-    bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
-    calls: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
-        ("matmul(a, b)", lambda: matmul(a, a), lambda: torch.matmul(a, a)),
+HostCall = tuple[str, Callable[[], object], Callable[[], object]]  # its name, tritile's and torch's
+
+
+def _operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return two matrices, a bias and a batch of matrices."""
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    a, b = (torch.randn(256, 256, **options) for _ in "ab")
+    return a, b, torch.randn(256, **options), torch.randn(4, 256, 256, **options)
+
+
+def host_calls() -> list[HostCall]:
+    """Return small calls whose results are new tensors."""
+    a, b, bias, batch = _operands()
+    calls: list[HostCall] = [
+        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
         ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        ("linear(x, w, bias)", lambda: linear(a, a, bias), lambda: F.linear(a, a, bias)),
-        ("addmm(c, a, b)", lambda: addmm(bias, a, a), lambda: torch.addmm(bias, a, a)),
+        (
+            "permute(x, dims)",
+            lambda: permute(batch, (2, 0, 1)),
+            lambda: batch.permute(2, 0, 1).contiguous(),
+        ),
+        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
+        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
+        (
+            "baddbmm(c, a, b)",
+            lambda: baddbmm(batch, batch, batch),
+            lambda: torch.baddbmm(batch, batch, batch),
+        ),
     ]
     if torch.cuda.get_device_capability() >= (8, 9):
-        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-        kind = torch.bfloat16
+        x, one, kind = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda"), torch.bfloat16
         calls.append(
             (
                 "scaled_matmul(a, b, s, s)",
@@ -129,19 +148,58 @@ def host_costs() -> list[tuple[str, float, float]]:
                 lambda: of_torch.scaled_mm(x, x.t(), one, one, out_dtype=kind),
             )
         )
-    return [(name, host_us(ours), host_us(theirs)) for name, ours, theirs in calls]
+    return calls
 
 
-def host_us(call: Callable[[], object], count: int = 2000) -> float:
-    """Return the microseconds that one call keeps the host busy, the best of five times `count` / 5 calls."""
-    for _ in range(20):
-        call()
-    best = math.inf
-    for _ in range(5):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(count // 5):
+def host_calls_into_out() -> list[HostCall]:
+    """Return small calls that write to a tensor."""
+    a, b, bias, batch = _operands()
+    out, turned = torch.empty_like(a), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
+    return [
+        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
+        (
+            "linear(x, w, bias, out=)",
+            lambda: linear(a, b, bias, out=out),
+            lambda: torch.addmm(bias, a, b.t(), out=out),
+        ),
+        (
+            "addmm(c, a, b, out=)",
+            lambda: addmm(bias, a, b, out=out),
+            lambda: torch.addmm(bias, a, b, out=out),
+        ),
+        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
+        (
+            "permute(x, dims, out=)",
+            lambda: permute(batch, (2, 0, 1), out=turned),
+            lambda: turned.copy_(batch.permute(2, 0, 1)),
+        ),
+    ]
+
+
+def host_costs() -> list[tuple[str, float, float]]:
+    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
+    costs = []
+    for name, ours, theirs in host_calls() + host_calls_into_out():
+        our_us, their_us = host_us(ours, theirs)
+        costs.append((name, our_us, their_us))
+    return costs
+
+
+def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) -> list[float]:
+    """Return the microseconds that each call keeps the host busy: medians of batches, by turns.
+
+    The GPU is waited for before each batch, so that no launch waits for room in the queue.
+    """
+    for call in calls:
+        for _ in range(20):
             call()
-        best = min(best, (time.perf_counter() - started) / (count // 5))
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(batches):
+        for call, times in zip(calls, found, strict=True):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(size):
+                call()
+            times.append((time.perf_counter() - started) / size * 1e6)
     torch.cuda.synchronize()
-    return best * 1e6
+    return [statistics.median(times) for times in found]
