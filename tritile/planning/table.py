@@ -98,7 +98,7 @@ class Table:
     def current_leads(self) -> dict[str, Lead]:
         """Return the leads that were measured with the kernels as they are now.
 
-        Families that no pick is of do not count: picks are of the class's portfolio, else of all families that
+        Families that no pick is of do not count: picks are of the class's portfolio, else of families that
         the table knows. Newer ones run only where they are predicted to be faster.
         """
         found = {}
