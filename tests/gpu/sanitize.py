@@ -126,6 +126,8 @@ CASES = {
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),
     "permute-packed": Case(permuted((132, 76), (1, 0), torch.int8), "packed"),
+    "permute-box": Case(permuted((3, 641), (1, 0), torch.int8), "box"),
+    "permute-box-read": Case(permuted((1021, 2, 5), (1, 0, 2), torch.float16), "box"),
     "transpose-in-place": Case(permuted((77, 77), (1, 0), torch.float32, in_place=True), "tile"),
     "quantized-tile": Case(stated(PACKED), "tile"),
     "quantized-descriptor": Case(stated(PACKED), "descriptor"),

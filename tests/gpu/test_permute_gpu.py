@@ -305,6 +305,39 @@ def test_packed_configs_give_the_answer(blocks, warps, dtype, offsets):
         assert same_bits(buffer[end:], before[end:])
 
 
+THIN = [
+    ((3, 100003), (1, 0)), ((2, 65536), (1, 0)), ((5, 9, 7, 2149), (2, 1, 3, 0)),
+    ((34241, 2, 10, 3), (2, 0, 1, 3)), ((147, 32, 31, 9), (1, 2, 0, 3)),
+    ((40, 35, 5, 40, 8), (1, 0, 2, 4, 3)), ((700, 64), (1, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "blocks", [(64, 32, 4096), (256, 512, 8192), (64, 512, 2048), (1024, 1, 4096)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
+def test_boxes_give_the_answer(blocks, dtype, offsets):
+    config = tritile.Config.of(4, 1, "box", **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK"), blocks, strict=True)))
+    (x_at, out_at), legal = offsets, 0
+    for shape, order in THIN:
+        raw, flat = bits((x_at + math.prod(shape),), dtype)
+        x, wanted = flat[x_at:].view(shape), raw[x_at:].view(*shape, -1).permute(*order, len(shape))
+        _, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
+        before, end = words_of(buffer).clone(), out_at + math.prod(shape)
+        out = buffer[out_at:end].view(wanted.shape[:-1])
+        call = permute_op.described(x, out, order)
+        if illegal(config, call.problem, current_gpu()) is not None:
+            continue
+        legal += 1
+        launch.prepare(call, config)(*call.tensors)
+        assert same_bits(out, wanted)
+        after = words_of(buffer)
+        assert torch.equal(after[:out_at], before[:out_at])
+        assert torch.equal(after[end:], before[end:])
+    assert legal >= 3
+
+
 def test_a_chain_of_permutations_that_start_early():
     raw, x = bits((512, 513), torch.bfloat16)
     y = x

@@ -49,6 +49,11 @@ RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="colum
 TURN = PermuteProblem.turned(1, 4096, 4096, 2)
 ODD_TURN = PermuteProblem.turned(2, 1001, 1003, 16)
 ODD_BYTES = PermuteProblem.turned(2, 1001, 1003, 1)
+THIN_BYTES = PermuteProblem.turned(1, 3, 100001, 1)
+
+
+def boxed(run_out, run_x, block):
+    return Config.of(4, 1, "box", BLOCK_M=run_out, BLOCK_N=run_x, BLOCK=block)
 
 
 def tile(m, n, k, warps, stages):
@@ -71,6 +76,7 @@ TRANSPOSES = [
     (ODD_TURN, turned(16, 32, 4)),
     (TURN, turned(128, 64, 8, "packed")),
     (ODD_BYTES, turned(64, 128, 8, "packed")),
+    (THIN_BYTES, boxed(64, 1, 8192)),
 ]
 CASES = [
     pytest.param(name, problem, config, id=f"{name}-{problem.label}-{config}".replace(" ", "_"))

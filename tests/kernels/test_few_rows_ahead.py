@@ -37,7 +37,7 @@ def instructions(kernel, folder):
 @pytest.mark.parametrize("problem", [EVEN, FP32], ids=str)
 def test_compiles_and_fits(name, problem):
     device = target_device(name)
-    config = model.few_rows(problem, device)[0]
+    config = model.beside(problem, device)[0]
     assert ahead.compile_resources(problem, config, device).excess(device) is None
 
 
@@ -45,7 +45,7 @@ def test_compiles_and_fits(name, problem):
 @pytest.mark.parametrize("problem", [EVEN, ODD, FP32], ids=str)
 def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     problem = replace(problem, m=m)
-    for config in model.few_rows(problem, H200)[:2]:
+    for config in model.beside(problem, H200)[:2]:
         taken = ahead.compile_resources(problem, config, H200)
         assert taken.spills == 0
         assert taken.shared <= max(1024, shared_bytes(config, problem))  # 1024 to sum over threads

@@ -35,7 +35,7 @@ def at(problem, m):
 def test_any_few_rows_have_configs_that_fit(dtype, m):
     for name in ("sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"):
         problem = replace(EVEN, m=m, dtype=dtype, out_dtype=dtype)
-        found = model.few_rows(problem, TARGETS[name])
+        found = model.beside(problem, TARGETS[name])
         assert found
         assert {config["BLOCK_M"] for config in found} == {1 << (m - 1).bit_length()}
 
@@ -55,13 +55,13 @@ def test_any_few_rows_have_configs_that_fit(dtype, m):
 )
 def test_others_have_none(change, device):
     problem = replace(EVEN, **change)
-    assert model.few_rows(problem, TARGETS[device]) == []
+    assert model.beside(problem, TARGETS[device]) == []
     plan = plans.plan_for(problem, TARGETS[device], "cached")
     assert plan.config.family != few.NAME
 
 
 def test_before_ampere_and_where_memory_is_short_configs_are_illegal():
-    config = model.few_rows(EVEN, H200)[0]
+    config = model.beside(EVEN, H200)[0]
     assert "asynchronous" in illegal(config, EVEN, replace(H200, arch=75))
     assert "shared memory" in illegal(config, EVEN, replace(H200, shared_memory=8192))
 
@@ -73,7 +73,7 @@ def test_it_runs_where_it_is_predicted_to_be_faster_by_the_margin():
         align = 16 if k % 8 == 0 else 2
         problem = replace(EVEN, m=m, n=n, k=k, a_align=align, b_align=align)
         plan, before = plans.plan_for(problem, H200, "cached"), plans.foreseen(problem, H200)
-        config = model.few_rows(problem, H200)[0]
+        config = model.beside(problem, H200)[0]
         us = model.predict_us(config, problem, H200)
         faster = before.us >= 1.1 * us
         taken[faster] += 1
@@ -101,7 +101,7 @@ def test_strict_takes_what_was_measured_and_off_asks_the_model():
 
 def test_mode_tune_races_two_beside_the_portfolios():
     likely = plans.likely(ODD, H200, RACED)
-    assert likely[RACED:] == model.few_rows(ODD, H200)[:2]
+    assert likely[RACED:] == model.beside(ODD, H200)[:2]
     assert few.NAME not in {config.family for config in likely[:RACED]}
     assert few.NAME not in {config.family for config in plans.likely(at(ODD, 9), H200, RACED)}
 
@@ -113,7 +113,7 @@ def test_ieee_fp32_of_few_rows_runs_by_it():
 
 
 def test_a_gpu_of_less_bandwidth_is_predicted_to_take_longer():
-    config = model.few_rows(EVEN, H200)[0]
+    config = model.beside(EVEN, H200)[0]
     fast = model.predict_us(config, EVEN, H200)
     assert model.predict_us(config, EVEN, replace(H200, memory_gbps=900)) > 2 * fast
     assert model.predict_us(config, EVEN, replace(H200, processors=33)) > 1.5 * fast
@@ -126,7 +126,7 @@ def test_kernels_of_any_few_rows_are_compiled_ahead():
         for m, n, k in itertools.product((2, 3, 4, 7), (300, 5003), (2048, 2055)):
             size = rows._sized(problem, m, n, k)
             plan = plans.plan_for(size, H200, "cached")
-            for config in [plan.config] * (plan.config.family == few.NAME) + model.few_rows(size, H200):
+            for config in [plan.config] * (plan.config.family == few.NAME) + model.beside(size, H200):
                 assert (config, rows._compiled(size, config, H200)) in ahead
 
 
@@ -137,9 +137,9 @@ def test_rows_of_a_call_are_compiled_as_they_are_planned():
 
 
 def test_few_columns_count_as_the_transpose_does():
-    config = model.few_rows(COLUMN, H200)[0]
+    config = model.beside(COLUMN, H200)[0]
     turned = replace(EVEN, m=1)
-    assert config in model.few_rows(turned, H200)
+    assert config in model.beside(turned, H200)
     assert bounds.work_of(COLUMN, config, H200) == bounds.work_of(turned, config, H200)
     assert traffic.tiled(COLUMN, config) == traffic.tiled(turned, config)
     assert bounds.FMA in bounds.parts(COLUMN, config, H200)
@@ -147,7 +147,7 @@ def test_few_columns_count_as_the_transpose_does():
 
 def test_its_tiles_are_not_drawn():
     with pytest.raises(UnsupportedError, match="no tiles to draw"):
-        tiling_of(EVEN, model.few_rows(EVEN, H200)[0], H200)
+        tiling_of(EVEN, model.beside(EVEN, H200)[0], H200)
 
 
 def test_every_config_is_the_fastest_predicted_somewhere():
@@ -156,7 +156,7 @@ def test_every_config_is_the_fastest_predicted_somewhere():
         replace(EVEN, m=m, n=n, k=k, a_align=16 if k % 8 == 0 else 2, b_align=16 if k % 8 == 0 else 2)
         for m, n, k in sizes
     ]
-    best = {model.few_rows(problem, H200)[0] for problem in problems}
+    best = {model.beside(problem, H200)[0] for problem in problems}
     tiles = {(c["BLOCK_N"], c["BLOCK_K"], c.num_warps, c.num_stages) for c in best}
     assert len(tiles) == len(few._TILES)
     legal = [config for problem in problems for config in legal_configs(problem, H200, few.NAME)]

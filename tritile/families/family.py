@@ -34,6 +34,8 @@ class Family:
     - `resident(config, problem, device)`: returns how many programs an SM holds at once; None where it is not
       known.
     - `contends(problem)`: tells whether one of its configs can be the fastest.
+    - `margin`: how many times as long a portfolio's pick has to be predicted to take, for the family's own to
+      run in its place. None where portfolios hold its configs: other formulas are not fitted to measurements.
     - `interpreted(problem)`: returns the config for tensors in host memory, of an operation's first family;
       None for large tiles.
     """
@@ -51,6 +53,7 @@ class Family:
     also: tuple[Any, ...] = ()
     resident: Callable[[Config, Any, Device], int] | None = None
     contends: Callable[[Any], bool] = _always
+    margin: float | None = None
     interpreted: Callable[[Any], Config] | None = None
 
     @property

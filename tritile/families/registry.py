@@ -11,6 +11,7 @@ from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
 from tritile.families.matmul_wgmma import family as matmul_wgmma
+from tritile.families.permute import boxes as permute_boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as quantized
 from tritile.families.quantized import unpacked
@@ -26,6 +27,7 @@ ALL: Final = (
     grouped.DESCRIPTOR,
     permute.TILE,
     permute.PACKED_WORDS,
+    permute_boxes.FAMILY,
     quantized.TILE,
     quantized.TMA,
     unpacked.FAMILY,

@@ -19,6 +19,7 @@ from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
 
@@ -170,20 +171,38 @@ def covers(problem: PermuteProblem, config: Config) -> Covers:
     return Covers(tiles_m, words * lanes, tiles_n, n)
 
 
-def _moved(problem: PermuteProblem, config: Config) -> Traffic:
-    of, size = covers(problem, config), problem.itemsize
+class _Moves(NamedTuple):
+    """Hold the elements that all tiles move, the sides of a tile, and its runs in x and in out."""
+
+    elements: int
+    sides: tuple[int, ...]
+    runs: tuple[int, int]
+
+
+def _moves(problem: PermuteProblem, config: Config) -> _Moves:
+    """Return what tiles move, some of it a second time at the end of a side."""
+    if config.family == boxes.BOX:
+        box = boxes.box_of(config, problem)
+        moved = boxes.boxes_of(box, problem) * math.prod(box.sides)
+        return _Moves(moved, box.sides, boxes.runs(box, problem))
+    of = covers(problem, config)
     ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
-    elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
+    moved = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
+    own = dict.fromkeys(problem.plane.n, of.n) | dict.fromkeys(problem.plane.m, of.m)
+    sides = tuple(min(own.get(i, 1), extent) for i, extent in enumerate(problem.shape))
+    return _Moves(moved, sides, problem.runs(of.m, of.n))
+
+
+def _moved(problem: PermuteProblem, config: Config) -> Traffic:
+    moves, size = _moves(problem, config), problem.itemsize
     found = []
-    for run, steps in zip(problem.runs(of.m, of.n), (problem.x_strides, problem.out_strides), strict=True):
+    for run, steps in zip(moves.runs, (problem.x_strides, problem.out_strides), strict=True):
         dense = min((step for step in steps if step), default=1)
         if dense > 1:  # with gaps between elements, a row runs along the densest dimension
-            along = steps.index(dense)
-            side = of.m if along in problem.plane.m else of.n if along in problem.plane.n else 1
-            count = min(side, problem.shape[along])
+            count = moves.sides[steps.index(dense)]
             starts = math.gcd(SECTOR, *(step * size for step in steps if step > dense), count * dense * size)
-            found.append(elements / count * _row(count, dense, size, starts))
+            found.append(moves.elements / count * _row(count, dense, size, starts))
             continue
         starts = math.gcd(SECTOR, *(step * size for step in steps if step >= run), run * size)
-        found.append(elements / run * sectors(run * size, starts) * SECTOR)
+        found.append(moves.elements / run * sectors(run * size, starts) * SECTOR)
     return Traffic(*found)

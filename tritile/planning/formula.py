@@ -21,7 +21,8 @@ from tritile.families.common.operands import copied
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_split.family import TURNS
-from tritile.families.permute.family import parts_us
+from tritile.families.permute import boxes
+from tritile.families.permute import family as permute
 from tritile.families.quantized import family as packed
 from tritile.families.quantized import unpacked
 from tritile.families.registry import FAMILIES
@@ -203,6 +204,11 @@ class PermuteConstants:
     blend: float = 2.0  # the larger, the less the faster bounds add to the slowest
 
 
+def _permute_facts(problem: PermuteProblem, device: Device, config: Config) -> tuple[float, ...]:
+    """Return the estimates of a config's family; for boxes shared memory is in the place of the L2 cache."""
+    return (boxes if config.family == boxes.BOX else permute).parts_us(config, problem, device)
+
+
 def permute_us(shape: tuple[()], parts: Any, c: Any) -> Any:
     """Return predicted microseconds of a permutation."""
     power = 1 + c.blend
@@ -223,6 +229,7 @@ class Formula:
     - `begin(shape)`: the constants to begin a fit with.
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
+    - `beyond(config, problem)`: tells whether no such config is timed at such sizes, and the formula errs.
     """
 
     constants: type[Any]
@@ -232,6 +239,7 @@ class Formula:
     us: Callable[[Any, Any, Any], Any]
     begin: Callable[[Any], Any]
     traits: Callable[[Any], list[float]]
+    beyond: Callable[[Config, Any], bool] = lambda config, problem: False
 
 
 _BY_POINTERS: Final = "tile"  # the family that never copies an operand first
@@ -258,10 +266,11 @@ FORMULAS: Final[dict[str, Formula]] = {
     PermuteProblem.op: Formula(
         PermuteConstants,
         lambda config: config,
-        lambda problem, device, config: parts_us(config, problem, device),
+        _permute_facts,
         lambda config, problem, device: (),
         permute_us,
         lambda shape: PermuteConstants(),
         _permute_traits,
+        lambda config, problem: config.family != boxes.BOX and permute.oversized(config, problem),
     ),
 }

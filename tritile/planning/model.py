@@ -10,7 +10,6 @@ from dataclasses import replace
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, Tiled
-from tritile.families.few_rows.family import NAME as FEW_ROWS
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
 
@@ -39,15 +38,17 @@ def pick(problem: Tiled, device: Device) -> Config:
     return likeliest(legal_configs(problem, device), problem, device)
 
 
-def few_rows(problem: Tiled, device: Device) -> list[Config]:
-    """Return the configs of few_rows that are worth running, the fastest predicted first.
+def beside(problem: Tiled, device: Device) -> list[Config]:
+    """Return the configs worth running that no portfolio holds, in the order in which they are taken.
 
-    No portfolio holds them: their formula was fitted to measurements, and its times are microseconds.
+    Their families have margins: formulas that were fitted to measurements, whose times are microseconds.
     """
-    if FEW_ROWS not in contenders(problem):
-        return []
-    configs = worthwhile(FAMILIES[problem.op][FEW_ROWS].configs, problem, device)
-    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+    known, found = FAMILIES[problem.op], dict[Config, float]()
+    for name in contenders(problem):
+        if (margin := known[name].margin) is not None:
+            own = worthwhile(known[name].configs, problem, device)
+            found |= {config: margin * predict_us(config, problem, device) for config in own}
+    return sorted(found, key=lambda config: (found[config], config.key))
 
 
 def _tile(config: Config) -> tuple[int, int]:

@@ -7,7 +7,7 @@
 | store | trials of just this problem on this GPU | "exact" |
 | shipped table | trials of just this problem on this GPU model, or one like it | "table" |
 | portfolio | constants fitted to trials of the problem's class at other sizes | "predicted" |
-| few_rows | beside a portfolio: constants fitted to trials at other sizes | as the portfolio's |
+| family | beside a portfolio, its own estimate, fitted to trials at other sizes | as the portfolio's |
 | model | each family's estimate of its own configs | "model" |
 
 Mode "tune" measures what the first three do not have. Mode "off" asks the model alone. Mode "strict" takes
@@ -39,10 +39,7 @@ from tritile.planning.store import is_frozen, store_of
 from tritile.planning.table import Entry, Table
 from tritile.planning.trial import Trial, best_of
 
-_FEW_ROWS: Final = 2  # configs of few_rows that mode "tune" times
-# How many times as long as few_rows a portfolio's pick has to be predicted to take, for few_rows to run. The
-# formula of few_rows errs by 11% (standard deviation) at its picks. `tuning/NOTES.md` has the gains.
-_MARGIN: Final = 1.1
+_BESIDE: Final = 2  # configs beside a portfolio's that mode "tune" times
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
     if mode == "tune":
         return None
     plan = foreseen(problem, device) if mode != "off" else None
-    return predicted(problem, device) if plan is None else _or_few_rows(plan)
+    return predicted(problem, device) if plan is None else _or_beside(plan)
 
 
 def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
@@ -231,13 +228,13 @@ def _portfolio(problem: Tiled, device: Device) -> tuple[Portfolio, Table, str] |
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return the `count` configs that the class's portfolio predicts to be fastest, [] without one.
 
-    Configs of `few_rows` come besides.
+    Those that no portfolio holds come besides.
     """
     found = _portfolio(problem, device)
     if found is None:
         return []
     ranked = [config for _, config in found[0].ranked(problem, device, count)]
-    return [*ranked, *model.few_rows(problem, device)[:_FEW_ROWS]]
+    return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_BESIDE])))
 
 
 def foreseen(problem: Tiled, device: Device) -> Plan | None:
@@ -265,14 +262,16 @@ def foreseen(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, config, "predicted", device, us, why, current)
 
 
-def _or_few_rows(plan: Plan) -> Plan:
-    """Return a portfolio's plan, or one by `few_rows` where that is predicted to be faster by the margin."""
+def _or_beside(plan: Plan) -> Plan:
+    """Return a portfolio's plan, or one beside it that is predicted to be faster by its family's margin."""
     problem, device, other = plan.problem, plan.device, plan.us
-    config = next(iter(model.few_rows(problem, device)), None)
-    us = model.predict_us(config, problem, device) if config is not None else 0.0
-    if config is None or other is None or other < _MARGIN * us:
+    config = next(iter(model.beside(problem, device)), None)
+    if config is None or other is None or config.family == plan.config.family:
         return plan
-    why = "by the formula of few_rows, which was fitted to measurements on an H200 at other sizes; "
+    us, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
+    if margin is None or other < margin * us:
+        return plan
+    why = f"by the formula of {config.family}, which was fitted to measurements on an H200 at other sizes; "
     why += f"the portfolio's pick is predicted to take {other:.1f} us"
     return replace(plan, config=config, us=us, why=why, current=False)
 

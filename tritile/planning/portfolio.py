@@ -76,10 +76,14 @@ class Portfolio:
         return times
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
-        """Return microseconds and config of the `count` fastest predicted legal configs, in order."""
-        times = self.times(problem, device)
+        """Return microseconds and config of the `count` fastest predicted legal configs, in order.
+
+        Those beyond what the formula was fitted to come last.
+        """
+        times, beyond = self.times(problem, device), FORMULAS[problem.op].beyond
+        after = [beyond(config, problem) for config in self.configs]
         found: list[tuple[float, Config]] = []
-        for place in sorted(range(len(times)), key=times.__getitem__):
+        for place in sorted(range(len(times)), key=lambda place: (after[place], times[place])):
             if illegal(self.configs[place], problem, device) is None:
                 found.append((times[place], self.configs[place]))
                 if len(found) == count:

@@ -78,6 +78,8 @@ def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str
     """Say why threads may not move tiles of a permutation, each its part; None where they may."""
     words = held_words(config, problem, device)
     threads = config.num_warps * device.warp_size
+    if config.family != PACKED and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
+        words = max(words, config["BLOCK_M"] * config["BLOCK_N"] / threads)
     if words > MAX_MOVED_WORDS:
         return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
     if config["BLOCK_M"] * config["BLOCK_N"] < threads:
@@ -128,11 +130,14 @@ def in_place(problem: PermuteProblem) -> Config:
     return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
+def oversized(config: Config, problem: PermuteProblem) -> bool:
+    """Tell whether half of a tile lies beyond a side."""
+    return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
+
+
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
-    if order_fault(config, problem):
-        return True
-    return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
+    return order_fault(config, problem) or oversized(config, problem)
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ class PermuteFit:
 PERMUTE_FITTED = PermuteFit()
 
 
-def _sectors(run: float, align: int, request: float) -> float:
+def sectors(run: float, align: int, request: float) -> float:
     """Return the sectors that runs of so many bytes touch over those they fill, at `request` bytes a time."""
     ahead = 0.0 if align >= 16 else 1.0 - align / 32
     at_once = min(run, request)
@@ -204,8 +209,8 @@ def parts_us(
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
     slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
 
-    reads = _sectors(read, problem.x_align, read)  # the next warp finds the rest of a sector in L1
-    writes = _sectors(written, problem.out_align, 32.0 * out_vector)
+    reads = sectors(read, problem.x_align, read)  # the next warp finds the rest of a sector in L1
+    writes = sectors(written, problem.out_align, 32.0 * out_vector)
     steps = (step * size for step in problem.out_strides if step != 1)
     starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on
     writes += fit.edge * (1 - starts / 32) * 32 / written
@@ -233,17 +238,17 @@ def predicted_us(
     return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
 
 
-def _digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """Return (size, magic, shift) of each dimension but the last, to divide by multiplying; never empty.
 
     For index from 0 to 2^31 - 1, index // size is the upper half of the 64 bits of index * magic, shifted
     right by shift. The magic number, of 32 bits, is given as a signed one.
     """
-    digits = []
+    found = []
     for size in sizes[:-1]:
         bits = (size - 1).bit_length()
-        digits.append((size, -(-(1 << (31 + bits)) // size) - 2**32, bits - 1))
-    return tuple(digits) or ((1, 0, 0),)
+        found.append((size, -(-(1 << (31 + bits)) // size) - 2**32, bits - 1))
+    return tuple(found) or ((1, 0, 0),)
 
 
 def _args(call: PermuteCall) -> dict[str, Any]:
@@ -265,8 +270,8 @@ def _args(call: PermuteCall) -> dict[str, Any]:
     return {
         "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
         "M": problem.m, "N": problem.n,
-        "m_digits": _digits(of(sizes, m, 1)), "n_digits": _digits(of(sizes, n, 1)), "x_m_strides": x_m,
-        "x_n_digits": _digits(x_n_sizes), "x_n_strides": x_n,
+        "m_digits": digits(of(sizes, m, 1)), "n_digits": digits(of(sizes, n, 1)), "x_m_strides": x_m,
+        "x_n_digits": digits(x_n_sizes), "x_n_strides": x_n,
         "stride_om": out_m[0], "out_n_strides": out_n,
         "batch": problem.batch, "batch_shape": of(sizes, batch, 1),
         "x_batch_strides": x_batch, "out_batch_strides": out_batch,

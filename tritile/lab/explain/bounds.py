@@ -13,6 +13,7 @@ from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.permute import boxes
 from tritile.families.permute.family import parts_us
 from tritile.lab import traffic
 from tritile.lab.explain.hardware import SHARED_BYTES
@@ -22,6 +23,8 @@ MEMORY: Final = "device memory"
 L2: Final = "L2 cache"
 TENSOR_CORES: Final = "tensor cores"
 FMA: Final = "multiply-adds"
+INSTRUCTIONS: Final = "instructions"
+SHARED: Final = "shared memory"
 START: Final = "starting and waiting"
 _ALONE: Final = 1.5  # no part explains a time that is longer than its longest part by this factor
 
@@ -41,6 +44,10 @@ class Work:
 
 def work_of(problem: Known, config: Config, device: Device) -> Work:
     """Count how the kernels of a config cut the problem up; a lowered product counts by its core."""
+    if config.family == boxes.BOX and isinstance(problem, PermuteProblem):
+        box = boxes.box_of(config, problem)
+        count = boxes.boxes_of(box, problem)
+        return Work(count, count, math.prod(problem.shape) / (count * math.prod(box.sides)))
     if isinstance(problem, PermuteProblem):
         of = traffic.covers(problem, config)
         tiles = of.tiles_m * of.tiles_n * problem.batch
@@ -68,13 +75,9 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
     all parts are estimates, by its family's formula (`families.permute`).
     """
     if isinstance(problem, PermuteProblem):
-        found = parts_us(config, problem, device)
-        named = {
-            MEMORY: found.memory,
-            L2: found.l2,
-            "instructions": found.instructions,
-            START: found.wait,
-        }
+        box = config.family == boxes.BOX
+        found = (boxes.parts_us if box else parts_us)(config, problem, device)
+        named = dict(zip((MEMORY, SHARED if box else L2, INSTRUCTIONS, START), found, strict=True))
     else:
         named = _product(problem, config, device)
     return dict(sorted(named.items(), key=lambda item: (-item[1], item[0])))
@@ -99,7 +102,7 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
         MEMORY: traffic.least(problem).total / (device.memory_gbps * 1e3),
         L2: asked / (TMA_FITTED.l2_bytes * device.processors * clocks_us),
         units: multiplied / peak / clocks_us,
-        "shared memory": passed / SHARED_BYTES / clocks_us,
+        SHARED: passed / SHARED_BYTES / clocks_us,
     }
 
 
@@ -112,7 +115,7 @@ def bound(times: dict[str, float], us: float) -> str:
 def why_slower(problem: Known, config: Config, best: Config, device: Device) -> str:
     """Say in a few words why a config is predicted to be slower than another."""
     mine = parts(problem, config, device)
-    theirs = dict.fromkeys(mine, 0.0) | parts(problem, best, device)  # multiply-adds, or tensor cores
+    theirs = dict.fromkeys(mine, 0.0) | parts(problem, best, device)  # families differ in parts
     worse = {name: mine[name] - theirs[name] for name in mine}
     name = max(worse, key=lambda part: worse[part])
     gap = model.predict_us(config, problem, device) - model.predict_us(best, problem, device)

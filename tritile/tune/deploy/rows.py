@@ -165,20 +165,20 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
     return [other for other in known if isinstance(other, Tiled) and other.kind == problem.kind]
 
 
-def _of_few_rows(problem: Tiled, device: Device) -> Iterator[Entry]:
-    """Yield problems of the same call with each config of `few_rows`: rows of whole words, and others."""
+def _beside(problem: Tiled, device: Device) -> Iterator[Entry]:
+    """Yield problems of the same call, with each config that no portfolio holds: whole words, and others."""
+    alike: list[Tiled] = [problem]
     if isinstance(problem, MatmulProblem):
         sizes = itertools.product(_FEW, _COLUMNS[:1], (_DEPTHS[0], _DEPTHS[0] + 1))
-        alike = [
-            _sized(problem, *size) for few, many, k in sizes for size in ((few, many, k), (many, few, k))
-        ]
-        yield from ((each, config) for each in (problem, *alike) for config in model.few_rows(each, device))
+        for few, many, k in sizes:
+            alike += (_sized(problem, few, many, k), _sized(problem, many, few, k))
+    yield from ((each, config) for each in alike for config in model.beside(each, device))
 
 
 def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[Entry]:
     """Yield problems with their configs that cover all kernels of a call at any sizes.
 
-    Calls run with a config of their class's portfolio, with one for few rows, or with the config remembered
+    Calls run with a config of their class's portfolio, with one beside it, or with the config remembered
     for just their size. A permutation keeps its sizes. Where the class has no portfolio, the problem's own
     config is all.
     """
@@ -194,4 +194,4 @@ def of_class(problem: Tiled, device: Device, mode: str = "cached") -> Iterator[E
     remembered = itertools.chain(_planned([problem], device, mode), _planned(met, device, "cached"))
     members = ((each, config) for config in found[0].configs for each in alike)
     legal = (entry for entry in members if illegal(entry[1], entry[0], device) is None)
-    return _distinct(itertools.chain(remembered, legal, _of_few_rows(problem, device)), device)
+    return _distinct(itertools.chain(remembered, legal, _beside(problem, device)), device)

@@ -18,6 +18,7 @@ from tritile.families.common.work import Buffer, Work
 from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
+from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
@@ -170,8 +171,10 @@ def tiling_of(
 
     `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
     Raises InvalidValueError where the config is not legal for the problem on the device; UnsupportedError for
-    `few_rows`, whose programs take columns that are no neighbours.
+    `few_rows`, whose programs take columns that are no neighbours, and for boxes of several dimensions.
     """
+    if config.family == boxes.BOX:
+        raise UnsupportedError(f"{config} has no tiles to draw: its boxes have several dimensions")
     if config.family == few_rows.NAME:
         raise UnsupportedError(f"{config} has no tiles to draw: its programs take every few columns")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
