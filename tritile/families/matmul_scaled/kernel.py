@@ -20,6 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tritile.families.common.epilogue import finished
 from tritile.families.matmul_wgmma import tma
 from tritile.families.matmul_wgmma.kernel import (
+    Result,
+    Shared,
     Walk,
     fetch,
     flat,
@@ -29,31 +31,6 @@ from tritile.families.matmul_wgmma.kernel import (
     tiles_in_shared_memory,
     tiles_of,
 )
-
-
-class Shared(NamedTuple):
-    """Tiles in shared memory, and the barriers that tell which are full or empty."""
-
-    a: Any
-    b: Any
-    full: Any
-    empty: Any
-    begun: Any
-
-
-class Result(NamedTuple):
-    """Describe where the result goes: by descriptor, or by pointer and strides, through shared memory."""
-
-    desc: Any
-    ptr: Any
-    tile: Any
-    M: Any
-    N: Any
-    stride_o: Any
-    stride_i: Any
-    stride_m: Any
-    stride_n: Any
-    extra: Any
 
 
 class How(NamedTuple):
@@ -69,7 +46,6 @@ class How(NamedTuple):
     CONSUMERS: Any
     PIECE: Any
     AHEAD: Any
-    STAGGER: Any
     FLAT: Any
     BATCHED: Any
     EPILOGUE: Any
@@ -122,40 +98,44 @@ def sums_of(WHICH: gl.constexpr, piece: gl.constexpr, spent, stage, shared, how:
 
 
 @gluon.jit
-def row_scales(scales, m, block, M, how: gl.constexpr):
+def row_scales(m, block, result, how: gl.constexpr):
     """Scales of a of the consumer's rows, 64 at a time, in a block of K."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
+    scales = result.scales
     found = ()
     for i in gl.static_range(how.BLOCK_M // how.CONSUMERS // 64):
         rows = m + i * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
         ptrs = scales[0] + rows // how.SCALE_BLOCKS[0] * scales[1] + block.to(gl.int64) * scales[2]
-        found = found + (gl.load(ptrs, mask=rows < M, other=0.0),)
+        found = found + (gl.load(ptrs, mask=rows < result.M, other=0.0),)
     return found
 
 
 @gluon.jit
-def column_scales(scales, n, block, N, how: gl.constexpr):
+def column_scales(n, block, result, how: gl.constexpr):
     """Scales of b in a block of K, of PIECE columns each, where these share one; else nothing."""
     OF_B: gl.constexpr = how.SCALE_BLOCKS[1]
+    scales = result.scales
     found = ()
     if OF_B % how.PIECE == 0:
         for i in gl.static_range(how.BLOCK_N // how.PIECE):
             column = n + i * how.PIECE
             ptr = scales[3] + column // OF_B * scales[5] + block.to(gl.int64) * scales[4]
-            found = found + (gl.load(ptr, mask=column < N, other=0.0),)
+            found = found + (gl.load(ptr, mask=column < result.N, other=0.0),)
     return found
 
 
 @gluon.jit
-def own_scales(piece: gl.constexpr, scales, n, block, N, how: gl.constexpr):
+def own_scales(piece: gl.constexpr, n, block, result, how: gl.constexpr):
     """Scales of b of a piece's columns in a block of K, where these have one each; else anything."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
-    WIDE: gl.constexpr = how.BLOCK_N // how.PIECE
-    columns = n + piece % WIDE * how.PIECE + gl.arange(0, how.PIECE, gl.SliceLayout(0, layout))
+    OF_B: gl.constexpr = how.SCALE_BLOCKS[1]
+    scales = result.scales
+    columns = n + piece % (how.BLOCK_N // how.PIECE) * how.PIECE
+    columns += gl.arange(0, how.PIECE, gl.SliceLayout(0, layout))
     found = columns
-    if how.SCALE_BLOCKS[1] % how.PIECE != 0:
-        ptrs = scales[3] + columns // how.SCALE_BLOCKS[1] * scales[5] + block.to(gl.int64) * scales[4]
-        found = gl.load(ptrs, mask=columns < N, other=0.0)
+    if OF_B % how.PIECE != 0:
+        ptrs = scales[3] + columns // OF_B * scales[5] + block.to(gl.int64) * scales[4]
+        found = gl.load(ptrs, mask=columns < result.N, other=0.0)
     return found
 
 
@@ -199,66 +179,42 @@ def following(stage, phase, how: gl.constexpr):
 @gluon.jit
 def blocks_of(
     BLOCKS: gl.constexpr, WHICH: gl.constexpr, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
-    scales, shared, turns, M, N, how: gl.constexpr,
+    result, shared, turns, how: gl.constexpr,
 ):  # fmt: skip
-    """Add BLOCKS blocks of K to totals. `one` and `other`: registers for the sums of two pieces at a time."""
+    """Add BLOCKS blocks of K to totals. `one` and, AHEAD, `other`: registers for the sums of a piece."""
     PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.PIECE)
     mbarrier.wait(shared.full.index(stage), phase)
     one = sums_of(WHICH, 0, one, stage, shared, how)
-    own = own_scales(0, scales, n, turn, N, how)
+    own = own_scales(0, n, turn, result, how)
     for i in gl.static_range(BLOCKS):
         after = gl.minimum(turn + i + 1, turns - 1)
-        next_a = row_scales(scales, m, after, M, how)
-        next_b = column_scales(scales, n, after, N, how)
+        next_a = row_scales(m, after, result, how)
+        next_b = column_scales(n, after, result, how)
         for piece in gl.static_range(PIECES):
             done = stage
-            other_own = own
+            next_own = own
             if piece == PIECES - 1:
                 stage, phase = following(stage, phase, how)
-            if piece < PIECES - 1 or i < BLOCKS - 1:
+            if how.AHEAD and (piece < PIECES - 1 or i < BLOCKS - 1):
                 if piece == PIECES - 1:
                     mbarrier.wait(shared.full.index(stage), phase)
                 other = sums_of(WHICH, (piece + 1) % PIECES, other, stage, shared, how)
-                other_own = own_scales(
-                    (piece + 1) % PIECES, scales, n, turn + i + (piece + 1) // PIECES, N, how
-                )
+                next_own = own_scales((piece + 1) % PIECES, n, turn + i + (piece + 1) // PIECES, result, how)
                 one, own = summed(1, one, own, how)
             else:
                 one, own = summed(0, one, own, how)
             if piece == PIECES - 1:
                 mbarrier.arrive(shared.empty.index(done), count=1)
             totals = added(totals, piece, one, of_a, of_b, own, how)
-            if piece < PIECES - 1 or i < BLOCKS - 1 or BLOCKS * PIECES % 2 == 0:
+            if not how.AHEAD and piece < PIECES - 1:
+                one = sums_of(WHICH, piece + 1, one, stage, shared, how)
+                next_own = own_scales(piece + 1, n, turn, result, how)
+            elif how.AHEAD and (piece < PIECES - 1 or i < BLOCKS - 1 or BLOCKS * PIECES % 2 == 0):
                 one, other = other, one
-            own = other_own
+            own = next_own
         of_a = next_a
         of_b = next_b
     return totals, one, other, of_a, of_b, stage, phase
-
-
-@gluon.jit
-def block_of(
-    WHICH: gl.constexpr, begin, totals, sums, of_a, of_b, m, n, turn, stage, phase, scales, shared, turns,
-    M, N, how: gl.constexpr,
-):  # fmt: skip
-    """Add a block of K to totals, each piece before the next is begun, in the registers of `sums`."""
-    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.PIECE)
-    mbarrier.wait(shared.full.index(stage), phase)
-    after = gl.minimum(turn + 1, turns - 1)
-    next_a = row_scales(scales, m, after, M, how)
-    next_b = column_scales(scales, n, after, N, how)
-    for piece in gl.static_range(PIECES):
-        sums = sums_of(WHICH, piece, sums, stage, shared, how)
-        own = own_scales(piece, scales, n, turn, N, how)
-        sums, own = summed(0, sums, own, how)
-        if how.STAGGER and piece == 0 and WHICH < how.CONSUMERS - 1:
-            if begin and turn == 0:
-                mbarrier.arrive(shared.begun.index(WHICH), count=1)
-        if piece == PIECES - 1:
-            mbarrier.arrive(shared.empty.index(stage), count=1)
-        totals = added(totals, piece, sums, of_a, of_b, own, how)
-    stage, phase = following(stage, phase, how)
-    return totals, sums, next_a, next_b, stage, phase
 
 
 @gluon.jit
@@ -268,49 +224,32 @@ def opaque_zeros(like):
 
 
 @gluon.jit
-def multiply(
-    WHICH: gl.constexpr, begin, totals, m, n, stage, phase, scales, shared, walk, M, N, how: gl.constexpr
-):
+def multiply(WHICH: gl.constexpr, m, n, stage, phase, result, shared, turns, how: gl.constexpr):
     """Totals of the pieces of a tile that are consumer WHICH's; and the stage that is next."""
-    turns = walk.turns
-    of_a = row_scales(scales, m, turns * 0, M, how)
-    of_b = column_scales(scales, n, turns * 0, N, how)
+    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.PIECE)
+    BLOCKS: gl.constexpr = 2 if how.AHEAD and PIECES == 1 else 1  # AHEAD is within these
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
+    totals = ()
+    for _ in gl.static_range(PIECES):
+        totals = totals + (gl.zeros((64, how.PIECE), gl.float32, layout),)
+    of_a = row_scales(m, turns * 0, result, how)
+    of_b = column_scales(n, turns * 0, result, how)
     one = opaque_zeros(totals[0])
-    if how.AHEAD == 0:
-        for turn in range(turns):
-            totals, one, of_a, of_b, stage, phase = block_of(
-                WHICH,
-                begin,
-                totals,
-                one,
-                of_a,
-                of_b,
-                m,
-                n,
-                turn,
-                stage,
-                phase,
-                scales,
-                shared,
-                turns,
-                M,
-                N,
-                how,
-            )
-    else:
+    other = m
+    if how.AHEAD:
         other = opaque_zeros(totals[0])
-        several = turns // how.AHEAD * how.AHEAD
-        for turn in range(0, several, how.AHEAD):
+    whole = turns // BLOCKS * BLOCKS
+    for turn in range(0, whole, BLOCKS):
+        totals, one, other, of_a, of_b, stage, phase = blocks_of(
+            BLOCKS, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
+            result, shared, turns, how,
+        )  # fmt: skip
+    if BLOCKS > 1:
+        for turn in range(whole, turns):
             totals, one, other, of_a, of_b, stage, phase = blocks_of(
-                how.AHEAD, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase, scales, shared,
-                turns, M, N, how,
+                1, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
+                result, shared, turns, how,
             )  # fmt: skip
-        if how.AHEAD > 1:
-            for turn in range(several, turns):
-                totals, one, other, of_a, of_b, stage, phase = blocks_of(
-                    1, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase, scales, shared,
-                    turns, M, N, how,
-                )  # fmt: skip
     return totals, stage, phase
 
 
@@ -345,11 +284,8 @@ def store_all(WHICH: gl.constexpr, totals, outer, inner, m, n, result, how: gl.c
 
 
 @gluon.jit
-def consume(WHICH: gl.constexpr, result, scales, shared, walk, how: gl.constexpr):
+def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     """Multiply the rows of each tile that are consumer WHICH's, and store them."""
-    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
-    PIECES: gl.constexpr = (ROWS // 64) * (how.BLOCK_N // how.PIECE)
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
     stage = 0
     phase = 0
     if how.WAIT:
@@ -357,16 +293,9 @@ def consume(WHICH: gl.constexpr, result, scales, shared, walk, how: gl.constexpr
     mine, end, step = tiles_of(walk, how)
     for index in range(mine, end, step):
         outer, inner, row, column = tile_at(index, walk, how)
-        m = row * how.BLOCK_M + WHICH * ROWS
+        m = row * how.BLOCK_M + WHICH * (how.BLOCK_M // how.CONSUMERS)
         n = column * how.BLOCK_N
-        totals = ()
-        for _ in gl.static_range(PIECES):
-            totals = totals + (gl.zeros((64, how.PIECE), gl.float32, layout),)
-        if how.STAGGER and WHICH > 0 and index == mine:
-            mbarrier.wait(shared.begun.index(WHICH - 1), 0)
-        totals, stage, phase = multiply(
-            WHICH, index == mine, totals, m, n, stage, phase, scales, shared, walk, result.M, result.N, how
-        )
+        totals, stage, phase = multiply(WHICH, m, n, stage, phase, result, shared, walk.turns, how)
         store_all(WHICH, totals, outer, inner, m, n, result, how)
     tma.store_wait(0)
 
@@ -379,12 +308,12 @@ def matmul_scaled(
     FLAT: gl.constexpr, BATCHED: gl.constexpr, SCALE_BLOCKS: gl.constexpr, EPILOGUE: gl.constexpr,
     VERDICTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr,
-    PIECE: gl.constexpr, AHEAD: gl.constexpr, STAGGER: gl.constexpr,
+    PIECE: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
 
-    BLOCK_K is what shares a scale. `scales`, SCALE_BLOCKS: see `block_scale`. PIECE, AHEAD: see above. Else
-    as `matmul_warpgroups`.
+    BLOCK_K is what shares a scale. `scales`, SCALE_BLOCKS: see `block_scale`. PIECE, AHEAD: see above. The
+    rest is as in `matmul_warpgroups`.
     """
     HIGH: gl.constexpr = BLOCK_M // 64
     WIDE: gl.constexpr = BLOCK_N // PIECE
@@ -396,35 +325,33 @@ def matmul_scaled(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
-    begun = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(begun.index(i), count=1)
-    shared = Shared(a_tiles, b_tiles, full, empty, begun)
+    shared = Shared(a_tiles, b_tiles, None, full, empty)
     result = Result(
-        out_desc, out_ptr, out_tiles, M, N, stride_oo, stride_oi, stride_om, stride_on, extra
+        out_desc, None, out_ptr, out_tiles, None,
+        M, N, stride_oo, stride_oi, stride_om, stride_on, scales, extra,
     )  # fmt: skip
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K), verdict_ptr)
     how: gl.constexpr = How(
-        BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS, PIECE, AHEAD, STAGGER,
+        BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS, PIECE, AHEAD,
         FLAT, BATCHED, EPILOGUE, SCALE_BLOCKS, VERDICTS,
     )  # fmt: skip
     if CONSUMERS == 1:
         gl.warp_specialize([
-            (consume, (0, result, scales, shared, walk, how)),
+            (consume, (0, result, shared, walk, how)),
             (produce, (a_desc, b_desc, shared, walk, how)),
         ], [1], [24])  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize([
-            (consume, (0, result, scales, shared, walk, how)),
-            (consume, (1, result, scales, shared, walk, how)),
+            (consume, (0, result, shared, walk, how)),
+            (consume, (1, result, shared, walk, how)),
             (produce, (a_desc, b_desc, shared, walk, how)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (0, result, scales, shared, walk, how)),
-            (consume, (1, result, scales, shared, walk, how)),
-            (consume, (2, result, scales, shared, walk, how)),
+            (consume, (0, result, shared, walk, how)),
+            (consume, (1, result, shared, walk, how)),
+            (consume, (2, result, shared, walk, how)),
             (produce, (a_desc, b_desc, shared, walk, how)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

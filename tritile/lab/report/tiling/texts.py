@@ -3,6 +3,7 @@
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.operands import realigned, turned
+from tritile.families.matmul_scaled import family as scaled
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
@@ -159,7 +160,7 @@ def notes(tiling: Tiling) -> list[str]:
         for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
-    if config.family in (warpgroups.NAME, split.NAME):
+    if config.family in (warpgroups.NAME, split.NAME, scaled.NAME):
         found.append(
             f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
             f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."
