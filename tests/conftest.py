@@ -16,7 +16,8 @@ from tritile.in_torch import building  # noqa: E402
 from tritile.in_torch.crossing import Crossing  # noqa: E402
 
 # What tests compile is kept from run to run: Triton's own keys hold a kernel's source and the compiler's.
-os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".triton" / triton.__version__))
+KEPT = Path(__file__).parents[1] / ".triton"
+os.environ.setdefault("TRITON_CACHE_DIR", str(KEPT / triton.__version__))
 OTHER_TARGETS = {"sm_80", "sm_100", "gfx942"}  # beside Hopper, for which `make test` compiles
 
 
@@ -48,13 +49,12 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def crossing(tmp_path_factory):
-    """The switch's library in C++, built once for all test processes."""
+def crossing():
+    """The switch's library in C++, built once for all test processes and kept: its name holds its digest."""
     if building._compiler() is None:
         pytest.skip("no C++ compiler here")
-    shared = tmp_path_factory.getbasetemp().parent / "crossing"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITILE_CACHE_DIR", str(shared))
+        patch.setenv("TRITILE_CACHE_DIR", str(KEPT))
         return Crossing(building.build())
 
 

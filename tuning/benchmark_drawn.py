@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmark_tables import Cells, Line, measured_on, table
 from tritile.lab.report.summary import geomean, sizes_label
 
+KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
 DRAWS = 3  # the newest draws that are shown
 UNSEEN = """
 ## Drawn sizes: products and permutations
@@ -19,9 +20,9 @@ A draw has 200 products in bfloat16, NN and NT by turns, and 100 permutations. N
 each call uses the config that tritile predicts. A product is aligned where N and K are multiples of 8,
 else ragged; its figure is the ratio to torch. The figure of a permutation is its rate by that of a copy
 of as many bytes. A draw is named after its seed, which changes with the code; the table shows the newest
-three.
+three. Some aligned products are also timed beside max-autotune.
 
-`python tuning/unseen.py --results tuning/results/GPU` adds a draw.
+`tritile bench --suite unseen --results tuning/results/GPU` adds a draw.
 """
 ROWS = """
 ## One weight, any number of rows
@@ -58,15 +59,25 @@ def low(values: Iterable[float]) -> float:
 
 
 def spread(values: list[tuple[float, str]]) -> Cells:
-    """Return the geometric mean, the 5th percentile, the worst and its place, of values with their places."""
+    """Return the geometric mean, the 5th percentile, how many are under 1, the worst and its place."""
     numbers = [value for value, _ in values]
-    worst, at = min(values)
-    return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", f"{worst:.2f}", at
+    (worst, at), under = min(values), str(sum(number < 1 for number in numbers))
+    return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", under, f"{worst:.2f}", at
 
 
 def latest(lines: Iterable[Line], names: Cells) -> list[Line]:
     """Return the last line of each combination of these fields, in the order of their first lines."""
     return list({tuple(str(line.get(name)) for name in names): line for line in lines}.values())
+
+
+def latest_rows(lines: Iterable[Line]) -> list[Line]:
+    """Return the newest run of one weight of each kind."""
+    return latest(lines, ("mode", "size", "process"))
+
+
+def latest_models(lines: Iterable[Line]) -> list[Line]:
+    """Return the newest line of each model, process, mode and pass."""
+    return latest(lines, ("process", "mode", "what", "model"))
 
 
 def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -79,12 +90,14 @@ def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
     return {seed: latest(found[seed], case) for seed in list(found)[-DRAWS:]}
 
 
-def drawn_kind(line: Line) -> tuple[str, float]:
-    """Return the kind of an unseen line, and its figure."""
+def drawn_kinds(line: Line) -> Iterator[tuple[str, float]]:
+    """Yield the kinds of an unseen line, each with its figure."""
     if line["op"] == "permute":
-        return "permutations, by a copy", line["gbps"] / line["copy_gbps"]
-    kind = "ragged products" if line["n"] % 8 or line["k"] % 8 else "aligned products"
-    return kind, line["ratio_torch"]
+        yield KINDS[-1], line["gbps"] / line["copy_gbps"]
+        return
+    yield KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0], line["ratio_torch"]
+    if line.get("ratio_inductor") is not None:
+        yield KINDS[1], line["ratio_inductor"]
 
 
 def unseen(lines: list[Line]) -> Iterator[str]:
@@ -95,17 +108,17 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     groups = {f"last {len(by_seed)} together": together} if len(by_seed) > 1 else {}
     groups |= {seed[:8]: found for seed, found in by_seed.items()}
     made = []
-    for kind in ("aligned products", "ragged products", "permutations, by a copy"):
+    for kind in KINDS:
         for name, found in groups.items():
-            values = [(drawn_kind(x)[1], sizes_label(x)) for x in found if drawn_kind(x)[0] == kind]
+            values = [(figure, sizes_label(x)) for x in found for of, figure in drawn_kinds(x) if of == kind]
             if values:
                 made.append((kind, name, str(len(values)), *spread(values)))
-    yield table("of | draw | sizes: | geometric mean: | 5%: | worst: | at", made)
+    yield table("of | draw | sizes: | geometric mean: | 5%: | under 1: | worst: | at", made)
 
 
 def rows(lines: list[Line]) -> Iterator[str]:
     """Show first calls on the host, and ratios on the GPU."""
-    found = latest(lines, ("mode", "size", "process"))
+    found = latest_rows(lines)
     yield measured_on(found)
     calls, ratios = [], []
     for line in found:
@@ -123,12 +136,12 @@ def rows(lines: list[Line]) -> Iterator[str]:
         "median ms:",
         calls,
     )
-    yield table(f"{kinds} | geometric mean: | 5%: | worst: | at", ratios)
+    yield table(f"{kinds} | geometric mean: | 5%: | under 1: | worst: | at", ratios)
 
 
 def models(lines: list[Line]) -> Iterator[str]:
     """Show ratios over models."""
-    found = latest(lines, ("process", "mode", "what", "model"))
+    found = latest_models(lines)
     yield measured_on(found)
     groups: dict[Cells, list[Line]] = {}
     for line in found:

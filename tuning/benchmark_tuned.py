@@ -53,7 +53,8 @@ def _other_kind(line: Result) -> Kind:
     if suite == "scaled":
         ways = ("to int32", "with scales") if dtype == "int8" else ("by tensor, by row, none", "by 128 of K")
         scaled = line.get("epilogue") if dtype == "int8" else line.get("block_scales")
-        return suite, f"{dtype.split('_')[0]}, {ways[bool(scaled)]}", layout
+        fast = ", fast sums" if precision == "fast" else ""
+        return suite, f"{dtype.split('_')[0]}, {ways[bool(scaled)]}{fast}", layout
     if suite == "complex":
         return suite, f"{dtype} {precision}", "NN, NT"
     if suite in ("fp32", "fp64"):
@@ -61,10 +62,26 @@ def _other_kind(line: Result) -> Kind:
     return suite, f"{dtype.split('_')[0]}{', K shared' if line.get('ragged') == 'k' else ''}", layout
 
 
+def any_kind(line: Result) -> Kind:
+    """Return the row of a line of any suite."""
+    if line["suite"] == DRAWN:
+        return drawn_kind(line)
+    return _plain_kind(line) if line["suite"] in PLAIN else _other_kind(line)
+
+
 def invariance() -> list[dict[str, Any]]:
-    """Return the lines of `tuning/invariance.py` that hold times."""
+    """Return the newest lines of `tuning/invariance.py` that hold times."""
     lines = [json.loads(line) for line in (RESULTS / "invariance.jsonl").read_text().splitlines()]
-    return [line for line in lines if "cost" in line]
+    timed = {tuple(line[name] for name in ("weight", *EXTENTS)): line for line in lines if "cost" in line}
+    return list(timed.values())
+
+
+def one_by_one() -> str:
+    """Say that lines of invariance were timed launch by launch where any was."""
+    older = any("samples" not in line for line in invariance())
+    return (
+        '"invariance" is of an older tritile, timed launch by launch, with its host time.\n' if older else ""
+    )
 
 
 def tuned() -> set[tuple[int, ...]]:
@@ -90,16 +107,6 @@ def by_table() -> list[Case]:
     return cases
 
 
-def mixed() -> list[Case]:
-    """Return the cases of `tuning/alignments.py` whose configs were predicted."""
-    lines = json.loads((RESULTS / "alignments.json").read_text())
-    kind = "alignments", "bfloat16, float16", "NN, NT, TN"
-    untuned = [line for line in lines if line["plan_source"] in ("model", "near")]
-    sizes = ["x".join(str(line["problem"][extent]) for extent in EXTENTS) for line in untuned]
-    ratios = [line["torch_us"] / line["tritile_us"] for line in untuned]
-    return [(kind, ratio, at) for ratio, at in zip(ratios, sizes, strict=True)]
-
-
 def figures_of(found: Iterable[tuple[float, str]]) -> Cells:
     """Return the number of ratios, their geometric mean, how many are under 1, the worst and its place."""
     found = list(found)
@@ -109,32 +116,37 @@ def figures_of(found: Iterable[tuple[float, str]]) -> Cells:
     return str(len(ratios)), f"{geomean(ratios):.2f}", str(under), f"{worst:.2f}", at
 
 
-def rows(cases: Iterable[Case]) -> list[Cells]:
-    """Return a row for each kind, in order."""
+def by_kind(cases: Iterable[Case]) -> dict[Kind, list[tuple[float, str]]]:
+    """Return ratios with their places, by kind."""
     kinds: dict[Kind, list[tuple[float, str]]] = {}
     for kind, ratio, at in cases:
         kinds.setdefault(kind, []).append((ratio, at))
-    return [(*kind, *figures_of(found)) for kind, found in sorted(kinds.items())]
+    return kinds
 
 
-def _cases(lines: Iterable[Result], kind: Callable[[Result], Kind]) -> list[Case]:
-    return [(kind(line), line["ratio_torch"], sizes_label(line)) for line in lines]
+def rows(cases: Iterable[Case]) -> list[Cells]:
+    """Return a row for each kind, in order."""
+    return [(*kind, *figures_of(found)) for kind, found in sorted(by_kind(cases).items())]
+
+
+def _cases(lines: Iterable[Result]) -> list[Case]:
+    return [(any_kind(line), line["ratio_torch"], sizes_label(line)) for line in lines]
 
 
 def untuned_rows(cases: list[Result]) -> list[Cells]:
     """Return the rows of sizes whose configs were predicted, and of one weight's tuned sizes beside them."""
     drawn = [line for line in cases if line["suite"] == DRAWN]
-    return [*rows(_cases(drawn, drawn_kind)), *rows(by_table()), *rows(mixed())]
+    return [*rows(_cases(drawn)), *rows(by_table())]
 
 
 def plain_rows(cases: list[Result]) -> list[Cells]:
     """Return the rows of plain operations at tuned sizes."""
-    return rows(_cases([line for line in cases if line["suite"] in PLAIN], _plain_kind))
+    return rows(_cases(line for line in cases if line["suite"] in PLAIN))
 
 
 def other_rows(cases: list[Result]) -> list[Cells]:
     """Return the rows of other types and of fused operations."""
-    return rows(_cases([line for line in cases if line["suite"] not in (*PLAIN, DRAWN)], _other_kind))
+    return rows(_cases(line for line in cases if line["suite"] not in (*PLAIN, DRAWN)))
 
 
 def _least(line: Result) -> int:
@@ -208,7 +220,7 @@ OTHER_SPANS: Final[Spans] = (
     ("fp64 ozaki, 16384x16384x1024", "ratio_torch", lambda x: _ozaki(x, 1024, math.inf) and x["k"] == 1024
      and x["m"] == 16384),
     ("fp8, scales by tensor, by row, none", "ratio_torch",
-     lambda x: x["suite"] == "scaled" and x["dtype"] != "int8" and not x.get("block_scales")),
+     lambda x: of(x, "scaled", "ieee") and x["dtype"] != "int8" and not x.get("block_scales")),
     ("int4 weights, groups of 128, up to 16 rows", "ratio_torch",
      lambda x: x["layout"] == "int4/128" and x["m"] <= 16),
     ("int4 weights, groups of 128, 256 rows", "ratio_torch",

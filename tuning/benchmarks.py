@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import benchmark_drawn
+import benchmark_losses as losses
 import benchmark_studies as studies
 import benchmark_tuned as tuned
 from benchmark_tables import measured_on, table
@@ -22,7 +23,8 @@ This page helps you judge how fast and how exact tritile is on your kind of prob
 ## How to read the tables
 
 - A ratio is the baseline's time divided by tritile's: above 1 tritile is faster. The baseline is torch as
-  it comes, unless a row names another. "max-autotune" is torch.compile with that mode.
+  it comes, unless a row names another. "max-autotune" is torch.compile with that mode, which searches the
+  kernels of cuBLAS and Triton on the same operands.
 - "under 1" counts the problems on which tritile is slower. "worst" is the lowest ratio, "5%" the 5th
   percentile.
 - NN, NT, TN and TT say how a and b lie: N is row by row, T is column by column.
@@ -45,14 +47,21 @@ def section(title: str, about: str, *parts: str) -> str:
     return "\n".join((f"\n## {title}\n", about, *(f"\n{part.rstrip()}" for part in parts), ""))
 
 
+def of_losses(results: Path) -> str:
+    """Return the section of kinds whose geometric mean is under 1."""
+    about = """\
+Every kind of problem whose geometric mean is under 1, and what to use for it. "one weight" and "models" are
+the sections above."""
+    return section("Where torch is faster", about, table(losses.HEAD, losses.rows(results)))
+
+
 def of_untuned(cases: list[Result]) -> str:
     """Return the section of sizes that were not tuned."""
     about = """\
 "drawn" is all draws of the section above. "invariance" multiplies two weights, 4096x4096 and 14336x4096,
-with 1 to 4096 rows (`python tuning/invariance.py`); the sizes in the shipped table have a row of their own.
-"alignments" mixes operands whose rows start on 2, 4, 8 and 16 bytes, where torch is slow (`python
-tuning/alignments.py`). "invariance" and "alignments" were measured with an older tritile, which ran the
-config of a near tuned problem at an untuned size."""
+with 1 to 4096 rows (`python tuning/invariance.py`); sizes in the shipped table have a row of their own.
+"""
+    about = (about + tuned.one_by_one()).rstrip()
     return section(
         "Untuned sizes on an H200",
         about,
@@ -81,16 +90,19 @@ def of_other(cases: list[Result]) -> str:
     """Return the section of other types and fused operations."""
     lines = [line for line in cases if line["suite"] not in (*tuned.PLAIN, tuned.DRAWN)]
     untuned = sum(line["plan_source"] == "model" for line in lines)
+    older = sum("torch_call" not in line for line in lines)
+    before = f"{older} lines are older, and have the first of these ways alone. " if older else ""
     about = f"""\
-Torch's side is:
+Torch's side is the fastest of its ways, which a line names:
 
-- epilogue: torch's calls one by one (`linear`, then the activation);
-- gated: two products, not one with both weights side by side;
-- scaled int8: `_int_mm`, and with scales four more calls, which read and write the sums in fp32;
-- weights: a product by the same weight in bf16, not a kernel for packed weights (`_weight_int4pack_mm`);
+- epilogue: torch's calls one by one (`linear`, then the activation), or the same by torch.compile;
+- gated: two products, one product with both weights side by side, or that by torch.compile;
+- scaled: `_scaled_mm`, its sums kept where tritile's are; `_int_mm`, and with scales four more calls, which
+  read and write the sums in fp32, or the same by torch.compile;
+- weights: a product by the same weight in bf16, or `_weight_int4pack_mm` for int4;
 - grouped: `torch._grouped_mm`.
 
-All but {untuned} of these {len(lines)} problems were tuned.
+{before}All but {untuned} of these {len(lines)} problems were tuned.
 
 {measured_on(lines)}"""
     return section(
@@ -123,7 +135,8 @@ def of_host(lines: list[Result]) -> str:
     invariant = section(
         "Batch invariance on an H200",
         "Time inside `tritile.batch_invariant()` by the time outside: products of 1 to 4096 rows by weights\n"
-        "of 4096x4096 and 14336x4096. Below 1 the config outside was predicted, and is a poor one.",
+        "of 4096x4096 and 14336x4096. Below 1 the config outside was predicted, and is a poor one.\n"
+        + tuned.one_by_one().rstrip(),
         table(tuned.SPAN_HEAD.replace("figure", "weight"), tuned.costs_of_invariance()),
     )
     return invariant + section(
@@ -214,7 +227,7 @@ def page(results: Path = HERE / "results") -> str:
     cases = of_cases(lines)
     measured = (of_untuned, of_tuned, of_other, of_permutations)
     return "".join((
-        HEAD, benchmark_drawn.sections(results), *(made(cases) for made in measured),
+        HEAD, benchmark_drawn.sections(results), of_losses(results), *(made(cases) for made in measured),
         of_host(lines), of_errors(), of_llama(), of_ladder(), of_tuner(),
     ))  # fmt: skip
 

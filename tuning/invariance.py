@@ -2,36 +2,38 @@
 
     python tuning/invariance.py    # prints tables, appends lines to results/<gpu>/invariance.jsonl
 
-Products of bf16 by a weight (N, K), and by the same packed to 4 bits, on cold operands, with the configs that
-calls would use now. Kernels are compiled first, in parallel; with that it takes under a minute on an H200.
-torch multiplies by the plain weight.
+Products of bf16 by a weight (N, K), and by one packed to 4 bits, timed as `tritile bench` does, with the
+configs that calls would use now. Kernels are compiled first, in parallel; with that it takes a minute on an
+H200. torch multiplies by the plain weight.
 
 A line has `op` ("invariance"), `weight`, `m`, `n`, `k`, the times `invariant_us`, `default_us` and `torch_us`
-(medians), `cost` (the mode's time by the default's), both configs, and `env` as in other results. A line with
-`probe` has no times: it tells whether one way of summing gave the bits of the mode.
+(medians of `samples` times, each the mean over `launches` launches), the spread of each side's times, `cost`
+(the mode's time by the default's), both configs, and `env` as in other results. A line with `probe` has no
+times: it tells whether one way of summing gave the bits of the mode.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-import tritile
 from tritile.core import device
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.lab.report import baselines, weight_baselines
 from tritile.lab.report.environment import environment
 from tritile.planning import plans
+from tritile.runtime import launch
+from tritile.tune.measure import timing
 from tritile.tune.measure.pool import CompilePool
+from tritile.tune.subject import answers, operands
 from tritile.tune.subject.problem import ProblemSubject
-from tritile.tune.timing import do_bench
 
 HERE = Path(__file__).parent
 OP = "invariance"
@@ -70,27 +72,24 @@ def compile_all(gpu: Device) -> None:
             future.exception()
 
 
-def timed(call: Callable[[], object], invariant: bool) -> float:
-    """Return the median microseconds of a call in the mode, or out of it."""
-    with tritile.batch_invariant(invariant):
-        return 1e3 * do_bench(call)[0]
-
-
-def rows_of(weight: str, n: int, k: int, gpu: Device, env: dict[str, str]) -> Iterator[Row]:
-    """Yield a line for each number of rows."""
-    plain = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-    own: Any = tritile.quantize(plain, bits=4, group_size=GROUP_SIZE) if weight == "int4" else plain
-    whole = torch.randn(max(ROWS), k, device="cuda", dtype=torch.bfloat16)
-    for m in ROWS:
-        x = whole[:m]
-        line: Row = {"op": OP, "weight": weight, "m": m, "n": n, "k": k}
-        for side, invariant in (("invariant", True), ("default", False)):
-            line[f"{side}_us"] = timed(lambda x=x: tritile.linear(x, own), invariant)
-            config = config_of(problem_of(weight, m, n, k, invariant), gpu)
-            line[f"{side}_config"] = config.to_dict()
-        line["torch_us"] = timed(lambda x=x: torch.nn.functional.linear(x, plain), False)
-        line["cost"] = line["invariant_us"] / line["default_us"]
-        yield line | {"env": env}
+def row_of(weight: str, m: int, n: int, k: int, gpu: Device) -> Row:
+    """Return the line of a number of rows, without `env`. Raises TuningError for a wrong answer."""
+    calls = operands.copies_of(problem_of(weight, m, n, k, False), gpu)
+    line: Row = {"op": OP, "weight": weight, "m": m, "n": n, "k": k}
+    graphs = {}
+    for side, invariant in (("invariant", True), ("default", False)):
+        config = config_of(problem_of(weight, m, n, k, invariant), gpu)
+        run = operands.run_of(launch.prepare(replace(calls[0], invariant=invariant), config))
+        answers.check(run, calls[0])
+        graphs[side], line[f"{side}_config"] = timing.Graph(run, calls), config.to_dict()
+    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    graphs["torch"] = baselines.graph_of(plain, calls)
+    samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
+    for side, times in zip(graphs, samples, strict=True):
+        found = timing.timing_of(times)
+        line |= {f"{side}_us": found.us, f"{side}_spread": found.spread}
+    cost = line["invariant_us"] / line["default_us"]
+    return line | {"cost": cost, "samples": len(samples[0]), "launches": len(calls)}
 
 
 def table_of(rows: list[Row]) -> Table:
@@ -119,7 +118,7 @@ def main() -> int:
     compile_all(gpu)
     env, lines = environment(gpu), []
     for weight, n, k in WEIGHTS:
-        rows = list(rows_of(weight, n, k, gpu, env))
+        rows = [row_of(weight, m, n, k, gpu) | {"env": env} for m in ROWS]
         console.print(table_of(rows))
         lines += rows
     path = given.results or HERE / "results" / gpu.slug / f"{OP}.jsonl"

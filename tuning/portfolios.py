@@ -2,7 +2,9 @@
 
     python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
 
-A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
+A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class. Of
+two files of a class the sizes of the second replace those of the first; others of the first stay. The
+shipped table of the H200 is made of tuning/sweeps/*.gz and then tuning/sweeps/clusters/*.gz.
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks
 lose by the formula alone and with corrections; and what the fastest that was timed loses, by the model, to
@@ -14,6 +16,7 @@ enough sizes and its picks, with what was not timed counted against them, lose l
 import argparse
 import gzip
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +49,16 @@ def read(path: Path, least: float) -> tuple[Device, list[Row]]:
     return Device.from_dict(head["device"]), rows
 
 
+def read_all(paths: Iterable[Path], least: float) -> dict[str, tuple[Device, list[Row]]]:
+    """The GPU and the sizes of each class, by its name."""
+    found: dict[str, tuple[Device, list[Row]]] = {}
+    for path in paths:
+        name, (device, rows) = path.name.partition(".")[0], read(path, least)
+        before = {row.problem: row for row in found[name][1]} if name in found else {}
+        found[name] = device, [*(before | {row.problem: row for row in rows}).values()]
+    return found
+
+
 def models_pick(row: Row, device: Device) -> float:
     """By what share the config that the model picks of those timed takes longer than the fastest."""
     pick = model.likeliest(row.times, row.problem, device)
@@ -71,7 +84,7 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
-    swept = {path.name.partition(".")[0]: read(path, asked.least) for path in asked.files}
+    swept = read_all(asked.files, asked.least)
     device = next(iter(swept.values()))[0]
     old = table.Table(device.to_dict(), True, digests(), ())
     if asked.table:

@@ -2,11 +2,11 @@
 
     python tuning/rows.py [--results tuning/results/GPU] [--count 120] [--size 4096] [--mode cached]
 
-Row counts are drawn from 1 to 4096, from a seed that nobody chose: the tree hash of `tritile/` at HEAD, or
-TRITILE_SEED. Two processes make the same calls, one after the other: the first begins with nothing compiled
-and nothing remembered, the second finds what the first compiled, and remembers nothing. A call is timed with
-the host's clock to the end of its product; a second call of each size follows. Then each size is timed beside
-torch on the GPU. A line of each process is appended to `rows.jsonl`.
+Row counts from 1 to 4096 are drawn by a seed that nobody chose, that of `tritile bench --suite unseen`. Two
+processes make the same calls, one after the other: the first begins with nothing compiled and nothing
+remembered, the second finds what the first compiled, and remembers nothing. A call is timed with the host's
+clock to the end of its product; a second call of each size follows. Then each size is timed beside torch on
+the GPU. A line of each process is appended to `rows.jsonl`.
 """
 
 import argparse
@@ -21,8 +21,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unseen import seed
-
 PROCESSES = ("from nothing", "compiled ahead")
 
 
@@ -36,23 +34,33 @@ def timed_ms(call: Any) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def ratios(rows: list[int], size: int) -> list[float]:
-    """Torch's time by tritile's at each number of rows, in CUDA graphs side by side."""
+def on_the_gpu(rows: list[int], size: int) -> dict[str, list[float]]:
+    """Times of tritile and torch at each number of rows, in CUDA graphs side by side, and their spreads."""
     from tritile.lab.report import bench
     from tritile.tune.suites import Case
 
     cases = [Case("rows", "matmul", "bfloat16", "NT", m=m, n=size, k=size) for m in rows]
-    return [round(one.torch_us / one.tritile_us, 4) for one in map(bench.measured, cases)]
+    found = [bench.measured(case) for case in cases]
+    times = {
+        "ratio_torch": [one.torch_us / one.tritile_us for one in found],
+        "tritile_us": [one.tritile_us for one in found],
+        "torch_us": [one.torch_us for one in found],
+        "spread": [one.spread for one in found],
+        "torch_spread": [one.spreads["torch"] for one in found],
+    }
+    return {name: [round(each, 4) for each in values] for name, values in times.items()}
 
 
 def measured(count: int, size: int, mode: str) -> dict[str, Any]:
     import torch
 
     import tritile
+    from tritile.lab.report import drawn
     from tritile.lab.report.environment import environment
     from tritile.runtime.compiles import compiles_heard
 
-    rows = random.Random(seed()).sample(range(1, 4097), count)
+    seed = drawn.seed_of()
+    rows = random.Random(seed).sample(range(1, 4097), count)
     weight = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     inputs = [torch.randn(m, size, device="cuda", dtype=torch.bfloat16) for m in rows]
     torch.matmul(inputs[0], weight.mT)  # torch's own first call is not ours
@@ -68,8 +76,8 @@ def measured(count: int, size: int, mode: str) -> dict[str, Any]:
         "second_ms": [round(ms, 3) for ms in second],
         "kernels": len(compiled),
         "compile_s": round(sum(compiled), 2),
-        "ratio_torch": ratios(rows, size),
-        "env": environment() | {"seed": seed()},
+        **on_the_gpu(rows, size),
+        "env": environment() | {"seed": seed},
     }
 
 
@@ -98,12 +106,14 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measured(asked.count, asked.size, asked.mode)))
         return
+    from tritile.lab.report import drawn
+
     with tempfile.TemporaryDirectory() as folder:
         for number, process in enumerate(PROCESSES):
             caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TRITILE_CACHE_DIR": f"{folder}/{number}"}
             run = subprocess.run(
                 [sys.executable, *sys.argv, "--one"], stdout=subprocess.PIPE, text=True, check=True,
-                env=os.environ | caches | {"TRITILE_SEED": seed()},
+                env=os.environ | caches | {"TRITILE_SEED": drawn.seed_of()},
             )  # fmt: skip
             line = json.loads(run.stdout.splitlines()[-1]) | {"process": process}
             print(summary(line))

@@ -34,36 +34,46 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(scope="session")
+def idle() -> list[Any]:
+    """Pages that no test uses: a new one takes as long as most tests."""
+    return []
+
+
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+def visit(browser: Any, idle: list[Any]) -> Iterator[Callable[..., Any]]:
     """Open a file as a page, `visit(path, width=..., dark=...)`; look for complaints afterwards.
 
     Complaints are errors and warnings on the console, uncaught exceptions, and any request but for the file
     itself (data: and blob: stay in the page).
     """
     complaints: list[str] = []
-    contexts = []
+    used = []
 
     def open_page(path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> Any:
-        scheme = "dark" if dark else "light"
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
+        page = idle.pop() if idle else browser.new_context().new_page()
         address = path.resolve().as_uri()
-        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
+        heard = {
+            "console": lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None,
+            "pageerror": lambda error: complaints.append(str(error)),
+            "request": lambda request: (
                 None
                 if request.url.split("#")[0] == address or request.url.startswith(("data:", "blob:"))
                 else complaints.append(f"asked for {request.url}")
             ),
-        )
+        }
+        for event, hear in heard.items():
+            page.on(event, hear)
+        used.append((page, heard))
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme="dark" if dark else "light", reduced_motion="no-preference")
         page.goto(address)
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page, heard in used:
+        page.goto("about:blank")
+        for event, hear in heard.items():
+            page.remove_listener(event, hear)
+        idle.append(page)
     assert complaints == []

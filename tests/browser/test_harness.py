@@ -10,12 +10,12 @@ PAGES = {
 
 
 @pytest.mark.parametrize("fault", PAGES)
-def test_a_faulty_page_is_found_out(browser, tmp_path, fault):
+def test_a_faulty_page_is_found_out(browser, idle, tmp_path, fault):
     from tests.browser import conftest
 
     path = tmp_path / "page.html"
     path.write_text(f"<!doctype html><title>x</title>{PAGES[fault]}")
-    opened = conftest.visit.__wrapped__(browser)
+    opened = conftest.visit.__wrapped__(browser, idle)
     page = next(opened)(path)
     page.wait_for_timeout(200)
     with pytest.raises(AssertionError):

@@ -1,6 +1,7 @@
 """float32 products of float16 parts on a GPU: errors of every kind of data, and each kernel of the call."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty,
 from tests.simulated import DATA
 from tritile.core import device as devices
 from tritile.core.config import Config
-from tritile.core.problem import error_bound
+from tritile.core.problem import error_bound, suits
+from tritile.errors import UntunedWarning
 from tritile.families.common.verdict import EXTREME, UNFIT
 from tritile.families.lowering import lowered
 from tritile.families.space import illegal
+from tritile.lab.report import accuracy
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -127,6 +130,50 @@ def test_no_less_exact_than_torch(name, size):
     ours = (tritile.matmul(a, b, precision="fp16x3") - exact).norm() / exact.norm()
     torchs = (torch.matmul(a, b) - exact).norm() / exact.norm()
     assert float(ours) <= float(torchs)
+
+
+def drawn(count):
+    """Sizes at which calls that name no precision are made of parts, log-uniform."""
+    draw = random.Random(20)
+    while count:
+        m, n = (round(512 * 16 ** draw.random()) for _ in "mn")
+        k = round(256 * 64 ** draw.random())
+        if suits(m, n, k):
+            count -= 1
+            yield m, n, k
+
+
+@pytest.mark.parametrize("size", list(drawn(12)), ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
+def test_what_runs_by_default_is_no_less_exact_than_torch(monkeypatch, size, transposed):
+    """On every kind of data that `tritile accuracy` names."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    m, n, k = size
+    for name, make in accuracy.FINITE.items():
+        a, b = make(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda"))
+        b = b.mT.contiguous().mT if transposed else b
+        assert tritile.plan(tritile.matmul, a, b).problem.precision == "fp16x3"
+        exact = a.double() @ b.double()
+        ours, torchs = ((x - exact).norm().item() for x in (tritile.matmul(a, b), torch.matmul(a, b)))
+        assert ours <= 1.001 * torchs, name  # where few terms decide, both are rounded alike
+
+
+def test_without_memory_for_parts_plain_fp32_runs(monkeypatch):
+    a, b = posed("normal", 2048, 2048, 512)
+    expected = tritile.matmul(a, b, precision="ieee")
+    out, empty = torch.empty(2048, 2048, device="cuda"), torch.empty
+    tritile.forget()
+
+    def full(*size, **options):
+        if options.get("dtype") is torch.uint8:
+            raise torch.OutOfMemoryError("no memory")
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.warns(UntunedWarning, match="workspace"):
+        tritile.matmul(a, b, out=out, precision="fp16x3")
+    monkeypatch.undo()
+    assert float((out - expected).abs().max() / expected.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)

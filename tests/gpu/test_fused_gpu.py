@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,12 @@ def groups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
     return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
+def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
+    own = Config.of(4, stages, "clusters", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+    return replace(own, num_ctas=2)
+
+
 CONFIGS = [
     tile(64, 64, 32, 4, 3),
     tile(128, 64, 64, 8, 3),
@@ -69,6 +76,9 @@ CONFIGS = [
     groups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
     groups(192, 96, 64, 3, 3),
     groups(128, 192, 64, 2, 3, persistent=True),
+    clusters(192, 128, 3, 4, 1, persistent=True, subtiles=2),
+    clusters(128, 160, 2, 4, 2, subtiles=2),
+    clusters(128, 192, 2, 3, 1),
 ]
 SIDES = [
     ("row", "", "gelu", 1.0, 1.0),
@@ -484,7 +494,7 @@ def test_one_tensor_as_both_operands_and_then_two():
         assert_zeroed(got, left, right, *zeros, Sides())
 
 
-GATED = [config for config in CONFIGS if config.family != "warpgroups"]
+GATED = [config for config in CONFIGS if config.family in ("tile", "descriptor")]
 
 
 # Every layout at one ragged size; each other size with one, a different one for each config.

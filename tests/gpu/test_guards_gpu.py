@@ -4,6 +4,8 @@ Rows of results, and of operands, start on 16 bytes and end at every residue mod
 anywhere. Around results lies poison, which has to stay; around operands lies NaN, which must not be read.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,6 +55,12 @@ def tile(m, n, k):
     return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
 
 
+def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
+    own = Config.of(4, stages, "clusters", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+    return replace(own, num_ctas=2)
+
+
 PRODUCTS = [
     tile(64, 64, 32),
     tma(64, 64, 64, 4, 3),
@@ -62,6 +70,10 @@ PRODUCTS = [
     warpgroups(128, 128, 64, 2, 3, True, 2),
     warpgroups(192, 96, 64, 3, 3),
     warpgroups(128, 192, 64, 2, 3, True, 2),
+    clusters(192, 128, 3, 3, 1, persistent=True, subtiles=2),
+    clusters(128, 160, 2, 3, 2, subtiles=2),
+    clusters(128, 192, 2, 3, 1),
+    clusters(64, 128, 1, 8, 2),
 ]
 KINDS = [
     *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),

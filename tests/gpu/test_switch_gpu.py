@@ -63,6 +63,20 @@ def test_products(dtype, sizes):
             assert_fused(result, left, right, sides)
 
 
+def test_calls_alike_follow_torchs_setting(monkeypatch):
+    """Calls that C++ has learned are told apart by it: nobody's choice is made of parts, "ieee" is not."""
+    a, b = (torch.randn(2048, 2048, device="cuda") for _ in "ab")
+    expected = {
+        setting: tritile.matmul(a, b, precision=precision)
+        for setting, precision in (("none", "fp16x3"), ("ieee", "ieee"), ("tf32", "tf32"))
+    }
+    with tritile.use_in_torch("always"):
+        for setting in ("none", "ieee", "none", "tf32", "ieee", "none"):
+            monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", setting)
+            for _ in range(3):
+                assert torch.equal(torch.mm(a, b), expected[setting]), setting
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_fp32_keeps_torchs_precision(precision):
     a, b = f(128, 512, dtype=torch.float32), f(512, 64, dtype=torch.float32, seed=1)

@@ -15,6 +15,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.errors import TuningError
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.matmul_wgmma import family as warpgroups
@@ -333,6 +334,47 @@ def test_scaled_products_compile_for_hopper(name):
     ptx = kernel.asm["ptx"]
     waits = set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx))
     assert waits == ({"0", "1"} if matmul_scaled.ahead(config, problem) else {"0"})
+with_clusters = pytest.mark.skipif(
+    parsed(triton.__version__) != clusters.TRITON, reason="clusters are made with one version of Triton"
+)
+
+
+def paired(m, n, down, persistent=False):
+    """The config of a cluster of two programs with such tiles."""
+    (found,) = (
+        each for each in clusters.FAMILY.configs
+        if (each["BLOCK_M"], each["BLOCK_N"], each["DOWN"]) == (m, n, down)
+        and (each["GROUP_M"], each["PERSISTENT"]) == (8, persistent)
+    )  # fmt: skip
+    return found
+
+
+@with_clusters
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (SQUARE, paired(192, 128, 1, True)),
+        (replace(SQUARE, b_layout="column", a_layout="column"), paired(128, 192, 2)),
+        (RAGGED, replace(paired(128, 128, 2), num_stages=4)),
+        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired(256, 128, 1)),
+        later(replace(SQUARE, b_layout="column"), paired(128, 256, 2)),
+        later(SQUARE, paired(128, 160, 1)),
+        later(replace(SQUARE, epilogue="bias=full silu"), paired(192, 128, 2, True)),
+        later(SQUARE, paired(64, 128, 2)),
+    ],
+    ids=str,
+)
+def test_clusters_compile_for_hopper(problem, config):
+    device = target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    ptx = kernel.asm["ptx"]
+    assert ptx.count("wgmma.mma_async") > 0
+    assert "multicast::cluster" in ptx
+    assert kernel.metadata.num_ctas == 2
+    assert ahead.resources(kernel).spills == 0
+    assert 0 <= clusters.shared_bytes(config, problem) - 1024 - kernel.metadata.shared <= 1024
+    assert kernel.metadata.shared + 1024 <= device.shared_memory
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])

@@ -23,6 +23,7 @@ from triton.runtime import build
 from typer.testing import CliRunner
 
 import tritile
+from tests.kernels.test_ahead import paired, with_clusters
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import Device, target_device
@@ -298,6 +299,18 @@ def test_a_module_of_triton_loads_beside_a_driver(made, tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "libcuda.so.1"), str(built)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+@with_clusters
+def test_kernels_of_clusters_are_found_again(tmp_path, quick):
+    """With the copies that go before them, and without a GPU; for another Triton they are refused."""
+    entries = [(SQUARE, paired(64, 128, 2)), (RAGGED, paired(128, 192, 1, True))]
+    done = fill.fill(entries, H200, tmp_path, jobs=2)
+    assert (done.compiled, done.found.lines) == (3, [])
+    found = fill.check(entries, H200, tmp_path)
+    assert (len(found.kernels), found.lines) == (3, [])
+    other = fill.check(entries, replace(H200, triton="3.6.0"), tmp_path)
+    assert [line.split(":")[-1] for line in other.lines] == [" clusters were checked with 3.7 alone"] * 2
 
 
 def test_what_is_refused_is_told_and_the_rest_compiled(tmp_path, quick):
@@ -599,8 +612,13 @@ def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkey
     tritile.forget()
 
 
-def test_what_is_warmed_is_found(monkeypatch, tmp_path):
+def test_what_is_warmed_is_found(monkeypatch, tmp_path, quick, request):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    whole, *rest = gpu_tables.portfolio(class_of(TURN), H200)
+    first = {name: getattr(whole, name)[:4] for name in ("configs", "constants", "weights")}
+    monkeypatch.setattr(gpu_tables, "portfolio", lambda *asked: (replace(whole, **first), *rest))
+    plans.forget()
+    request.addfinalizer(plans.forget)
     plan = tritile.plan(TURN, device=H200)
 
     def call():
@@ -610,7 +628,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path):
     with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
         call()
     made = tritile.warm(TURN, device=H200)
-    assert made >= len(gpu_tables.portfolio(class_of(TURN), H200)[0].configs)
+    assert made == len(rows._remembered(TURN, H200)) + 4
     assert len(call()) == 1
     monkeypatch.setattr(fill, "CompilePool", lambda jobs: pytest.fail("compiled again"))
     assert tritile.warm(TURN, device="nvidia-h200") == made

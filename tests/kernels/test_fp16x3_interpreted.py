@@ -10,7 +10,7 @@ import tritile
 from tests.reference import frame, guard_intact, placed, poison_empty, product64, values
 from tests.simulated import DATA, promoted_product
 from tritile.core.config import Config
-from tritile.core.problem.parts import error_bound, part_length, promoted_every
+from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length, suits
 from tritile.errors import InvalidValueError
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
@@ -225,7 +225,7 @@ def test_errors_with_tensor_cores_simulated(k):
     kinds = [posed(name, 5, 6, k) for name in ("normal", "uniform", "log-normal", "constant", "cancelling")]
     a, b = torch.cat([a for a, _ in kinds]), torch.cat([b for _, b in kinds], 1)
     found = Divided(a, b)
-    sums = promoted_product(found.a.double(), found.b.double(), promoted_every(k))
+    sums = promoted_product(found.a.double(), found.b.double(), PROMOTED_EVERY)
     got = sums * found.a_scale * found.b_scale
     exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
     error = (got.double() - exact).abs()
@@ -244,16 +244,20 @@ def test_without_promotion_the_simulated_error_is_large():
     """What the fp32 sums in between are for: one sum on tensor cores drifts with its length."""
     a, b = posed("uniform", 5, 6, 4096)
     found, exact = Divided(a, b), product64(a, b)
-    sums = [
-        promoted_product(found.a.double(), found.b.double(), every) for every in (promoted_every(4096), 4096)
-    ]
+    sums = [promoted_product(found.a.double(), found.b.double(), every) for every in (PROMOTED_EVERY, 4096)]
     errors = [float((part * found.a_scale * found.b_scale - exact).norm()) for part in sums]
     assert errors[1] > 8 * errors[0]
 
 
 def test_the_bound_is_below_that_of_any_fp32_sum():
     assert all(error_bound(k) < k * U for k in range(128, 2**20, 997))
-    assert [promoted_every(k) for k in (1, 2048, 2049, 8192, 8193, 32768)] == [64, 64, 128, 128, 256, 256]
+
+
+def test_small_results_and_short_sums_stay_in_fp32():
+    """Where torch errs less, as cuBLAS shares K among programs or has few terms to add."""
+    suited = [(2048, 2048, 256), (1024, 4096, 9000), (512, 8192, 256)]
+    unsuited = [(2047, 2048, 1024), (2048, 2048, 255), (511, 1 << 20, 1024), (1 << 20, 511, 1024)]
+    assert [suits(*sizes) for sizes in suited + unsuited] == [True] * 3 + [False] * 4
 
 
 FAMILIES = {

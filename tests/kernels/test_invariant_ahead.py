@@ -4,7 +4,9 @@ import re
 from collections import Counter
 
 import pytest
+import triton
 
+from tests.kernels.test_ahead import paired, with_clusters
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -22,6 +24,8 @@ from tests.unit.test_invariant import (
 )
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
+from tritile.core.versions import parsed
+from tritile.families.matmul_clusters.family import TRITON
 from tritile.families.numerics import numerics
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiled_for
@@ -67,6 +71,12 @@ def test_instructions(config, problem, device, wanted, kind):
     assert found == {wanted}
 
 
+@with_clusters
+@pytest.mark.parametrize("down", [1, 2])
+def test_the_instruction_of_clusters(down):
+    test_instructions(paired(128, 192, down), HALF, HOPPER, "k16", "warpgroup")
+
+
 def test_plain_fp32_has_no_matrix_instruction():
     problem = of_type("float32")
     assert numerics(tile(32, 32, 32), problem, HOPPER).instruction == "fma"
@@ -75,6 +85,8 @@ def test_plain_fp32_has_no_matrix_instruction():
 
 # By how many elements of the result a thread has.
 MADE = {tile(64, 64, 32): 32, tma(64, 64, 64): 32, tma(128, 64, 64): 64, specialised(64, 128, 64, 1): 64}
+if parsed(triton.__version__) == TRITON:
+    MADE |= {paired(64, 128, 2): 64}
 
 
 def arithmetic(config, epilogue):

@@ -3,12 +3,13 @@
 import ctypes
 import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, tile, tma, turned
+from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, paired, tile, tma, turned, with_clusters
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.views import posed
@@ -30,6 +31,8 @@ CASES = [
     (RAGGED, tma(128, 128, 64, 8, 3, True, 1, 1)),
     (SQUARE, groups(128, 128, 64, 2, 4, True, 1)),
     (RAGGED, groups(192, 96, 64, 3, 3, False, 1)),
+    pytest.param(SQUARE, paired(192, 128, 1, True), marks=with_clusters),
+    pytest.param(RAGGED, replace(paired(128, 128, 2), num_stages=4), marks=with_clusters),
     (TURN, turned(64, 64, 4)),
     (TURN, turned(128, 64, 8, "packed")),
 ]
@@ -92,7 +95,7 @@ class Driver(Library):
     """The same, which notes how descriptors are encoded, what they are moved to, and what is launched."""
 
     def __init__(self, sizes):
-        super().__init__(sizes=sizes, encoded=[], moved={}, launched=[])
+        super().__init__(sizes=sizes, encoded=[], moved={}, launched=[], asked=[])
 
     def cuTensorMapEncodeTiled(self, table, kind, rank, pointer, shape, strides, *rest):
         self.encoded.append((table.value, [*shape], [*strides][: rank - 1]))
@@ -103,6 +106,10 @@ class Driver(Library):
         return 0
 
     def cuLaunchKernelEx(self, config, function, parameters, extra):
+        asked = native._Config.from_address(config)
+        attributes = (native._Attribute * asked.count).from_address(asked.attributes)
+        words = {each.id: [*memoryview(each).cast("B")[8:20].cast("I")] for each in attributes}
+        self.asked.append(([*asked.grid], words))
         self.launched.append([*(ctypes.c_uint64 * len(self.sizes)).from_address(parameters)])
         return 0
 
@@ -131,3 +138,26 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
                 size = strides[0] // one.strides[-2]
                 assert shape == [*one.shape[::-1]]
                 assert (size in (1, 2, 4), strides) == (True, [size * s for s in one.strides[-2::-1]])
+
+
+@pytest.mark.parametrize(
+    ("config", "grid", "clustered"),
+    [
+        (groups(128, 128, 64, 2, 4, True, 1), [132, 1, 1], {}),
+        pytest.param(
+            paired(192, 128, 1, True), [132, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
+        ),
+        pytest.param(
+            paired(128, 128, 2), [2 * 16 * 32, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
+        ),
+    ],
+    ids=["warpgroups", "clusters", "clusters, a tile each"],
+)
+def test_launches_say_how_many_programs_make_a_cluster(config, grid, clustered, monkeypatch):
+    """The driver counts programs in a grid, Triton clusters. 6: a start before the kernel ahead is done."""
+    steps, buffers = compiled(SQUARE, config, monkeypatch)
+    ((step, kernel),) = steps
+    driver = Driver(sizes_of(kernel))
+    monkeypatch.setattr(native, "_driver", lambda: driver)
+    native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)([1 << 20] * 3, 0)
+    assert driver.asked == [(grid, clustered | {6: [1, 0, 0]})]

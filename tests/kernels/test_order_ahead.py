@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.kernels.test_ahead import paired, with_clusters
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
@@ -88,6 +89,17 @@ def test_warpgroups_wait_before_they_ask_for_a_tile():
         re.search(r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global", ptx),
     )
     assert 0 < wait < first.start()
+
+
+@with_clusters
+def test_clusters_meet_before_they_copy_and_wait_before_they_read_memory():
+    """No program copies to the other, or arrives there, before that one's barriers are made."""
+    ptx = ahead.compiled_for(SQUARE, paired(128, 192, 1), H200).asm["ptx"]
+    bodies = re.split(r"barrier\.cluster\.wait\.acquire", ptx)
+    copies = re.compile(r"cp\.async\.bulk\.tensor\S*\.shared::cluster\S*\.global")
+    assert len(bodies) > 3  # two consumers, the producer, warps that idle
+    assert not copies.search(bodies[0])
+    assert 0 < ptx.find("griddepcontrol.wait") < copies.search(ptx).start()
 
 
 def test_parts_of_a_sum_are_written_before_any_thread_says_so():

@@ -7,13 +7,22 @@ import torch
 
 from tritile.core import of_torch
 from tritile.core.config import Config
+from tritile.core.device import TARGETS
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import baselines, bench, block_baselines, tutorial_baseline
+from tritile.lab.report import (
+    baselines,
+    bench,
+    block_baselines,
+    fused_baselines,
+    tutorial_baseline,
+    weight_baselines,
+)
 from tritile.lab.report import run as benchmark
 from tritile.lab.report.results import Measurement, read, result
+from tritile.lab.report.weight_baselines import PACKED, WIDE
 from tritile.tune.measure import timing
-from tritile.tune.subject import answers, torch_calls
+from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.suites import Case, parse_shape
 
 ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
@@ -42,8 +51,18 @@ def calls_of(case):
 
 
 def graphs(case, names):
-    told = []
-    return bench._baseline_graphs(case, calls_of(case), names, told.append), told
+    told, calls = [], calls_of(case)
+    return bench._graphs(case, calls, names, lambda n: baselines.requested(n, calls[0]), told.append), told
+
+
+def torch_side(case):
+    """Return the plainest of torch's ways, into a call's output."""
+
+    def run(call):
+        way, *_ = baselines.torch_ways(case, call).values()
+        baselines.into_out(way)(call)
+
+    return run
 
 
 def right(call):
@@ -119,10 +138,10 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
-    made = baselines.inductor(call)(call)
+    made = baselines.requested("inductor", call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
     baselines.torch_matmul(call)
-    assert torch.equal(made, torch_calls.matrices(call)[2][0])
+    assert torch.equal(made, baselines._result(call))
 
 
 def test_names_are_checked():
@@ -194,18 +213,204 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_torch_does_what_is_fused(dtype, epilogue, batch):
     case = Case("given", "matmul", dtype, "NT", batch, 9, 7, 5, epilogue=epilogue)
-    run = baselines.torch_side(case)
+    run = torch_side(case)
     for call in calls_of(case):
         assert answers.check(run, call) < 1e-5
-        (*inputs,), out = baselines._as_a_user_has_them(call)
-        made = baselines._product(call)(*inputs)
-        torch.testing.assert_close(made, out, rtol=1e-5, atol=1e-5)
+        made = baselines._product(call)(*baselines._inputs(call))
+        torch.testing.assert_close(made, baselines._result(call), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Have torch.compile return the function; count how often it is asked, and with what."""
+    asked = []
+
+    def compiled(function, **options):
+        asked.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return asked
+
+
+def of(dtype, epilogue="", op="matmul", **fields):
+    shape = {"m": 32, "n": 24, "k": 16} | fields
+    return Case("given", op, dtype, shape.pop("layout", "NT"), epilogue=epilogue, **shape)
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        (of("bfloat16"), ["matmul"]),
+        (of("int8"), ["_int_mm"]),
+        (of("float8_e4m3fn"), ["_scaled_mm, use_fast_accum=False"]),
+        (of("float8_e4m3fn", precision="fast"), ["_scaled_mm, use_fast_accum=True"]),
+        (of("float8_e4m3fn", "scale_a=one scale_b=one"), ["_scaled_mm, use_fast_accum=False"]),
+        (of("bfloat16", "bias=row gelu"), ["matmul", "torch.compile"]),
+        (of("bfloat16", "bias=row relu"), ["matmul", "_addmm_activation", "torch.compile"]),
+        (of("bfloat16", "bias=row residual=full relu"), ["matmul", "torch.compile"]),
+        (of("bfloat16", "bias=row relu", batch=2), ["matmul", "torch.compile"]),
+        (of("int8", "scale_a=column scale_b=row"), ["_int_mm", "torch.compile"]),
+        (of("bfloat16", "gated silu"), ["two products", "one product", "torch.compile, one product"]),
+        (parse_shape("8x16x16x16", op="grouped"), ["_grouped_mm"]),
+        (
+            Case("given", "grouped", "float8_e4m3fn", "NT", 8, 16, 16, 16, "fast", ragged="m", load="even"),
+            ["_scaled_grouped_mm, use_fast_accum=True"],
+        ),
+        (parse_shape("9x7", op="permute"), ["copy_"]),
+        (of("bfloat16", op="linear_quantized", layout="int4/32", k=128), [WIDE, PACKED]),
+        (of("bfloat16", op="linear_quantized", layout="int4/32 zeros", k=256), [WIDE, PACKED]),
+        (of("float16", op="linear_quantized", layout="int4/32", k=128), [WIDE]),
+        (of("bfloat16", op="linear_quantized", layout="int8/32", k=128), [WIDE]),
+        (of("bfloat16", op="linear_quantized", layout="int4/32", k=144), [WIDE]),
+        (of("bfloat16", op="linear_quantized", layout="int4/32", k=128, n=20), [WIDE]),
+    ],
+)
+def test_torch_is_asked_in_each_way_that_takes_the_case(case, names):
+    assert list(baselines.torch_ways(case, calls_of(case)[0])) == names
+
+
+@pytest.mark.parametrize("epilogue", ["", "scale_a=one scale_b=one"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, fast, monkeypatch):
+    asked = []
+    monkeypatch.setattr(of_torch, "scaled_mm", lambda *_, out, **how: asked.append(how["use_fast_accum"]))
+    case = of("float8_e4m3fn", epilogue, precision="fast" if fast else "ieee")
+    call = calls_of(case)[0]
+    baselines._product(call)(*baselines._inputs(call), out=baselines._result(call))
+    assert asked == [fast]
+
+
+@pytest.mark.parametrize(
+    ("case", "compiles"),
+    [
+        (of("float32", "bias=row gelu"), [{}]),
+        (of("float32", "bias=row relu"), [{}]),
+        (of("bfloat16", "bias=row gelu_tanh"), [{}]),
+        (of("int8", "scale_a=column scale_b=row silu"), [{}]),
+        (of("float32", "gated silu"), [{}]),
+        (of("float32", "bias=row gated gelu"), [{}]),
+        (of("float32", "bias_up=row gated"), [{}]),
+        (of("float32", "bias=row bias_up=row gated relu"), [{}]),
+        (of("float32"), []),
+    ],
+)
+def test_every_way_answers_rightly_on_every_call(case, compiles, uncompiled, monkeypatch):
+    monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
+    for call in (calls := calls_of(case)):
+        for way in baselines.torch_ways(case, call).values():
+            assert answers.check(baselines.into_out(way), call, every=False) < 4e-3
+            for again in calls:
+                assert answers.check(baselines.into_out(way), again, every=False) < 4e-3
+    whole = {"dynamic": False, "fullgraph": True}
+    assert uncompiled == [each | whole for each in compiles] * len(calls)
+
+
+def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
+    case = of("float32", "gated silu")
+    call = calls_of(case)[0]
+    way = baselines.requested("inductor", call)
+    assert answers.check(baselines.into_out(way), call) < 1e-5
+    assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
+    _, weight = fused_baselines.merged_inputs(call)
+    assert weight.shape == (2 * case.n, case.k)
+    assert fused_baselines.merged_inputs(call)[1] is weight  # made once, ahead of a capture
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
+def test_the_compiler_permutes_the_same_bits(dtype, uncompiled):
+    case = Case("given", "permute", dtype, shape=(5, 6, 4, 3), dims=(3, 1, 0, 2))
+    call = posed(case.problem, lambda kind, count: torch.arange(count).to(getattr(torch, kind)))
+    way = baselines.requested("inductor", call)
+    answers.check(baselines.into_out(way), call)
+    assert len(uncompiled) == 1
+    call.x[7] += 1
+    with pytest.raises(TuningError, match="elements differ"):
+        answers.answer_error(call)
+
+
+@pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])
+@pytest.mark.parametrize("bias", ["", "bias=row"])
+def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
+    """Stand in for torch's kernel with what it computes: (number - 8) * scale + offset."""
+
+    def int4_packed(pairs, inner_k_tiles):
+        assert (pairs.dtype, inner_k_tiles, pairs.is_contiguous()) == (torch.uint8, 8, True)
+        return torch.stack((pairs >> 4, pairs & 15), -1).flatten(1)
+
+    def int4_mm(x, numbers, group_size, scales):
+        assert scales.is_contiguous()
+        assert scales.dtype == torch.bfloat16
+        scale, offset = scales.double().repeat_interleave(group_size, 0).unbind(-1)
+        return (x.double() @ ((numbers.t() - 8.0) * scale + offset)).to(x.dtype)
+
+    monkeypatch.setattr(of_torch, "int4_packed", int4_packed)
+    monkeypatch.setattr(of_torch, "int4_mm", int4_mm)
+    case = of("bfloat16", bias, op="linear_quantized", layout=layout, k=384)
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        if kind.is_floating_point:
+            return torch.randn(elements).to(kind)
+        return torch.randint(torch.iinfo(kind).min, torch.iinfo(kind).max, (elements,), dtype=kind)
+
+    call = posed(case.problem, make)
+    for way in baselines.torch_ways(case, call).values():
+        assert answers.check(baselines.into_out(way), call, every=False) < 4e-3
+    monkeypatch.setattr(of_torch, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
+    wrong = baselines.into_out(weight_baselines.by_packed_weight)
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.check(wrong, posed(case.problem, make), every=False)
+
+
+@pytest.mark.parametrize(("elements", "copied"), [(32, 32), (1000, 992), (31, 31)])
+def test_a_copy_moves_an_even_number_of_words(elements, copied):
+    case = Case("given", "permute", "uint8", shape=(elements,), dims=(0,))
+    call = posed(case.problem, lambda dtype, count: torch.ones(count, dtype=getattr(torch, dtype)))
+    call.out.zero_()
+    baselines.device_copy(call)
+    assert int(call.out.view(torch.uint8).sum()) == int(call.x.view(torch.uint8)[:copied].sum())
+
+
+class Clock(Graph):
+    """Stand for a graph that takes as long as its way is slow."""
+
+    made = 0
+
+    def __init__(self, run, calls):
+        super().__init__(run, calls)
+        self.launches, self.us = len(calls), TIMES[Clock.made]
+        Clock.made += 1
+
+    def time_us(self):
+        return self.us
+
+
+TIMES = (4.0, 9.0, 8.0, 5.0, 3.0)  # tritile, torch's three ways, max-autotune
+
+
+def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, uncompiled):
+    case = of("float32", "gated silu")
+    device = TARGETS["nvidia-h200"]
+    monkeypatch.setattr(timing, "Graph", Clock)
+    monkeypatch.setattr(Clock, "made", 0)
+    monkeypatch.setattr(bench.devices, "current_gpu", lambda: device)
+    monkeypatch.setattr(operands, "copies_of", lambda problem, device: calls_of(case))
+    monkeypatch.setattr(bench.launch, "prepare", lambda call, config: None)
+    monkeypatch.setattr(operands, "run_of", lambda launch: baselines.torch_matmul)
+    line = result(case, bench.measured(case, ("inductor",)), ENV)
+    assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)
+    assert line["torch_call"] == "torch.compile, one product"
+    assert line["torch_calls"] == {"two products": 9.0, "one product": 8.0, "torch.compile, one product": 5.0}
+    assert (line["inductor_us"], line["ratio_inductor"]) == (3.0, 0.75)
+    assert (line["samples"], line["launches"]) == (40, 2)
+    assert line["spreads"] == {"torch": 0.0, "inductor": 0.0}
 
 
 def test_torch_scales_whole_numbers(monkeypatch):
     monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
     case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
-    assert answers.check(baselines.torch_side(case), calls_of(case)[0], every=False) < 4e-3
+    assert answers.check(torch_side(case), calls_of(case)[0], every=False) < 4e-3
 
 
 def block_scaled(shared="1x128", dtype="float32", **fields):
@@ -219,9 +424,9 @@ def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
     case = block_scaled(shared, epilogue=epilogue)
     call = calls_of(case)[0]
     rows, columns = map(int, shared.split("x"))
-    assert block_baselines.way_of(call) == baselines.torch_call(call) == block_baselines.WIDE
+    assert list(baselines.torch_ways(case, call)) == [block_baselines.WIDE]
     with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
-        answers.check(baselines.torch_side(case), call)
+        answers.check(torch_side(case), call)
     a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
     of_a, of_b = call.scales.a.view(-1, 3), call.scales.b.view(3, -1)
     assert of_a.shape[0] == -(-150 // rows)
@@ -248,14 +453,14 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
     monkeypatch.setattr(block_baselines, "_ways", {})
     case = block_scaled(dtype="float8_e4m3fn")
     call = calls_of(case)[0]
-    assert baselines.torch_call(call) == block_baselines.OWN
-    baselines.torch_side(case)(call)
+    assert list(baselines.torch_ways(case, call)) == [block_baselines.OWN]
+    torch_side(case)(call)
     of_a, of_b = asked[-1]
     assert torch.equal(of_a, call.scales.a.view(150, 3))
     assert of_a.stride() == (1, 150)
     assert torch.equal(of_b, call.scales.b.view(3, 2))
     assert of_b.stride() == (1, 4)  # three blocks of K, in rows of four
-    baselines.torch_side(case)(call)
+    torch_side(case)(call)
     assert asked[-1][0] is of_a  # made once
 
 
@@ -274,11 +479,11 @@ def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
 )
 def test_torch_does_both_products_of_a_gated_unit(epilogue):
     case = Case("given", "matmul", "float32", "NT", 1, 9, 7, 5, epilogue=epilogue)
-    run = baselines.torch_side(case)
+    run = torch_side(case)
     for call in calls_of(case):
         assert answers.check(run, call) < 1e-5
-        inputs, out = baselines._as_a_user_has_them(call)
-        torch.testing.assert_close(baselines._product(call)(*inputs), out, rtol=1e-5, atol=1e-5)
+        made = baselines._product(call)(*baselines._inputs(call))
+        torch.testing.assert_close(made, baselines._result(call), rtol=1e-5, atol=1e-5)
         call.up.tensor.add_(9.0)
         with pytest.raises(TuningError, match="wrong answer"):
             answers.answer_error(call)
@@ -302,7 +507,7 @@ def test_answers_take_zero_points_away(zeros, monkeypatch):
     out.copy_((wide_a @ wide_b) * of.scale_a.tensor.view(-1, 1) * of.scale_b.tensor)
     wanted = out.clone()
     monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
-    assert answers.check(baselines.torch_side(case), call) < 4e-3
+    assert answers.check(torch_side(case), call) < 4e-3
     torch.testing.assert_close(out, wanted, rtol=1e-2, atol=0)
     (of.zero_b or of.zero_a).tensor.add_(3)
     with pytest.raises(TuningError, match="wrong answer"):

@@ -1,10 +1,12 @@
 """Calibrating, with a clock that is a formula: candidates, what is timed at a size, and the portfolio."""
 
+import functools
 import json
 import math
 import random
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,13 +63,18 @@ def swept(problems, configs):
     return sweep.sweep(problems, sweep.ready(problems, configs, H200, print), H200, print)
 
 
-def few_candidates(count=40, name="halves-nt", device=H200):
+@functools.cache
+def by_nearness(name, device):
     weights = {}
     for problem in drawn(name, 12, "candidates"):
         times = run.likely(problem, device)
         for config, us in times.items():
             weights[config] = weights.get(config, 0.0) + 1.2 - us / min(times.values())
-    return sorted(weights, key=weights.get, reverse=True)[:count]
+    return sorted(weights, key=weights.get, reverse=True)
+
+
+def few_candidates(count=50, name="halves-nt", device=H200):
+    return by_nearness(name, device)[:count]
 
 
 def test_likely_configs_are_near_the_best_and_of_one_order_of_tiles():
@@ -198,15 +205,15 @@ def test_the_next_class_is_compiled_while_one_is_timed(timed, tmp_path, monkeypa
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sweep, "compile_all", compile_all)
     monkeypatch.setattr(sweep, "timed", time)
-    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(40))
-    calibrating.calibrate(["halves-nt", "halves-nn"], H200, 30, 40, math.inf, tmp_path / "t.json", None)
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
+    calibrating.calibrate(["halves-nt", "halves-nn"], H200, 30, 6, math.inf, tmp_path / "t.json", None)
     assert set(table.read(tmp_path / "t.json").portfolios) == {"halves-nt", "halves-nn"}
 
 
 def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     gpu = replace(H200, name="NVIDIA X1", arch=90, processors=100)
-    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(20))
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
     monkeypatch.setattr(command.devices, "current_gpu", lambda: gpu)
     problem = drawn("halves-nt", 1, "mine")[0]
     plans.forget()
@@ -320,15 +327,16 @@ def test_all_classes():
 
 def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(timed, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(20))
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
     path = tmp_path / "own.json"
 
     def calibrate(sizes, seconds=math.inf, device=H200):
-        calibrating.calibrate(["halves-nt"], device, sizes, 20, seconds, path, None)
+        calibrating.calibrate(["halves-nt"], device, sizes, 6, seconds, path, None)
         return table.read(path).portfolios["halves-nt"]
 
+    monkeypatch.setattr(calibrating, "time", SimpleNamespace(monotonic=lambda: len(timed)))  # a second a size
     whole = calibrate(40)
-    assert calibrate(40, seconds=0.0) == whole
+    assert calibrate(40, seconds=20) == whole
     assert calibrate(60) != whole
     other = replace(H200, name="NVIDIA X1")
     with pytest.raises(InvalidValueError, match="NVIDIA H200"):

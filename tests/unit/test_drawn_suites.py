@@ -2,21 +2,31 @@
 
 import json
 import math
+import subprocess
+
+import pytest
+from typer.testing import CliRunner
 
 import rows
-import unseen
-from tritile.lab.report import results
+from tritile import cli
+from tritile.core.config import Config
+from tritile.core.device import TARGETS
+from tritile.core.settings import cache_dir, table_path
+from tritile.errors import InvalidValueError
+from tritile.lab.report import bench, drawn, results
+from tritile.lab.report.results import Measurement
+from tritile.planning import plans
 from tritile.tune.calibrate.draw import MOVED, OPERATIONS
 
 
 def test_cases_follow_from_the_seed_alone():
-    cases = unseen.draw("a tree", 40, 20)
-    assert cases == unseen.draw("a tree", 40, 20)
-    assert not set(cases) & set(unseen.draw("another tree", 40, 20))
+    cases = drawn.draw("a tree", 40, 20)
+    assert cases == drawn.draw("a tree", 40, 20)
+    assert not set(cases) & set(drawn.draw("another tree", 40, 20))
 
 
 def test_products_are_drawn_in_range_and_in_both_layouts():
-    cases = [case for case in unseen.draw("range", 400, 0) if case.op == "matmul"]
+    cases = [case for case in drawn.draw("range", 400, 0) if case.op == "matmul"]
     assert {case.layout for case in cases} == {"NN", "NT"}
     for case in cases:
         assert 1 <= case.m <= 16384
@@ -30,7 +40,7 @@ def test_products_are_drawn_in_range_and_in_both_layouts():
 
 
 def test_permutations_are_drawn_in_range_and_move_something():
-    cases = unseen.draw("moved", 0, 150)
+    cases = drawn.draw("moved", 0, 150)
     assert len({case.dtype for case in cases}) == 5
     assert {len(case.shape) for case in cases} == {2, 3, 4, 5}
     for case in cases:
@@ -38,9 +48,99 @@ def test_permutations_are_drawn_in_range_and_move_something():
         assert case.dims != tuple(range(len(case.dims)))
 
 
-def test_the_seed_is_that_of_the_tree_or_the_one_given(monkeypatch):
-    monkeypatch.setenv("TRITILE_SEED", "given")
-    assert unseen.seed() == "given"
+def test_sizes_of_a_seed_stay_what_they_were():
+    """A line names its seed: anyone can draw its sizes again."""
+    first, second, *_ = drawn.draw("9ca5e47a185f8357d8edac32ed1f0a2dc3da615c")
+    assert (first.m, first.n, first.k, first.layout) == (13763, 5392, 1552, "NN")
+    assert (second.m, second.n, second.k, second.layout) == (375, 201, 1141, "NT")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Stand for a checkout without git, and no seed given."""
+    monkeypatch.delenv("TRITILE_SEED", raising=False)
+    folder = tmp_path / "checkout" / "tritile"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("A = 1\n")
+    monkeypatch.setattr(drawn, "_PACKAGE", folder)
+    return folder
+
+
+def test_the_seed_is_the_one_given_or_follows_from_the_files(package, monkeypatch):
+    first = drawn.seed_of()
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.pyc").write_text("compiled")
+    assert drawn.seed_of() == first
+    (package / "a.py").write_text("A = 2\n")
+    assert drawn.seed_of() != first
+    monkeypatch.setenv("TRITILE_SEED", "set")
+    assert (drawn.seed_of(), drawn.seed_of("given")) == ("set", "given")
+
+
+def test_the_seed_is_the_hash_of_the_tree_where_that_is_what_runs(package):
+    def git(*words):
+        here = ["-C", str(package.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *here, *words], capture_output=True, text=True, check=True).stdout
+
+    by_files = drawn.seed_of()
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert drawn.seed_of() == git("rev-parse", "HEAD:tritile").strip()
+    (package / "b.py").write_text("B = 1\n")
+    assert drawn.seed_of() not in (by_files, git("rev-parse", "HEAD:tritile").strip())
+
+
+def test_further_draws_have_seeds_of_their_own():
+    seeds = [drawn.seed_of("given", number) for number in (1, 2, 3)]
+    assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
+    assert seeds == list(drawn.draws([1, 2, 3], "given"))
+    (cases,) = drawn.draws([2], "given", "NT bfloat16").values()
+    assert cases == [case for case in drawn.draw(seeds[1]) if case.layout == "NT"]
+    with pytest.raises(InvalidValueError, match="no drawn case"):
+        drawn.draws([1], "given", "nothing")
+
+
+def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "table.json"))
+    with drawn.nothing_remembered():
+        (case, *_), inside = drawn.aligned(drawn.draw("a tree")), cache_dir()
+        assert inside != tmp_path
+        assert table_path() is None
+        chosen = plans.plan_for(case.problem, TARGETS["nvidia-h200"], "cached")
+    assert (cache_dir(), table_path()) == (tmp_path, tmp_path / "table.json")
+    assert not inside.exists()
+    assert chosen.source == "predicted"
+
+
+def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
+    compiled, asked = [], {}
+
+    def measured(case, names, tell):
+        asked[case] = names
+        assert cache_dir() != tmp_path / "cache"
+        return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted")
+
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
+    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(bench, "host_costs", lambda: [])
+    monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
+    words = ["--suite", "unseen", "--seed", "given", "--draw", "1", "--draw", "2", "--searched", "5"]
+    done = CliRunner().invoke(cli.app, ["bench", *words, "--results", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    by_draw = [drawn.draw(drawn.seed_of("given", number)) for number in (1, 2)]
+    assert compiled == by_draw
+    assert set(asked) == {case for cases in by_draw for case in cases}
+    searched = [case for case, names in asked.items() if "inductor" in names]
+    assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
+    lines = results.read(tmp_path / "unseen.jsonl")
+    assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [
+        "given",
+        drawn.seed_of("given", 2)[:8],
+    ]
+    assert len(lines) == sum(map(len, by_draw))
 
 
 def test_a_line_of_rows_is_summed_up_and_passed_over_by_reports(tmp_path):

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 import benchmark_drawn
+import benchmark_losses as losses
 import benchmark_tuned
 import benchmarks
 import figures
 from tritile.lab.report.run import stored
+from tritile.lab.report.summary import of_cases
 
 README = Path(benchmarks.HERE).parent / "README.md"
 
@@ -67,10 +69,10 @@ def written(folder, suite, lines):
     (folder / "nvidia-x").mkdir()
     (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sections = benchmark_drawn.sections(folder).split("\n## ")[1:]
-    others = [section for section in sections if f"tuning/{suite}.py" not in section]
-    assert len(others) == 2
-    assert all("`nvidia-x`: no lines yet." in section for section in others)
-    return next(section for section in sections if f"tuning/{suite}.py" in section)
+    found = dict(zip(benchmark_drawn.SUITES, sections, strict=True))
+    text = found.pop(suite)
+    assert all("`nvidia-x`: no lines yet." in section for section in found.values())
+    return text
 
 
 def drawn(seed, n, ratio):
@@ -80,13 +82,14 @@ def drawn(seed, n, ratio):
 
 def test_the_last_three_draws_are_told_together_and_one_by_one(tmp_path):
     lines = [drawn("first", 8, 9.0), drawn("second", 8, 1.0), drawn("third", 8, 7.0), drawn("third", 8, 2.0)]
-    lines += [drawn("fourth", 8, 4.0), drawn("fourth", 12, 3.0)]
+    lines += [drawn("fourth", 8, 4.0) | {"ratio_inductor": 0.5}, drawn("fourth", 12, 3.0)]
     text = written(tmp_path, "unseen", lines)
     assert "**NVIDIA X**, torch 2.11, triton 3.6, tritile at 0123456\n" in text
     for row in (
-        "| aligned products | last 3 together | 3 | 2.00 | 1.00 | 1.00 | 1x8x64 |",
-        "| aligned products | third | 1 | 2.00 | 2.00 | 2.00 | 1x8x64 |",
-        "| ragged products | fourth | 1 | 3.00 | 3.00 | 3.00 | 1x12x64 |",
+        "| aligned products | last 3 together | 3 | 2.00 | 1.00 | 0 | 1.00 | 1x8x64 |",
+        "| aligned products | third | 1 | 2.00 | 2.00 | 0 | 2.00 | 1x8x64 |",
+        "| some, beside max-autotune | fourth | 1 | 0.50 | 0.50 | 1 | 0.50 | 1x8x64 |",
+        "| ragged products | fourth | 1 | 3.00 | 3.00 | 0 | 3.00 | 1x12x64 |",
     ):
         assert row in text
     assert "first |" not in text
@@ -101,7 +104,45 @@ def test_first_calls_of_a_weight_are_told(tmp_path):
     text = written(tmp_path, "rows", [line | {"kernels": 7}, line])
     kind = "| from nothing | cached | 64x64 | drawn | 3 |"
     assert f"{kind} 0.10 | 2.00 | 100 (3 rows) | 3 | 4.5 | 0.200 |" in text
-    assert f"{kind} 1.00 | 0.50 | 0.50 | 5 rows |" in text
+    assert f"{kind} 1.00 | 0.50 | 1 | 0.50 | 5 rows |" in text
+
+
+def test_every_kind_that_loses_is_told_with_what_to_use_instead():
+    """Gather the kinds from the other tables of the page, and look for each in this one."""
+    lines = of_cases(stored([benchmark_tuned.RESULTS], print))
+    tables = (benchmark_tuned.untuned_rows, benchmark_tuned.plain_rows, benchmark_tuned.other_rows)
+    shown = [row for rows in tables for row in rows(lines)]
+    here = [row[1:] for row in losses.rows(benchmarks.HERE / "results") if row[0] == "nvidia-h200"]
+    losing = [row for row in here if not row[0].startswith(("one weight", "models"))]
+    assert {row[:3] for row in losing} >= {row[:3] for row in shown if float(row[4]) < 0.995}
+    assert all(float(row[4]) < 1 for row in here)
+    for row in losing:
+        (other,) = (cells for cells in shown if cells[:3] == row[:3])
+        assert (row[3], *row[5:8]) == (other[3], *other[5:])
+    assert losses.OTHERWISE not in {row[-1] for row in here}  # kinds that lose have advice of their own
+
+
+def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
+    line = {
+        "mode": "cached",
+        "size": 64,
+        "process": "from nothing",
+        "rows": [3, 5],
+        "ratio_torch": [0.5, 0.9],
+    }
+    model = {"process": "first", "mode": "eager", "what": "train", "model": "gpt2", "ratio": 0.25}
+    (tmp_path / "nvidia-x").mkdir()
+    for name, found in (("rows", line | {"op": "rows"}), ("models", model | {"op": "models"})):
+        (tmp_path / "nvidia-x" / f"{name}.jsonl").write_text(json.dumps(found) + "\n")
+    models, weight = losses.rows(tmp_path)
+    assert models[:9] == (
+        "nvidia-x", "models, first process", "eager", "train", "1", "0.250", "1", "0.25", "gpt2",
+    )  # fmt: skip
+    assert weight[:9] == (
+        "nvidia-x", "one weight, any rows", "bfloat16", "NT", "2", "0.671", "2", "0.50", "3x64x64",
+    )  # fmt: skip
+    assert "use_in_torch" in models[-1]
+    assert losses.advice(("new", "float16", "NN")) == losses.OTHERWISE
 
 
 def test_models_are_told_by_process_mode_and_pass(tmp_path):

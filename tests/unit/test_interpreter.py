@@ -13,7 +13,7 @@ import triton.language as tl
 import tritile
 from tests.unit import helpers_for_kernels as helpers
 from tritile.core import threads
-from tritile.core.of_triton import LANGUAGE_PATCHER
+from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
 from tritile.core.source import source_hash
 from tritile.runtime import interpreter as interpreter_module
 from tritile.runtime.interpreter import interpret, library_lock
@@ -62,21 +62,47 @@ def test_the_digest_follows_helpers(monkeypatch):
     assert source_hash(doubled) != before
 
 
-def test_the_library_is_left_as_it_was():
-    owners = (tl, tl.core, tl.tensor)
-    before = [dict(vars(owner)) for owner in owners]
-    result(doubled)
-    for owner, attributes in zip(owners, before, strict=True):
-        assert dict(vars(owner)) == attributes
-
-
 FORK = multiprocessing.get_context("fork")
 OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder)
 
 
 def standing():
     """All that is patched while a kernel is interpreted."""
-    return [getattr(*LANGUAGE_PATCHER), *(dict(vars(owner)) for owner in OWNERS)]
+    return [
+        getattr(*LANGUAGE_PATCHER),
+        interpreter_builder.options,
+        *(dict(vars(owner)) for owner in OWNERS),
+    ]
+
+
+def test_the_library_is_left_as_it_was():
+    before = standing()
+    interpreter_module._changed_language()
+    assert standing() == before
+    result(doubled)
+    assert standing() == before
+    assert not hasattr(tl.cdiv.fn, "tritile_twin")
+    assert tl.core.is_builtin(tl.load)
+    assert interpreter_builder.options.sanitize_overflow
+
+
+@triton.jit
+def cdivs(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.cdiv(n, 2), mask=i < n)
+
+
+@triton.jit
+def seven(a, b):
+    return 7
+
+
+def test_what_replaces_a_function_of_the_library_is_interpreted(monkeypatch):
+    assert result(cdivs)[0] == 3.0
+    monkeypatch.setattr(tl, "cdiv", seven)
+    assert result(cdivs)[0] == 7.0
+    monkeypatch.undo()
+    assert result(cdivs)[0] == 3.0
 
 
 @contextlib.contextmanager

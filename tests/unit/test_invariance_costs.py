@@ -9,8 +9,12 @@ from rich.console import Console
 import invariance
 import tritile
 from tritile.core.device import TARGETS
+from tritile.core.views import posed
+from tritile.lab.report import baselines, weight_baselines
 from tritile.ops import linear
 from tritile.ops.described import described
+from tritile.tune.measure import timing
+from tritile.tune.subject import operands
 
 HOPPER = TARGETS["nvidia-h200"]
 
@@ -36,6 +40,38 @@ def test_a_table_tells_times_and_their_ratios():
     text = console.file.getvalue()
     for word in ("4096 x 4096", "12.5", "10.0", "25.0", "1.25", "2.00", str(config)):
         assert word in text
+
+
+@pytest.mark.parametrize("weight", ["bfloat16", "int4"])
+def test_a_line_tells_both_modes_and_torch_as_they_were_timed(weight, monkeypatch):
+    """Let torch stand for tritile's kernels, and times come from a list."""
+    times = iter([6.0, 4.0, 8.0])  # the mode, the default, torch
+    prepared = []
+
+    class Graph:
+        def __init__(self, run, calls):
+            self.launches, self.us = len(calls), next(times)
+            for call in calls:
+                run(call)
+
+        def time_us(self):
+            return self.us
+
+    def make(dtype, elements):
+        kind = getattr(torch, dtype)
+        return torch.randn(elements).to(kind) if kind.is_floating_point else torch.ones(elements, dtype=kind)
+
+    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    monkeypatch.setattr(timing, "Graph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(operands, "copies_of", lambda problem, gpu: [posed(problem, make) for _ in range(2)])
+    monkeypatch.setattr(invariance.launch, "prepare", lambda call, config: prepared.append((call, config)))
+    monkeypatch.setattr(operands, "run_of", lambda launch: plain)
+    line = invariance.row_of(weight, 3, 64, 128, HOPPER)
+    assert [call.invariant for call, _ in prepared] == [True, False]
+    assert [config.to_dict() for _, config in prepared] == [line["invariant_config"], line["default_config"]]
+    assert (line["invariant_us"], line["default_us"], line["torch_us"], line["cost"]) == (6.0, 4.0, 8.0, 1.5)
+    assert (line["samples"], line["launches"], line["torch_spread"]) == (40, 2, 0.0)
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

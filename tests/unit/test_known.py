@@ -320,7 +320,7 @@ class Gpu:
         launch = object.__new__(Launch)
         launch._steps, launch._bytes, launch._offsets = [step, step], 768, [0, 512]
         launch._counted, launch.device = 3, 0
-        return Ready.of(launch, (0, 2), (0, 0, 0), torch.empty(shape))
+        return Ready.of(launch, (0, 2), (A, B), torch.empty(shape))
 
 
 @pytest.fixture

@@ -148,13 +148,13 @@ def _launch(spare):
 
 def test_where_there_is_no_memory_for_a_workspace_a_call_goes_on_without(monkeypatch):
     ran, tensors = [], (torch.zeros(1), torch.zeros(2))
-    made = _launch(lambda: prepared.append(1) or (lambda *given: ran.append(given)))
+    made = _launch(lambda: prepared.append(1) or SimpleNamespace(at=ran.append))
     prepared: list[int] = []
     full = _NoMemory(monkeypatch)
     with pytest.warns(UntunedWarning, match="no memory for a workspace of 4096 bytes"):
         made(*tensors)
     made(*tensors)
-    assert ran == [tensors, tensors]
+    assert ran == [[tensor.data_ptr() for tensor in tensors]] * 2
     assert (prepared, full.asked) == ([1], [4096, 4096])  # memory may come back: it is asked for every time
 
 
@@ -251,14 +251,14 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
 
     def noted(piece, config, index, spare):
         posed_of.append(piece.tensors)
-        return lambda *tensors: given.append(tensors)
+        return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch, "_prepared", noted)
     for more in (extras, gated):
         call = described(a, b, torch.empty(4, 3, 7), "ieee", more)
         launch.prepare(call, TINY)(*call.tensors)
-        starts = [[tensor.data_ptr() for tensor in tensors] for tensors in given[-4:]]
+        starts = given[-4:]
         assert starts == [[tensor.data_ptr() for tensor in tensors] for tensors in posed_of[-4:]]
         for name, *found in zip(call.buffers, *starts, strict=True):
             tensor = call.buffers[name]

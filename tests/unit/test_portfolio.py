@@ -1,5 +1,6 @@
 """What is planned at sizes that nobody measured: classes, the formula of a time, portfolios in tables."""
 
+import functools
 import json
 import math
 import random
@@ -18,8 +19,9 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, UnsupportedError, UntunedWarning
+from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
-from tritile.families.space import illegal, legal_configs
+from tritile.families.space import illegal
 from tritile.lab.report import doctor
 from tritile.ops import run
 from tritile.planning import export, gpu_tables, model, plans, table
@@ -62,6 +64,9 @@ UNSERVED = [
     replace(PRODUCT, dtype="float8_e4m3fn", block_scales="1x128"),
     GroupedProblem("m", 4, 100, 64, 64, "bfloat16", "bfloat16"),
 ]
+
+
+legal_configs = functools.cache(space.legal_configs)
 
 
 def members(count=6, problem=PRODUCT, device=H200):
@@ -228,13 +233,6 @@ def test_corrections_change_times_by_their_weighted_cosines():
     read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
     assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
     assert portfolio_of("halves-nt", read.to_dict()) == read
-
-
-def test_corrections_are_the_same_in_every_process():
-    text = "from tests.unit.test_portfolio import PRODUCT; from tritile.planning.correction import cosines; "
-    command = [sys.executable, "-c", text + "print(cosines(PRODUCT).tolist())"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    assert json.loads(told.stdout) == cosines(PRODUCT).tolist()
 
 
 def test_tables_hold_weights_of_these_cosines():
@@ -465,6 +463,14 @@ def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
     assert gpu_tables.lead("halves-nn", H200) is not None
 
 
+def test_a_lead_counts_as_long_as_the_kernels_of_its_portfolio_do():
+    _, found, _ = gpu_tables.portfolio("halves-nn", H200)
+    own = {config.family for config in found.portfolios["halves-nn"].configs}
+    for family in FAMILIES["matmul"]:
+        changed = replace(found, kernels={**found.kernels, f"matmul/{family}": "0" * 16})
+        assert ("halves-nn" in changed.current_leads()) == (family not in own)
+
+
 def test_what_was_measured_goes_before_what_was_predicted(ship):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
     ship(predicted(h100))
@@ -562,19 +568,18 @@ def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
         plans.plan_for(odd, H200, "strict")
 
 
-def test_two_processes_plan_alike():
-    code = (
-        "from tritile.core.device import target_device; from tritile.planning import plans; "
-        "from tritile.tune.calibrate.draw import drawn; import hashlib; d = target_device('nvidia-h200'); "
-        "ps = drawn('halves-nn', 60, 'z') + drawn('halves-nt', 60, 'z'); "
-        "print([(plans.plan_for(p, d, 'cached').config.key, plans.plan_for(p, d, 'cached').us) for p in ps])"
-    )
-    first, second = (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    )
-    assert first == second
-    assert first.count("BLOCK_M") == 120
+def planned_and_corrected():
+    problems = drawn("halves-nn", 60, "z") + drawn("halves-nt", 60, "z")
+    made = [plans.plan_for(problem, H200, "cached") for problem in problems]
+    return [[plan.config.key, plan.us] for plan in made], cosines(PRODUCT).tolist()
+
+
+def test_another_process_plans_and_corrects_alike():
+    code = "import json; from tests.unit.test_portfolio import planned_and_corrected as told; "
+    code += "print(json.dumps(told()))"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert json.loads(told.stdout) == list(planned_and_corrected())
 
 
 def test_the_fewest_configs_that_are_together_fastest_are_chosen():

@@ -6,13 +6,14 @@ import portfolios
 from tritile.core.device import target_device
 from tritile.planning import gpu_tables
 
-FILES = sorted((portfolios.Path(portfolios.__file__).parent / "sweeps").glob("*.jsonl.gz"))
+SWEEPS = portfolios.Path(portfolios.__file__).parent / "sweeps"
+FILES = [*sorted(SWEEPS.glob("*.jsonl.gz")), *sorted(SWEEPS.glob("clusters/*.jsonl.gz"))]
+SWEPT = portfolios.read_all(FILES, 0.0)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
-    device, rows = portfolios.read(path, 0.0)
-    name, shipped = path.name.partition(".")[0], gpu_tables.shipped(target_device("nvidia-h200"))[0]
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_shipped_portfolio_is_of_a_committed_sweep(name):
+    (device, rows), shipped = SWEPT[name], gpu_tables.shipped(target_device("nvidia-h200"))[0]
     assert device.name == "NVIDIA H200"
     portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
     if portfolio:
@@ -20,14 +21,18 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(path):
         assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
     if lead:
         assert len(rows) - 70 < lead.sizes <= sum(row.torch_us is not None for row in rows)
-    assert portfolios.read(path, 6.0)[1]
+
+
+def test_sizes_of_a_second_file_replace_those_of_the_first():
+    first, second = (
+        portfolios.read(SWEEPS / where / "halves-nt.jsonl.gz", 0.0)[1] for where in ("", "clusters")
+    )
+    rows = {row.problem: row.times for row in SWEPT["halves-nt"][1]}
+    assert len(rows) == len(first) and all(rows[row.problem] == row.times for row in second)
 
 
 def test_what_ships_has_its_sweep():
     shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
-    assert {*shipped.portfolios, *shipped.leads} <= {path.name.partition(".")[0] for path in FILES}
-    assert all(
-        len(portfolios.read(path, 0.0)[1]) >= portfolios.ENOUGH
-        for path in FILES
-        if path.name.partition(".")[0] in shipped.portfolios
-    )
+    assert {*shipped.portfolios, *shipped.leads} <= {*SWEPT}
+    assert all(len(SWEPT[name][1]) >= portfolios.ENOUGH for name in shipped.portfolios)
+    assert all(portfolios.read(path, 6.0)[1] for path in FILES)

@@ -281,7 +281,6 @@ def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
     append(tmp_path / "gpu" / "a.jsonl", [line()])
     (tmp_path / "study.json").write_text(json.dumps(STUDY))
     (tmp_path / "autotune.json").write_text(json.dumps([{"measures": "tuning", "env": ENV}]))
-    (tmp_path / "alignments.json").write_text(json.dumps([{"op": "alignments", "env": ENV}]))
     (tmp_path / "else.json").write_text("{}")
     (tmp_path / "x.sqlite3").write_bytes(b"")
     heard: list[str] = []

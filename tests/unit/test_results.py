@@ -79,6 +79,19 @@ def test_a_line_of_before_the_tutorial_was_a_peer_is_read(tmp_path: Path) -> Non
     assert read(tmp_path / "given.jsonl") == [old, new]
 
 
+def test_lines_tell_every_side_and_older_ones_do_not(tmp_path: Path) -> None:
+    sides = {
+        "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
+        "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
+    }  # fmt: skip
+    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, **sides), ENV)
+    assert sides.items() <= new.items()
+    old = {name: value for name, value in new.items() if name not in sides}
+    assert result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV) == old
+    append(tmp_path / "given.jsonl", [old, new])
+    assert read(tmp_path / "given.jsonl") == [old, new]
+
+
 def test_lines_of_what_the_batch_invariant_mode_costs_are_passed_over(tmp_path: Path) -> None:
     line = result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV)
     path = tmp_path / "given.jsonl"
@@ -109,6 +122,7 @@ def test_host_lines_are_checked(tmp_path: Path, changes: dict) -> None:
     [
         {"inductor_us": 0.0}, {"tutorial_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1},
         {"error": math.nan}, {"torch_error": math.inf}, {"spread": None}, {"plan_source": ""}, {"config": {}},
+        {"samples": 0}, {"launches": -1}, {"torch_calls": {"matmul": 0.0}}, {"spreads": {"torch": -0.1}},
     ],
 )  # fmt: skip
 def test_measurement_refuses(changes: dict) -> None:
@@ -153,7 +167,8 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path: Path) -> None:
         {"layout": None}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None}, {"tritile_us": 10**400},
         {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
         {"tutorial_us": 3.0, "ratio_tutorial": None},
-        {"plan_source": 7}, {"spread": "?"},
+        {"plan_source": 7}, {"spread": "?"}, {"samples": "?"}, {"torch_calls": [1.0]},
+        {"spreads": {"torch": None}},
     ],
 )  # fmt: skip
 def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) -> None:

@@ -26,7 +26,7 @@ COUNTS = {
     "fp64": 28,
     "complex": 76,
     "grouped": 46,
-    "scaled": 30,
+    "scaled": 48,
     "gated": 6,
 }
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'

@@ -361,8 +361,9 @@ def test_the_shipped_table_is_whole_and_legal():
         found = shipped(h200)[0]
     assert found.measured
     assert len(found.entries) >= 290
+    there = replace(h200, triton=found.triton)
     for entry in found.entries:
-        assert illegal(entry.config, entry.problem, h200) is None
+        assert illegal(entry.config, entry.problem, there) is None
         assert entry.us > 0
     used = {FAMILIES[entry.problem.op][entry.config.family].label for entry in found.entries}
     assert used <= set(found.kernels)

@@ -53,7 +53,10 @@ def changed(package, path, old, new):
     return {kernel for kernel in before if before[kernel] != after[kernel]}
 
 
-PRODUCTS = {"matmul/tile", "matmul/descriptor", "matmul/warpgroups", "matmul/split", "matmul/scaled"}
+PRODUCTS = {
+    *("matmul/tile", "matmul/descriptor", "matmul/warpgroups", "matmul/split", "matmul/scaled"),
+    "matmul/clusters",
+}
 # Families whose modules import those of TMA's, and so those.
 BY_TMA = set(families.digests()) - {"matmul/tile", "permute/tile", "permute/packed"}
 

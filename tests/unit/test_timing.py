@@ -1,5 +1,7 @@
 """Launches enqueued behind a wait, on a GPU that is a clock of numbers."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -91,3 +93,42 @@ def test_what_never_waits_long_enough_is_told(gpu):
 def test_what_takes_no_time_is_no_time(gpu):
     with pytest.raises(TuningError, match="it was timed at"):
         timing.Queued(lambda call: gpu.enqueue(0.0), range(3)).time_us()
+
+
+def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
+    """Record what is captured: with calls, and with none, whose time is subtracted."""
+    captured = []
+
+    class Graph:
+        def capture_begin(self, pool=None, capture_error_mode=None):
+            captured.append([])
+
+        def capture_end(self):
+            pass
+
+        def pool(self):
+            return 0
+
+        def replay(self):
+            pass
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    class Neutral:
+        def add_(self, value):
+            captured[-1].append("neutral")
+
+    monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
+    monkeypatch.setattr(timing, "_side", lambda device: Stream())
+    monkeypatch.setattr(timing, "_kept", lambda device: Graph())
+    monkeypatch.setattr(timing, "_replayed_us", lambda work: float(len(captured[-1])))
+    for name, made in (("CUDAGraph", Graph), ("current_stream", Stream), ("current_device", lambda: 0)):
+        monkeypatch.setattr(torch.cuda, name, made)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    timing._between_us.cache_clear()
+    graph = timing.Graph(lambda call: captured and captured[-1].append(call), ["a", "b"])
+    timing._between_us.cache_clear()
+    assert captured == [["neutral", "a", "neutral", "b"], ["neutral", "neutral"]]
+    assert graph._between_us == 2.0

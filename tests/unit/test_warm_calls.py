@@ -5,34 +5,41 @@ Nothing is compiled or launched: a stand-in records what the launch of the first
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError
+from tritile.ops import fused, gated, memo, products
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
-from tritile.ops import products
+
+
+class Launch:
+    """Stands for a prepared launch: `given` are the addresses of the last call's tensors."""
+
+    def __call__(self, *tensors):
+        self.at([tensor.data_ptr() for tensor in tensors])
+        self.first = tensors
+
+    def at(self, pointers):
+        self.given = list(pointers)
 
 
 class Calls(list):
-    """What was prepared; `launch.given` are the tensors of the last launch."""
+    """What was prepared, all for the same launch."""
 
 
 @pytest.fixture
 def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
-
-    def launch(*tensors):
-        launch.given = tensors
-
     calls = Calls()
-    calls.launch = launch
+    calls.launch = launch = Launch()
     for module in (products, permute_op, linear_op):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
         monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
-    for module in (matmul_op, permute_op, linear_op):
-        monkeypatch.setattr(module, "new_output", lambda shape, *rest: torch.empty(shape))
-    monkeypatch.setattr(permute_op, "Launch", type(launch))
+    monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls
     tritile.forget()
@@ -53,6 +60,23 @@ def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_ca
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
             matmul_op.eager(a, b, out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
+
+
+def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
+    """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
+    a, b, added, other = parts(0, 256, 512, 768)
+    for out in (other, added, other, added):
+        assert fused.eager_weighted("addmm", added, a, b, out) is out
+        added_at = first_calls.launch.given[first_calls.launch.given.index(out.data_ptr()) + 1 :]
+        assert added_at == [added.data_ptr()]
+    assert len(first_calls) == 2
+    memory = torch.zeros(1024)
+    added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
+    with pytest.raises(OverlapError, match="out overlaps input"):
+        fused.eager_weighted("addmm", added, a, b, over)
+    with pytest.raises(OverlapError, match="out overlaps mat1"):
+        fused.eager_weighted("addmm", added, memory[540:576].view(6, 6), b, added)
+    assert len(first_calls) == 2
 
 
 def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
@@ -90,14 +114,6 @@ def test_calls_by_another_setting_of_torch_are_planned_anew(first_calls):
     assert [call.precision for call in first_calls] == ["ieee", "tf32"]
 
 
-def test_a_complex_product_of_several_launches_is_planned_anew(first_calls):
-    """Its pieces start at so many real numbers, and another call's tensors count complex ones."""
-    a = torch.zeros(6, 6, dtype=torch.complex64)
-    for _ in range(2):  # of which the stand-in, which is no `Launch`, could be several
-        matmul_op.eager(a, a)
-    assert len(first_calls) == 2
-
-
 @pytest.mark.parametrize(
     "rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"]
 )
@@ -116,7 +132,7 @@ def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
     assert bias.is_neg()
     for _ in range(2):
         tritile.linear(torch.zeros(4, 32).half(), weight, bias)
-        assert torch.equal(first_calls.launch.given[-2], -torch.ones(16))
+        assert torch.equal(first_calls.launch.first[-2], -torch.ones(16))
     assert len(first_calls) == 2
 
 
@@ -126,7 +142,7 @@ def test_permutations(first_calls, op):
     for out in (None, apart, apart, None):
         got = permute_op.eager(op, x, (1, 0), out)
         assert (got is out) == (out is not None)
-        assert [t.data_ptr() for t in first_calls.launch.given] == [x.data_ptr(), got.data_ptr()]
+        assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
     with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
         permute_op.eager(op, x, (1, 0), over)
     for _ in range(2):
@@ -144,5 +160,190 @@ def test_packed_weights(first_calls, zero_points, biased):
         got = tritile.linear(x, weight, bias)
         parts = (x, weight.packed, weight.scales, weight.zeros, bias, got)
         wanted = [t.data_ptr() for t in parts if t is not None]
-        assert [t.data_ptr() for t in first_calls.launch.given] == wanted
+        assert first_calls.launch.given == wanted
     assert len(first_calls) == 1
+
+
+# Public calls that torch need not see, with their operands and what is added.
+PUBLIC = {
+    "matmul": lambda a, b, c, out: tritile.matmul(a, b, out=out),
+    "linear": lambda a, b, c, out: tritile.linear(a, b, out=out),
+    "linear, bias": lambda a, b, c, out: tritile.linear(a, b, c[0], out=out),
+    "linear, residual": lambda a, b, c, out: tritile.linear(a, b, residual=c, out=out),
+    "addmm": lambda a, b, c, out: tritile.addmm(c, a, b, out=out),
+    "addmm, beta 0": lambda a, b, c, out: tritile.addmm(c, a, b, beta=0, out=out),
+    "gated_linear": lambda a, b, c, out: tritile.gated_linear(a, b, c, out=out),
+    "transpose": lambda a, b, c, out: tritile.transpose(a, out=out),
+    "permute": lambda a, b, c, out: tritile.permute(a, (1, 0), out=out),
+}
+
+
+@pytest.mark.parametrize("into", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, name, into):
+    """The launch gets what the checked call gave it, of other tensors, and nothing is looked up."""
+    run, found = PUBLIC[name], []
+    for shift in (0, 16, 32):
+        a, b, c, out = parts(*(place + shift for place in (0, 256, 512, 768)))
+        got = run(a, b, c, out if into else None)
+        names = {t.data_ptr(): key for key, t in {"a": a, "b": b, "c": c, "out": got}.items()}
+        found.append([names[at] for at in first_calls.launch.given])
+        assert (got is out) == into
+        monkeypatch.setattr(memo, "look_up", None)
+        for module in (matmul_op, fused, gated, permute_op):
+            monkeypatch.setattr(module, "look_up", None)
+    assert found[0] == found[1] == found[2]
+    assert len(first_calls) == 1
+
+
+def test_recalled_calls_are_refused_what_others_are(first_calls):
+    for a, b, out in (parts(0, 256, 512), parts(64, 320, 576)):
+        tritile.matmul(a, b, out=out)
+    for (a, b, out), name in ((parts(0, 256, 4), "input"), (parts(0, 256, 252), "other")):
+        with pytest.raises(OverlapError, match=f"out overlaps {name}"):
+            tritile.matmul(a, b, out=out)
+    before = out._version
+    a, b, out = parts(0, 256, 512)
+    tritile.matmul(a, b, out=out)
+    assert out._version == before + 1
+    for _ in range(2):
+        a, b, added = parts(0, 256, 512)
+        assert tritile.addmm(added, a, b, out=added.view(6, 6)).data_ptr() == added.data_ptr()
+    a, b, added, over = parts(0, 256, 512, 516)
+    with pytest.raises(OverlapError, match="out overlaps input"):
+        tritile.addmm(added, a, b, out=over)
+
+
+class Seen(TorchDispatchMode):
+    """Lets torch see every call."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        Seen,
+        forward_ad.dual_level,
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.autocast("cpu"),
+        lambda: tritile.mode("off"),
+        tritile.batch_invariant,
+    ],
+    ids=["mode", "tangents", "inference", "no_grad", "autocast", "off", "rows"],
+)
+def test_nothing_is_recalled_in_another_state(first_calls, state):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    with state():
+        assert memo.recall("matmul", (a, b), None, (None, None)) is None
+    assert memo.recall("matmul", (a, b), None, (None, None)) is not None
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
+def test_nothing_is_recalled_in_a_transform(first_calls, transform):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+
+    def inside(x):
+        found.append(memo.recall("matmul", (a, b), None, (None, None)))
+        return x.sum()
+
+    found = []
+    transform(inside)(torch.ones(3, 3))
+    assert found == [None]
+
+
+class Own(torch.Tensor):
+    """A subclass."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda a: a.mT,
+        lambda a: a[:5],
+        lambda a: a.double(),
+        lambda a: torch.zeros(64)[1:37].view(6, 6),
+        lambda a: a.as_subclass(Own),
+        lambda a: torch.nn.Parameter(a),
+        lambda a: a.clone().requires_grad_(),
+        lambda a: a.to_sparse(),
+        lambda a: a.tolist(),
+        lambda a: None,
+    ],
+)
+def test_other_tensors_are_not_recalled(first_calls, other):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    assert memo.recall("matmul", (other(a), b), None, (None, None)) is None
+    assert memo.recall("matmul", (a, other(a)), None, (None, None)) is None
+
+
+def test_lazy_tensors_are_not_recalled(first_calls):
+    complexes = torch.zeros(6, 6, dtype=torch.complex64)
+    for plain, lazy in ((complexes, complexes.conj()), (complexes.imag, complexes.conj().imag)):
+        assert plain.stride() == lazy.stride()
+        assert plain.data_ptr() == lazy.data_ptr()
+        tritile.transpose(plain)
+        options = permute_op._options((-2, -1))
+        assert memo.recall("transpose", (plain,), None, options) is not None
+        assert memo.recall("transpose", (lazy,), None, options) is None
+
+
+def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
+    a, b = parts(0, 256)
+    a.requires_grad_()
+    for _ in range(2):
+        with torch.no_grad():
+            assert not tritile.matmul(a, b).requires_grad
+        assert tritile.matmul(a, b).requires_grad
+
+
+def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls):
+    a, b = parts(0, 256)
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    try:
+        for _ in range(2):
+            for settings.fp32_precision in ("ieee", "tf32"):
+                for _ in range(2):
+                    tritile.matmul(a, b)
+    finally:
+        settings.fp32_precision = before
+    assert [call.precision for call in first_calls] == ["ieee", "tf32"]
+
+
+def test_one_tensor_in_two_places_is_another_call(first_calls):
+    """The launch gets its address twice; a call of two tensors gets theirs."""
+    a, b = parts(0, 256)
+    for pair in ((a, a), (a, b), (b, b), (b, a)):
+        for _ in range(2):
+            tritile.matmul(*pair)
+            assert first_calls.launch.given[:2] == memo.addresses_of(*pair)
+        assert memo.recall("matmul", pair, None, (None, None)) is not None
+    assert len(first_calls) == 1
+
+
+def test_a_call_in_place_is_recalled(first_calls):
+    for _ in range(2):
+        a, b, added, other = parts(0, 256, 512, 768)
+        for out in (added, other):
+            tritile.addmm(added, a, b, out=out)
+            assert first_calls.launch.given == memo.addresses_of(a, b, out, added)
+    assert len(first_calls) == 2
+    options = (1, int, 1, int, None, None, None)
+    assert memo.recall("addmm", (added, a, b), added, options) is added
+    assert memo.recall("addmm", (added, a, b), other, options) is other
+    assert memo.recall("addmm", (added, a, b), a, options) is None
+    with pytest.raises(OverlapError, match="out overlaps mat1"):
+        tritile.addmm(added, a, b, out=a)
+
+
+def test_what_was_learnt_is_forgotten(first_calls):
+    a, b = parts(0, 256)
+    tritile.matmul(a, b)
+    tritile.forget()
+    assert memo.recall("matmul", (a, b), None, (None, None)) is None

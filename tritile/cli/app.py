@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from rich.progress import (
 
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
@@ -81,6 +82,22 @@ def cases_of(
     if only and not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     return cases
+
+
+def as_called(
+    cases: Iterable[suites.Case], device: Device | None, invariant: bool | None = None
+) -> list[suites.Case]:
+    """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
+    if device is None or (is_batch_invariant() if invariant is None else invariant):
+        return list(cases)
+    return [_as_called(case, device) for case in cases]
+
+
+def _as_called(case: suites.Case, device: Device) -> suites.Case:
+    if case.op != "matmul" or case.precision != "ieee":
+        return case
+    found = numerics.unnamed(case.problem, device)
+    return replace(case, precision=found.precision) if isinstance(found, MatmulProblem) else case
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:

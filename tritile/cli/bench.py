@@ -14,8 +14,8 @@ from tritile.cli.app import (
     Only,
     Op,
     Shapes,
-    Suite,
     app,
+    as_called,
     cases_of,
     console,
     progress,
@@ -23,10 +23,63 @@ from tritile.cli.app import (
 )
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.lab.report import baselines
+from tritile.lab.report import baselines, drawn
 from tritile.lab.report import console as printing
 from tritile.lab.report import run as benchmark
 from tritile.lab.report.environment import environment
+from tritile.lab.report.results import Result
+from tritile.tune.suites import Case
+
+Suite = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"A suite by name; may be repeated. {drawn.SUITE}: {drawn.PRODUCTS} products and "
+        f"{drawn.PERMUTATIONS} permutations of sizes drawn by a hash of the code, with nothing remembered."
+    ),
+]
+Peer = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"A baseline besides torch: {', '.join(baselines.ON_REQUEST)}; may be repeated. "
+        "Takes seconds a product."
+    ),
+]
+Draw = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
+]
+Seed = Annotated[
+    str,
+    typer.Option(help=f"Of suite {drawn.SUITE}: what is drawn by, in place of TRITILE_SEED or the code."),
+]
+Searched = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help=f"Of suite {drawn.SUITE}: how many aligned products of a draw are also timed beside baseline "
+        "inductor.",
+    ),
+]
+
+
+def _measured(
+    plain: list[Case], draws: dict[str, list[Case]], peers: tuple[str, ...], searched: int,
+    results: Path | None,
+) -> tuple[list[Result], int]:  # fmt: skip
+    """Measure cases of suites, then drawn cases by seed; return the results, and how many cases failed."""
+    here = devices.current_gpu()
+    if here is None:
+        raise InvalidValueError("there is no GPU here to measure")
+    env = environment(here)
+    with progress() as bar:
+        task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
+        told = (say, lambda label: bar.update(task, advance=1, description=label))
+        lines, failed = benchmark.run_cases(plain, peers, env, results, *told)
+        for seed, cases in draws.items():
+            seeded = env | {"seed": seed}
+            more, lost = benchmark.run_drawn(cases, peers, searched, here, seeded, results, *told)
+            lines, failed = lines + more, failed + lost
+    return lines, failed
 
 
 @app.command()
@@ -37,14 +90,11 @@ def bench(
     op: Op = "matmul",
     dtype: Dtype = "bfloat16",
     layout: Layout = "NN",
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"A baseline besides torch: {', '.join(baselines.ON_REQUEST)}; may be repeated. "
-            "Takes seconds a product."
-        ),
-    ] = None,
+    peer: Peer = None,
     only: Only = "",
+    draw: Draw = None,
+    seed: Seed = "",
+    searched: Searched = drawn.SEARCHED,
     results: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
@@ -58,19 +108,18 @@ def bench(
         places = [Path(text) for text in shapes or []] or [results or RESULTS]
         printing.print_comparison(benchmark.stored(places, say))
         return
-    here = devices.current_gpu()
-    if here is None:
-        raise InvalidValueError("there is no GPU here to measure")
-    names, env = baselines.check_names(peer or []), environment(here)
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    with progress() as bar:
-        task = bar.add_task("measuring", total=len(cases))
-        lines, failed = benchmark.run_cases(
-            cases, names, env, results, say, lambda label: bar.update(task, advance=1, description=label)
-        )
+    draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
+    named = [name for name in suite or [] if name != drawn.SUITE]
+    plain = (
+        []
+        if draws and not (named or shapes)
+        else cases_of(shapes, named, suites_dir, op, dtype, layout, only)
+    )
+    plain = as_called(plain, devices.current_gpu())
+    lines, failed = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
     if not quiet:
         printing.print_results(lines, console)
     printing.print_summary(lines, console)
-    printing.print_host(benchmark.run_host(env, results), console)
+    printing.print_host(benchmark.run_host(environment(), results), console)
     if failed:
         raise typer.Exit(1)

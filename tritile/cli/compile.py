@@ -20,6 +20,7 @@ from tritile.cli.app import (
     Shapes,
     Suite,
     app,
+    as_called,
     cases_of,
     console,
     problems_of,
@@ -215,6 +216,7 @@ def compile_(
     entries = _of_table(given)
     with _pinned(from_table):
         cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
+        cases = as_called(cases, device, batch_invariant)
         entries += [_planned(problem, device) for problem in problems_of(cases, batch_invariant)]
         for text in weight or ():
             problem = _of_weight(text, op, dtype, layout, epilogue, batch_invariant)

@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 import tritile
 from tritile.cli.app import Dtype, Layout, Op, Target, app, console, device_of
 from tritile.core.problem import Tiled
+from tritile.families import numerics
 from tritile.lab.explain import Explanation
 from tritile.lab.explain.texts import rows
 from tritile.tune import suites
@@ -54,4 +55,6 @@ def explain(
     the next best configs.
     """
     problem = problem_of(sizes, op, dtype, layout)
-    show(tritile.explain(problem, device=device_of(target), config=config or None))
+    device = device_of(target)
+    problem = numerics.unnamed(problem, device)
+    show(tritile.explain(problem, device=device, config=config or None))

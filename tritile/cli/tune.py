@@ -28,6 +28,7 @@ from tritile.cli.app import (
     Suite,
     Target,
     app,
+    as_called,
     cases_of,
     console,
     device_of,
@@ -340,7 +341,9 @@ def tune(
         )
     wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
     suite = suite or (["study"] if study and not shapes else None)
-    problems = problems_of(cases_of(shapes, suite, suites_dir, op, dtype, layout, only), batch_invariant)
+    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
+    here = devices.target_device(target) if target else devices.current_gpu()
+    problems = problems_of(as_called(cases, here, batch_invariant), batch_invariant)
     if target is not None:
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")

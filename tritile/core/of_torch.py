@@ -38,6 +38,9 @@ empty_strided_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "
 fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 """Return the precision that torch is set to for fp32: `torch._C._get_fp32_precision_getter`."""
 
+increment_versions: Final = torch._C._increment_version
+"""Tell autograd that tensors were written: `torch._C._increment_version`, half of its wrapper's time."""
+
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack
@@ -75,6 +78,14 @@ FakeTensor: TypeAlias = _FakeTensor
 
 TracingContext: TypeAlias = _TracingContext
 """Tell whether torch.compile traces in this thread: `torch._guards.TracingContext`."""
+
+
+def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a test for tensors like these, in torch now: `torch._C._dynamo.guards.TensorGuards`."""
+    guards: Any = torch._C._dynamo.guards.TensorGuards
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
 
 # Operators, and the dispatcher's keys.
 
@@ -140,11 +151,20 @@ int_mm: Any = torch._int_mm
 scaled_mm: Any = torch._scaled_mm
 """Multiply fp8 matrices with scales: `torch._scaled_mm`."""
 
+addmm_activation: Any = torch._addmm_activation
+"""Multiply, add a bias, and apply relu or gelu by tanh in one call: `torch._addmm_activation`."""
+
 grouped_mm: Any = torch._grouped_mm
 """Multiply groups of matrices: `torch._grouped_mm`."""
 
 scaled_grouped_mm: Any = torch._scaled_grouped_mm
 """Multiply groups of fp8 matrices with scales: `torch._scaled_grouped_mm`."""
+
+int4_packed: Any = torch._convert_weight_to_int4pack
+"""Lay a weight of 4-bit numbers out as `int4_mm` wants it: `torch._convert_weight_to_int4pack`."""
+
+int4_mm: Any = torch._weight_int4pack_mm
+"""Multiply by a weight of 4-bit numbers: `torch._weight_int4pack_mm`."""
 
 
 class Moved(torch.nn.Module):

@@ -126,6 +126,9 @@ InterpretedFunction = _interpreter.InterpretedFunction
 InterpreterBuilder = _interpreter.InterpreterBuilder
 """Carry out each operation of a kernel: `triton.runtime.interpreter.InterpreterBuilder`."""
 
+interpreter_builder: Any = _interpreter.interpreter_builder
+"""Hold the builder that carries them out, with its options: `triton.runtime.interpreter`."""
+
 InterpreterError = _errors.InterpreterError
 """Report an error inside a kernel: `triton.runtime.errors.InterpreterError`."""
 

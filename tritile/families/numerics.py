@@ -10,18 +10,33 @@ from tritile.core.problem import (
     PermuteProblem,
     Product,
     Tiled,
+    suits,
 )
 from tritile.core.problem.checks import THREE
 from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES
 
 BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
+_UNNAMED: Final = ("ieee", "fp16x3")  # of which one is chosen for float32 where no precision is named
 _ROWS: Final = 64  # rows of a tile from which on warpgroups multiply
 
 
 def by_data(problem: Tiled) -> bool:
     """Tell whether a product's data decide how it is made, so that rows depend on each other."""
     return isinstance(problem, MatmulProblem) and problem.precision.removesuffix(THREE) in BY_DATA
+
+
+def unnamed(problem: Tiled, device: Device) -> Tiled:
+    """Return the problem of the same call where neither it nor torch's setting names a precision.
+
+    A product of float32 is then made of parts where that suits its sizes, on Hopper.
+    """
+    if not isinstance(problem, MatmulProblem) or problem.dtype != "float32" or problem.rights > 1:
+        return problem
+    if problem.precision not in _UNNAMED or problem.invariant or problem.block_scales:
+        return problem
+    suited = device.nvidia == 90 and suits(problem.m, problem.n, problem.k)
+    return replace(problem, precision="fp16x3" if suited else "ieee")
 
 
 def in_one_way(problem: Tiled) -> Tiled:

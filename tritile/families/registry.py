@@ -5,6 +5,7 @@ from typing import Final
 
 from tritile.families.family import Family
 from tritile.families.grouped import family as grouped
+from tritile.families.matmul_clusters import family as matmul_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
@@ -20,6 +21,7 @@ ALL: Final = (
     matmul_wgmma.FAMILY,
     matmul_split.FAMILY,
     matmul_scaled.FAMILY,
+    matmul_clusters.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

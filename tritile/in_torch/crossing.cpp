@@ -162,9 +162,9 @@ class Crossing final : public c10::OperatorKernel {
     if (!on_default_stream(last)) {
       return false;
     }
-    const bool rounds = last.scalar_type() == at::kFloat && !op_.copies() && is_tf32();
+    const bool fp32 = last.scalar_type() == at::kFloat && !op_.copies();
     const int64_t number = &op_ - kOperators.data();
-    key.push_back(number | asked << 8 | static_cast<int64_t>(rounds) << 16);
+    key.push_back(number | asked << 8 | (fp32 ? fp32_setting() : 0) << 16);
     for (const c10::IValue& value : values) {
       if (!describe(value, key)) {
         return false;

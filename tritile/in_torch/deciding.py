@@ -19,7 +19,7 @@ from tritile.ops.described import Extras, described
 from tritile.ops.dispatch import PLAIN
 from tritile.ops.memo import Ready, reaches_of, ready_of
 from tritile.ops.permute import described as described_copy
-from tritile.ops.products import check_gpu
+from tritile.ops.products import check_gpu, unset_precision
 from tritile.ops.run import measure_beside_torch, on_host, planned, prepared
 from tritile.planning.beside import Judgement, judged, may_be_faster
 from tritile.runtime.launch import Launch
@@ -148,7 +148,8 @@ def decide_product(
         try:
             check_gpu(name, a)
             result = a.new_empty(result_shape(tensors)) if out is None else out
-            call = describe_product(tensors, weights, result, precision)
+            how = unset_precision(a, b) if precision == "none" else precision
+            call = describe_product(tensors, weights, result, how)
             known = _decide(
                 name,
                 policy,
@@ -195,7 +196,7 @@ def decide_copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: 
                 launch = prepared(call)
                 if type(launch) is not Launch:
                     raise TritileError("the copy needs more than one launch")
-                return Ready.of(launch, (0, 1), (0, 0), out)
+                return Ready.of(launch, (0, 1), (x,), out)
 
             return _decide("clone", policy, call, ready, quick)
         except TritileError as error:

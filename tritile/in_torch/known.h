@@ -69,9 +69,10 @@ inline bool describe(const c10::IValue& value, Key& key) {
   return true;
 }
 
-inline bool is_tf32() {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-      at::Float32Precision::TF32;
+// What torch is set to for products of float32; none where nobody set it.
+inline int64_t fp32_setting() {
+  return static_cast<int64_t>(
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
 }
 
 struct Known {

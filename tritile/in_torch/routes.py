@@ -21,7 +21,7 @@ from tritile.in_torch.deciding import (
 from tritile.in_torch.state import Entry, paused
 from tritile.in_torch.tally import BRIEF, Verdict
 from tritile.ops.checks import ranges_meet, same_memory
-from tritile.ops.memo import NEVER_PREPARED, Ready, default_precision, launch_ready
+from tritile.ops.memo import NEVER_PREPARED, Ready, addresses_of, default_precision, launch_ready
 from tritile.ops.permute import described as described_copy
 from tritile.ops.run import interpret, interpret_product, may_be_kept
 
@@ -120,8 +120,8 @@ def product(
     if not known.verdict.taken:
         return None
     if known.ready is None:
-        return _interpreted(tensors, (beta, alpha), out, setting)
-    return launch_ready(known.ready, tensors, out)
+        return _interpreted(tensors, (beta, alpha), out, "ieee" if setting == "none" else setting)
+    return launch_ready(known.ready, addresses_of(*tensors, out), out)
 
 
 def copy(
@@ -144,7 +144,7 @@ def copy(
     if not known.verdict.taken:
         return None
     if known.ready is not None:
-        return launch_ready(known.ready, (x,), None)
+        return launch_ready(known.ready, addresses_of(x, None), None)
     with paused():
         out = torch.empty_like(x.detach(), memory_format=form)
         dims = outermost_first(out)

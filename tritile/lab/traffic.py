@@ -14,6 +14,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -91,6 +92,8 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
     problem = problem.core
+    if config.family == clusters.NAME:  # what its programs share is asked for once
+        config = clusters.clustered(config)
     rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written

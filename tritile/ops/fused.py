@@ -11,7 +11,7 @@ from tritile.ops.checks import check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.linear import quantized_linear
-from tritile.ops.memo import launch_again, look_up, name_of_role
+from tritile.ops.memo import launch_again, learnt, look_up, name_of_role, recall
 from tritile.ops.products import Product, run_unprepared
 
 
@@ -98,11 +98,16 @@ def linear(
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out, out_dtype, precision)
         return quantized_linear(input, weight, bias)
-    if needs_dispatch(input, weight, bias, residual, out):
-        options: dict[str, Any] = {"activation": activation, "residual": residual}
-        options |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator("linear", input, weight, bias, out=out, **options)
-    return eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
+    tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
+    done = recall("linear", tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
+        words: dict[str, Any] = {"activation": activation, "residual": residual}
+        words |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator("linear", input, weight, bias, out=out, **words)
+    result = eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
+    return learnt("linear", input, tensors, out, options, result)
 
 
 def check_bias_alone(*others: Any) -> None:
@@ -119,9 +124,9 @@ def eager_linear(
 ) -> torch.Tensor:  # fmt: skip
     """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight, bias, residual)
-    key, ready = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
+    key, ready, addresses = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return launch_again("linear", ready, tensors, out)
+        return launch_again("linear", ready, tensors, out, addresses)
     return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
 
 
@@ -153,10 +158,17 @@ def _weighted(
     op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
     precision: Any,
 ) -> torch.Tensor:  # fmt: skip
-    if needs_dispatch(input, a, b, out):
-        options = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
-        return call_operator(op, input, a, b, out=out, beta=beta, alpha=alpha, **options)
-    return eager_weighted(op, input, a, b, out, beta, alpha, activation, out_dtype, precision)
+    # Types too: True equals 1 in a key, and is refused.
+    options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
+    tensors = (input, a, b)
+    done = recall(op, tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
+        words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
+        return call_operator(op, *tensors, out=out, beta=beta, alpha=alpha, **words)
+    result = eager_weighted(op, *tensors, out, beta, alpha, activation, out_dtype, precision)
+    return learnt(op, a, tensors, out, options, result)
 
 
 def eager_weighted(
@@ -165,11 +177,10 @@ def eager_weighted(
 ) -> torch.Tensor:  # fmt: skip
     """Run `addmm` or `baddbmm` on plain tensors: the kernel of their operators on CUDA and CPU."""
     tensors = (input, a, b)
-    # Types too: True equals 1 in a key, and is refused.
     options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    key, ready = look_up(op, a, tensors, out, options)
+    key, ready, addresses = look_up(op, a, tensors, out, options)
     if ready is not None:
-        return launch_again(op, ready, tensors, out)
+        return launch_again(op, ready, tensors, out, addresses)
     of = weighted_of(op, input, a, b, beta, alpha, activation)
     return run_unprepared(of, out, out_dtype, precision, key)
 

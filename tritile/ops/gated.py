@@ -10,7 +10,7 @@ from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation, check_weight
-from tritile.ops.memo import Tensors, launch_again, look_up
+from tritile.ops.memo import Tensors, launch_again, learnt, look_up, recall
 from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "gated_linear"
@@ -69,11 +69,16 @@ def gated_linear(
     Raises:
         TritileError: as `tritile.linear` raises it.
     """
-    if needs_dispatch(input, weight_gate, weight_up, bias_gate, bias_up, out):
-        options: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
-        options |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator(_OP, input, weight_gate, weight_up, out=out, **options)
-    return eager(input, weight_gate, weight_up, activation, bias_gate, bias_up, out, out_dtype, precision)
+    tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
+    done = recall(_OP, tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
+        words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
+        words |= {"out_dtype": out_dtype, "precision": precision}
+        return call_operator(_OP, input, weight_gate, weight_up, out=out, **words)
+    result = eager(*tensors[:3], activation, bias_gate, bias_up, out, out_dtype, precision)
+    return learnt(_OP, input, tensors, out, options, result)
 
 
 def eager(
@@ -82,9 +87,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    key, ready = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
+    key, ready, addresses = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
-        return launch_again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out, addresses)
     return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
 
 

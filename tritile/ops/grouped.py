@@ -9,7 +9,7 @@ from tritile.ops import matmul as product
 from tritile.ops.checks import check_out_memory
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.memo import Key, launch_again, look_up, remember
+from tritile.ops.memo import Key, launch_again, learnt, look_up, recall, remember
 from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 
 
@@ -63,10 +63,14 @@ def grouped_matmul(
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    if needs_dispatch(a, b, offs, scale_a, scale_b, out):
+    tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
+    done = recall(OP, tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
         scales = {"scale_a": scale_a, "scale_b": scale_b}
         return call_operator(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
-    return eager(a, b, offs, scale_a, scale_b, out, out_dtype, precision)
+    return learnt(OP, a, tensors, out, options, eager(*tensors, out, out_dtype, precision))
 
 
 def eager(
@@ -75,9 +79,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     of = Operands(a, b, offs, scale_a, scale_b)
-    key, ready = look_up(OP, a, of, out, (out_dtype, precision))
+    key, ready, addresses = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
-        return launch_again(OP, ready, of, out)
+        return launch_again(OP, ready, of, out, addresses)
     return _run_unprepared(of, out, out_dtype, precision, key)
 
 

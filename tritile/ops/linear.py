@@ -10,8 +10,8 @@ from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of, names_of
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
-from tritile.ops.run import interpret_product, key_of, new_output, on_host, prepared
+from tritile.ops.memo import Key, Ready, addresses_of, keep, launch_ready, look_up
+from tritile.ops.run import interpret_product, on_host, prepared
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,17 +81,10 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
 
 def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
     """Run `quantized_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    key = ready = None
-    try:
-        key = ("linear_quantized", weight.place, rules(), key_of(x), key_of(bias))
-        ready = CALLS.get(key)
-    except NEVER_PREPARED:
-        key = None
+    key, ready, _ = look_up("linear_quantized", None, (x, bias), None, weight.place)
     if ready is None:
         return _run_unprepared(x, weight, bias, key)
-    out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-    ready.launch(*ready.pick((x, weight.packed, weight.scales, weight.zeros, bias, out)))
-    return out
+    return launch_ready(ready, addresses_of(x, weight.packed, weight.scales, weight.zeros, bias, None), None)
 
 
 def _run_unprepared(x: Any, weight: QuantizedWeight, bias: Any, key: Key | None) -> torch.Tensor:
@@ -115,7 +108,7 @@ def _run_unprepared(x: Any, weight: QuantizedWeight, bias: Any, key: Key | None)
     launch = prepared(call)
     launch(*call.tensors)
     if rows.data_ptr() == x.data_ptr() and plain_bias is bias:
-        tensors = (x, weight.packed, weight.scales, weight.zeros, bias, out)
-        order = tuple(i for i, tensor in enumerate(tensors) if tensor is not None)
-        keep(key, Ready.of(launch, order, (), out))
+        tensors = (x, weight.packed, weight.scales, weight.zeros, bias)
+        order = tuple(i for i, tensor in enumerate((*tensors, out)) if tensor is not None)
+        keep(key, Ready.of(launch, order, tensors, out))
     return out

@@ -11,19 +11,16 @@ from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.checks import (
-    check_no_overlap,
     check_out,
     check_out_memory,
     check_tensor,
-    ranges_meet,
-    reach,
     same_memory,
 )
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import CALLS, NEVER_PREPARED, Key, Ready, keep
-from tritile.ops.run import interpret, key_of, mark_written, new_output, on_host, prepared
-from tritile.runtime.launch import Launch
+from tritile.ops.memo import Key, Ready, keep, launch_again, learnt, look_up, recall
+from tritile.ops.run import interpret, mark_written, on_host, prepared
 
+_SEQUENCES: Final = (list, tuple)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -105,7 +102,7 @@ def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
 
 def ordered(ndim: int, dims: Any) -> list[int]:
     """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
-    if not isinstance(dims, list | tuple):
+    if not isinstance(dims, _SEQUENCES):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
     for dim in dims if len(dims) == ndim else ():
         _dimension("permute", "a dimension", dim, ndim)
@@ -138,31 +135,26 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
     Warns once (InterpreterWarning) on host tensors.
     """
+    options = _options(dims)
+    done = recall("permute", (input,), out, options)
+    if done is not None:
+        return done
     if needs_dispatch(input, out):
         return call_operator("permute", input, ordered(input.ndim, dims), out=out)
-    return eager("permute", input, dims, out)
+    return learnt("permute", None, (input,), out, options, eager("permute", input, dims, out))
+
+
+def _options(which: Any) -> Key:
+    """Return what tells dimensions apart in a key: types too, as True equals 1 and is refused."""
+    return (type(which), *which, *map(type, which)) if isinstance(which, _SEQUENCES) else ()
 
 
 def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
-    key = ready = None
-    try:
-        options = (type(which), *which, *map(type, which), _here(x, out))
-        key = (op, options, current_mode(), key_of(out), key_of(x))
-        ready = CALLS.get(key)
-    except NEVER_PREPARED:
-        key = None
-    if ready is None:
-        return _run_unprepared(op, x, which, out, key)
-    if out is None:
-        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-    else:
-        of_x, of_out = ready.reaches
-        if of_x and ranges_meet(x, of_x, out, of_out):
-            check_no_overlap(op, out, input=x)
-        mark_written(op, out)
-    ready.launch(x, out)
-    return out
+    key, ready, addresses = look_up(op, None, (x,), out, _options(which))
+    if ready is not None:
+        return launch_again(op, ready, (x,), out, addresses)
+    return _run_unprepared(op, x, which, out, key)
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
@@ -203,14 +195,14 @@ def transpose(
     Raises:
         TritileError: as `tritile.permute` raises it.
     """
+    which = (dim0, dim1)
+    options = _options(which)
+    done = recall("transpose", (input,), out, options)
+    if done is not None:
+        return done
     if needs_dispatch(input, out):
         return call_operator("permute", input, swapped(input.ndim, dim0, dim1), out=out)
-    return eager("transpose", input, (dim0, dim1), out)
-
-
-def _here(x: torch.Tensor, out: torch.Tensor | None) -> bool:
-    """Tell whether the result begins where x does."""
-    return out is not None and x.data_ptr() == out.data_ptr()
+    return learnt("transpose", None, (input,), out, options, eager("transpose", input, which, out))
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
@@ -252,7 +244,6 @@ def _run_unprepared(op: str, x: Any, which: Any, out: Any, key: Key | None) -> t
     else:
         launch = prepared(call)
         launch(*call.tensors)
-        if dense is x and type(launch) is Launch:
-            reaches = (0 if _here(x, result) else reach(x), reach(result))
-            keep(key, Ready.of(launch, (0, 1), reaches, result))
+        if dense is x:
+            keep(key, Ready.of(launch, (0, 1), (x,), result))
     return result if out is None else mark_written(op, result)

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core import epilogue
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES, suits
 from tritile.core.settings import is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
@@ -71,7 +71,7 @@ def _check_dtypes(
 
 
 def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
-    """Return the precision of a product, torch's setting where `precision` is None.
+    """Return the precision of a product, torch's setting where `precision` is None, or "ieee" without one.
 
     Raises:
         InvalidValueError: the dtype has no such precision.
@@ -87,13 +87,29 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         raise InvalidValueError(
             f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
         )
-    precision = precision or (default_precision() if dtype in IN_FP32 else "ieee")
+    setting = default_precision() if precision is None and dtype in IN_FP32 else "ieee"
+    precision = precision or ("ieee" if setting == "none" else setting)
     if precision.startswith(BY_DATA) and is_batch_invariant():
         raise UnsupportedError(
             f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
             "depend on other rows: wanted another precision"
         )
     return precision
+
+
+def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Return how to multiply where neither the caller nor torch's setting says so: "ieee" or "fp16x3".
+
+    Products of float32 are made of parts in fp16 where that is faster and errs no more than torch's fp32.
+    """
+    sizes = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
+    real = a.dtype == torch.float32 and sizes and not is_batch_invariant()
+    return "fp16x3" if real and _is_hopper(a.device) else "ieee"
+
+
+def _is_hopper(device: torch.device) -> bool:
+    here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+    return here and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
@@ -182,10 +198,13 @@ def checked(
         check_tensor(op, name, tensor)
     check_same_device(op, a, names[1], b)
     dtype = _check_dtypes(op, names, a, b, out_dtype, extras.scaled)
+    unset = precision is None and a.dtype == torch.float32 and default_precision() == "none"
     precision = check_precision(op, a.dtype, precision)
     for operand in (a, b):
         check_gpu(op, operand)
     shape = _result_shape(op, names, a, b)
+    if unset and not extras.scaled and extras.up is None:
+        precision = unset_precision(a, b)
     _check_depth(op, a, precision)
     if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
         raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
@@ -264,11 +283,11 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     the other part of an infinity into NaN.
     """
     extras, factors = of.extras, (of.a, of.b)
-    key, ready = look_up("matmul", of.a, factors, None, (None, precision))
+    key, ready, addresses = look_up("matmul", of.a, factors, None, (None, precision))
     if ready is None:
         sums = run_unprepared(Product.plain(*factors), None, None, precision, key)
     else:
-        sums = launch_ready(ready, factors, None)
+        sums = launch_ready(ready, addresses, None)
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import drop
-from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, modes_entered
+from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
@@ -38,21 +38,6 @@ def forget() -> None:
     """
     end_stand_ins()
     drop()
-
-
-def key_of(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """Return what of a tensor decides how a call is launched. Raise RuntimeError without dense memory."""
-    if tensor is None:
-        return None
-    return (
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.get_device(),
-        tensor.data_ptr() % 16,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
 
 
 def new_output(
@@ -182,7 +167,7 @@ def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
     if out.is_inference():
         check_may_change(op, out)
     else:
-        torch.autograd.graph.increment_version(out)
+        increment_versions((out,))
     return out
 
 

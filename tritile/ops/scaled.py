@@ -10,7 +10,7 @@ from tritile.ops.checks import check_rank, check_same_device, check_tensor, desc
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation
-from tritile.ops.memo import Tensors, launch_again, look_up
+from tritile.ops.memo import Tensors, launch_again, learnt, look_up, recall
 from tritile.ops.products import Product, run_unprepared
 
 _OP: Final = "scaled_matmul"
@@ -138,13 +138,19 @@ def scaled_matmul(
     Raises:
         TritileError: as `tritile.matmul` raises it.
     """
-    if needs_dispatch(a, b, scale_a, scale_b, bias, residual, zero_a, zero_b, out):
-        options: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
-        options |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
-        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **options)
-    return eager(
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    options = (out_dtype, activation, use_fast_accum)
+    done = recall(_OP, tensors, out, options)
+    if done is not None:
+        return done
+    if needs_dispatch(*tensors, out):
+        words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
+        words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
+        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **words)
+    result = eager(
         a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
     )
+    return learnt(_OP, a, tensors, out, options, result)
 
 
 def eager(
@@ -154,9 +160,9 @@ def eager(
 ) -> torch.Tensor:  # fmt: skip
     """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    key, ready = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
+    key, ready, addresses = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
-        return launch_again(_OP, ready, tensors, out)
+        return launch_again(_OP, ready, tensors, out, addresses)
     of, precision = scaled_of(tensors, activation, use_fast_accum)
     return run_unprepared(of, out, out_dtype, precision, key)
 

@@ -18,6 +18,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
 from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.operands import copied
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_split.family import TURNS
 from tritile.families.permute.family import parts_us
@@ -59,6 +60,7 @@ class Shape(NamedTuple):
     slots: Any  # programs resident on an SM; 1 where kernels are persistent
     shared: Any  # bytes of sums that the programs of a tile share
     tail: Any = 0  # 1 where the tiles of the last wave are split among all SMs, else 0
+    sharers: Any = 1  # SMs that make a block together, as a cluster of programs
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -72,14 +74,15 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     tiles = tiles_m * -(-n // shape.block_n) * facts.batch
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
-    busiest = -(-tiles * shape.split // facts.processors)  # programs of the busiest SM
+    processors = facts.processors // shape.sharers
+    busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
-    rest = tiles % facts.processors
-    parts = _lesser(facts.processors // (rest + (rest == 0)), blocks // TURNS)
+    rest = tiles % processors
+    parts = _lesser(processors // (rest + (rest == 0)), blocks // TURNS)
     parts = parts + (parts < 1) * (1 - parts)
     last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # K iterations in the last wave
     iterations = iterations + shape.tail * ((busiest - 1) * blocks + last - busiest * iterations) / busiest
-    shared = shape.shared * (tiles + shape.tail * (facts.processors * parts - tiles))
+    shared = shape.shared * (tiles + shape.tail * (processors * parts - tiles))
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
@@ -104,15 +107,22 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
 
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
-    """Return the shape of a config for all problems of this one's kind."""
+    """Return the shape of a config for all problems of this one's kind.
+
+    The programs of a cluster count as one, with the rows and columns of all: what they read of the L2 cache
+    is what one with such a block reads, and clusters come in waves of as many as there are groups of SMs.
+    """
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
     core = getattr(problem, "core", problem)
     slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
+    if config.family == clusters.NAME:
+        kwargs |= dict(clusters.clustered(config).kwargs)
     m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
     if config.family == matmul_split.NAME:  # the parts of the last wave are summed from a workspace
         return Shape(m, n, k, 1, slots, 2.0 * m * n, 1)
-    return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
+    shared = 8.0 * split * m * n if split > 1 else 0.0
+    return Shape(m, n, k, split, slots, shared, sharers=config.num_ctas)
 
 
 def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
@@ -177,7 +187,7 @@ def _permute_traits(problem: PermuteProblem) -> list[float]:
 
 def _begin(shape: Shape) -> Constants:
     """Return the constants to begin a fit with: `work` and `turn` follow from the size of a block."""
-    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
+    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6 / shape.sharers
     return replace(Constants(), work=work, turn=max(work, 0.15))
 
 

@@ -96,12 +96,17 @@ class Table:
         }
 
     def current_leads(self) -> dict[str, Lead]:
-        """Return the leads that were measured with the kernels as they are now."""
-        return {
-            name: each
-            for name, each in self.leads.items()
-            if all(self._is_current(MEASURED[name].op, family) for family in FAMILIES[MEASURED[name].op])
-        }
+        """Return the leads that were measured with the kernels as they are now.
+
+        Families that no pick is of do not count: picks are of the class's portfolio, else of all families.
+        """
+        found = {}
+        for name, each in self.leads.items():
+            op, own = MEASURED[name].op, self.portfolios.get(name)
+            families = {config.family for config in own.configs} if own is not None else FAMILIES[op]
+            if all(self._is_current(op, family) for family in families):
+                found[name] = each
+        return found
 
     def _is_current(self, op: str, family: str) -> bool:
         kernel = FAMILIES[op].get(family)

@@ -11,6 +11,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tritile.core.of_triton import (
     InterpreterError,
     JITFunction,
     TensorHandle,
+    interpreter_builder,
 )
 from tritile.core.source import named_values
 from tritile.core.threads import at_fork
@@ -45,6 +47,7 @@ def _after_fork(ended: bool) -> None:
     while _undoing:
         _undoing.pop()()
     _twins.clear()
+    _changes.clear()
 
 
 at_fork(library_lock, _after_fork)
@@ -99,50 +102,76 @@ def interpreted(kernel: Any) -> InterpretedFunction:
     return _twins[kernel]
 
 
-_PATCHED = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base)
+_CLASSES = [tl.tensor, tl.dtype, tl.core.tensor_descriptor_base]
+_CLASSES += [tl.condition] if hasattr(tl, "condition") else []  # from Triton 3.9 on
+_PATCHED = (tl, tl.core, tl.math, tl.standard, *_CLASSES)
+_ABSENT = object()
+_changes: list[tuple[Any, str, Any, Any]] = []  # owner, name, Triton's attribute, the interpreter's
 
 
-@contextlib.contextmanager
-def _interpreted_library() -> Iterator[None]:
-    """Replace the jitted functions of `triton.language` by their twins, and restore them afterwards.
+def _changed_language() -> list[tuple[Any, str, Any, Any]]:
+    """Return what differs in `triton.language` while a kernel is interpreted.
 
-    The interpreter itself restores what it patches for a kernel, but not what it patches for a function that
-    the kernel calls.
+    Its jitted functions are replaced by their twins, and the rest is patched as the interpreter does.
     """
     before = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
-    def restore() -> None:
-        for owner, attributes in before:
-            for name, value in attributes.items():
-                if vars(owner).get(name) is not value:
-                    setattr(owner, name, value)
-            for name in set(vars(owner)) - set(attributes):
-                delattr(owner, name)
+    def changes() -> list[tuple[Any, str, Any, Any]]:
+        return [
+            (owner, name, attributes.get(name, _ABSENT), value)
+            for owner, attributes in before
+            for name, value in vars(owner).items()
+            if attributes.get(name, _ABSENT) is not value
+        ]
 
-    with _undone(restore):
+    with _undone(lambda: _restore(changes())):
         for name, function in before[0][1].items():
             if isinstance(function, _JITTED):
                 setattr(tl, name, interpreted(function))
         for name in REDUCTIONS:  # other reductions go element by element
             setattr(tl.standard, name, interpreted(getattr(tl.standard, name)))
+        getattr(*LANGUAGE_PATCHER)(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        return changes()
+
+
+def _restore(changes: list[tuple[Any, str, Any, Any]]) -> None:
+    for owner, name, value, _ in changes:
+        if value is not _ABSENT:
+            setattr(owner, name, value)
+        elif name in vars(owner):
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def _interpreted_library() -> Iterator[None]:
+    """Patch `triton.language` for a kernel and all functions that it calls, and restore it afterwards.
+
+    Left alone, the interpreter looks through all of the language at every call of a function, which takes
+    most of its time, and does not restore what it patches for a function that the kernel calls.
+    """
+    whole = getattr(*LANGUAGE_PATCHER)
+    if not _changes or any(vars(owner).get(name, _ABSENT) is not value for owner, name, value, _ in _changes):
+        _changes[:] = _changed_language()
+    changes = list(_changes)
+
+    def undo() -> None:
+        setattr(*LANGUAGE_PATCHER, whole)
+        _restore(changes)
+
+    with _undone(undo):
+        for owner, name, _, value in changes:
+            setattr(owner, name, value)
+        setattr(*LANGUAGE_PATCHER, lambda function: types.SimpleNamespace(restore=lambda: None))
         yield
 
 
 @contextlib.contextmanager
-def _patched_once() -> Iterator[None]:
-    """Patch `triton.language` as the interpreter does, once for a kernel and all functions that it calls.
-
-    Left alone, the interpreter looks through all of the language at every call of a function, which takes
-    more than half of its time.
-    """
-    whole = getattr(*LANGUAGE_PATCHER)
-    patched = whole(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    try:
-        with _undone(lambda: setattr(*LANGUAGE_PATCHER, whole)):
-            setattr(*LANGUAGE_PATCHER, lambda function: types.SimpleNamespace(restore=lambda: None))
-            yield
-    finally:
-        patched.restore()
+def _unchecked() -> Iterator[None]:
+    """Spare the check of integers for overflow, which takes half of the time and reports nothing."""
+    options = interpreter_builder.options
+    with _undone(lambda: setattr(interpreter_builder, "options", options)):
+        interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+        yield
 
 
 @contextlib.contextmanager
@@ -199,8 +228,8 @@ def interpret(
             np.errstate(all="ignore"),
             summed,
             _truths_spread(),
+            _unchecked(),
             _interpreted_library(),
-            _patched_once(),
         ):
             interpreted(kernel)[grid](*args, **kwargs)
     except InterpreterError as error:

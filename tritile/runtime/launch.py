@@ -18,10 +18,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
-from tritile.core.views import Call, PermuteCall
+from tritile.core.views import Call, MatmulCall, PermuteCall
 from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
-from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of, shifted
+from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of
 from tritile.families.work import early, work_of
 from tritile.planning import model
 from tritile.runtime.compiles import OPTIONS, as_mode_asks
@@ -192,23 +192,26 @@ class Launch:
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on the current stream of the GPU that the kernels were compiled for."""
+        self.at([tensor.data_ptr() for tensor in tensors])
+
+    def at(self, pointers: Sequence[int]) -> None:
+        """Run as a call does, on tensors at these addresses."""
         device = self.device
         if current_gpu() != device:
             with torch.cuda.device(device):
-                return self(*tensors)
+                return self.at(pointers)
         stream = current_raw_stream(device)
-        pointers = [tensor.data_ptr() for tensor in tensors]
         if self._offsets:
             # Others may get this memory once this returns: their work comes later on this stream.
             try:
-                memory = torch.empty(self._bytes, dtype=torch.uint8, device=tensors[0].device)
+                memory = torch.empty(self._bytes, dtype=torch.uint8, device=torch.device("cuda", device))
             except torch.OutOfMemoryError as error:
-                return self._without_workspace(error)(*tensors)
+                return self._without_workspace(error).at(pointers)
             start = memory.data_ptr()
-            pointers += [start + offset for offset in self._offsets]
+            pointers = [*pointers, *(start + offset for offset in self._offsets)]
         if self._counted:
             counters = counters_of(device).take(self._counted, stream)
-            pointers.append(counters.data_ptr())
+            pointers = [*pointers, counters.data_ptr()]
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
         return None
@@ -232,7 +235,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SplitLaunch:
-    """Hold launches that share the batch of one call, each with its operands' offsets, in elements."""
+    """Hold launches that share the batch of one call, each with its operands' offsets, in bytes."""
 
     pieces: tuple[tuple[Launch, tuple[int, ...]], ...]
 
@@ -243,8 +246,12 @@ class SplitLaunch:
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run one after the other on the current stream."""
+        self.at([tensor.data_ptr() for tensor in tensors])
+
+    def at(self, pointers: Sequence[int]) -> None:
+        """Run as a call does, on tensors at these addresses."""
         for launch, offsets in self.pieces:
-            launch(*(shifted(tensor, by) for tensor, by in zip(tensors, offsets, strict=True)))
+            launch.at([pointer + by for pointer, by in zip(pointers, offsets, strict=True)])
 
 
 def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLaunch:
@@ -262,10 +269,7 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
         tuple(
             (
                 _prepared(piece, config, index, spare),
-                tuple(
-                    (tensor.data_ptr() - start) // tensor.element_size()
-                    for tensor, start in zip(piece.tensors, starts, strict=True)
-                ),
+                tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
             )
             for piece in pieces
         )
@@ -275,8 +279,11 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
 def _spared(call: Call, index: int) -> Launch:
     """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
 
-    In mode "strict" a config that is not compiled does not count.
+    A product of float32 that is made of parts is then made in plain fp32. In mode "strict" a config that is
+    not compiled does not count.
     """
+    if isinstance(call, MatmulCall) and call.problem.in_parts:
+        call = replace(call, precision="ieee")
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):
         try:

@@ -17,7 +17,9 @@ from typing import Any, Final
 from tritile.families.common.work import Buffer, Descriptor
 from tritile.runtime.loading import loaded
 
-_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
+# CUlaunchAttributeID
+_CLUSTER_DIMENSION, _CLUSTER_SCHEDULING, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 5, 6
+_SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
 # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _NO_CONTEXT: Final = (3, 201, 400)
 _L2_PROMOTION_256B: Final = 3
@@ -123,6 +125,19 @@ def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
             yield kind, value
 
 
+def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
+    """Return the attributes of a launch: clusters along the grid's first axis, and an early start."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    if metadata.num_ctas > 1:
+        ones = 1 | 1 << 32  # the value is three numbers of 32 bits: programs along each axis
+        found.append((_CLUSTER_DIMENSION, (metadata.num_ctas - 1 + ones, 1)))
+        found.append((_CLUSTER_SCHEDULING, (_SPREAD,)))
+    if metadata.launch_pdl:
+        found.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+    made = [_Attribute(name, 0, (ctypes.c_uint64 * 8)(*value)) for name, value in found]
+    return (_Attribute * len(made))(*made)
+
+
 class NativeLaunch:
     """Launch a compiled kernel whose parameters are laid out in memory.
 
@@ -139,7 +154,7 @@ class NativeLaunch:
         device: int,
     ) -> None:
         library, metadata = _driver(), kernel.metadata
-        if library is None or metadata.target.backend != "cuda" or metadata.num_ctas != 1:
+        if library is None or metadata.target.backend != "cuda":
             raise ValueError("not a kernel of one NVIDIA GPU")
         if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.launch_cooperative_grid:
             raise ValueError("the kernel wants scratch memory or a cooperative grid")
@@ -189,15 +204,15 @@ class NativeLaunch:
         put(ctypes.c_uint64(0))
         self._check_parameters(library, kernel, function, sizes)
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
+        self._attributes = _attributes(metadata)
         threads = 32 * metadata.num_warps
         self._config = _Config(
-            grid,
+            (grid[0] * metadata.num_ctas, *grid[1:]),
             (threads, 1, 1),
             metadata.shared,
             0,
-            ctypes.addressof(self._attribute),
-            int(metadata.launch_pdl),
+            ctypes.addressof(self._attributes),
+            len(self._attributes),
         )
         self._calls = (
             ctypes.addressof(self._config),
@@ -227,23 +242,29 @@ class NativeLaunch:
         parameters = [word for parameter in self._described for word in parameter]
         return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]
 
-    def __call__(self, pointers: list[Any], stream: int) -> None:
+    def __call__(self, pointers: Sequence[int], stream: int, entered: bool = False) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""
-        with self._lock:
-            code = self._fire(pointers, stream)
-            if code in _NO_CONTEXT:  # a thread that has not used this GPU yet
-                self._enter(self._context)
-                code = self._fire(pointers, stream)
-        if code:
+        self._lock.acquire()  # a `with` takes twice as long
+        try:
+            self._buffers[:] = pointers  # type: ignore[call-overload]  # any sequence
+            code = self._moved(pointers) if self._maps else 0
+            if not code:
+                self._config.stream = stream
+                code = self._launch(*self._calls)
+        finally:
+            self._lock.release()
+        if code and code in _NO_CONTEXT and not entered:  # a thread that has not used this GPU yet
+            self._enter(self._context)
+            self(pointers, stream, True)
+        elif code:
             _checked(code, f"launching {self._kernel.name}")
 
-    def _fire(self, pointers: list[Any], stream: int) -> int:
-        self._buffers[:] = pointers
+    def _moved(self, pointers: Sequence[int]) -> int:
+        """Write the addresses into the tensor maps; return the driver's code."""
         for tensor_map, index in self._maps:
             if tensor_map.pointer != pointers[index]:
-                code = self._replace(tensor_map.address, pointers[index])
+                code = int(self._replace(tensor_map.address, pointers[index]))
                 if code:
-                    return int(code)
+                    return code
                 tensor_map.pointer = pointers[index]
-        self._config.stream = stream
-        return int(self._launch(*self._calls))
+        return 0

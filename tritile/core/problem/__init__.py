@@ -40,7 +40,7 @@ from tritile.core.problem.grouped import (
 from tritile.core.problem.kernel import KernelProblem
 from tritile.core.problem.matmul import MatmulProblem, Operand
 from tritile.core.problem.moduli import MAX_DEPTH
-from tritile.core.problem.parts import error_bound
+from tritile.core.problem.parts import error_bound, suits
 from tritile.core.problem.permute import PermuteProblem, Plane, merged
 from tritile.core.problem.quantized import (
     ACTIVATION_DTYPES,
@@ -63,7 +63,7 @@ __all__ = [
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
     "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
     "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
-    "unit_columns", "unpacked_row", "words_shape",
+    "suits", "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
 
 Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor

@@ -3,7 +3,7 @@
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, PermuteProblem, Product
-from tritile.core.problem.parts import promoted_every
+from tritile.core.problem.parts import PROMOTED_EVERY
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
@@ -44,7 +44,7 @@ def least_blocks(problem: Product) -> dict[str, int]:
 
 def promotes_late(config: Config, problem: Product) -> bool:
     """Tell whether one block of K is more than tensor cores may sum of parts of fp32."""
-    return problem.promoted and config["BLOCK_K"] > promoted_every(problem.k // 3)
+    return problem.promoted and config["BLOCK_K"] > PROMOTED_EVERY
 
 
 def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:

@@ -2,7 +2,7 @@
 
 from tritile.core.config import Config
 from tritile.core.problem import FP8_DTYPES, SCALE_K
-from tritile.core.problem.parts import promoted_every
+from tritile.core.problem.parts import PROMOTED_EVERY
 from tritile.core.views import MatmulCall
 
 
@@ -19,7 +19,7 @@ def input_precision(call: MatmulCall) -> str:
 def promoted_turns(call: MatmulCall, config: Config) -> int:
     """Return after how many blocks of K sums move from tensor cores to a total in fp32; 0 for never."""
     if in_parts(call):
-        return max(1, promoted_every(call.a.shape[1] // 3) // config["BLOCK_K"])
+        return PROMOTED_EVERY // int(config["BLOCK_K"])
     if call.dtype in FP8_DTYPES and call.precision != "fast":
         return max(1, SCALE_K // int(config["BLOCK_K"]))
     return 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem
-from tritile.families.common.operands import copied, tiles, turned
+from tritile.families.common.operands import copied, turned
 from tritile.families.common.products import warpgroup_mma
 from tritile.families.common.rates import memory_us, rate, scaling, turning
 
@@ -53,6 +53,8 @@ class Programs(NamedTuple):
     - `specialised`: other warps load.
     - `split`: programs that share a tile's K.
     - `added`: clocks of a K iteration in which sums are scaled; None where all are scaled after all products.
+    - `down`, `across`: tiles of a cluster, one below the other and side by side: each program copies its part
+      of the operand that they share to all.
     """
 
     pieces: list[tuple[int, int]]
@@ -62,6 +64,8 @@ class Programs(NamedTuple):
     specialised: bool
     split: int
     added: float | None = None
+    down: int = 1
+    across: int = 1
 
 
 def resident(made: Programs, device: Device) -> int:
@@ -74,6 +78,12 @@ def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
     a, b = copied(problem)
     moved = 2 * problem.batch * problem.k * (problem.m * a + problem.n * b) * problem.itemsize
     return fit.repack_us + moved / (device.memory_gbps * fit.repack_share * 1e3) if moved else 0.0
+
+
+def _tiles(config: Config, problem: MatmulProblem, made: Programs) -> int:
+    """Return how many tiles are made, with those beyond the edge that fill up clusters."""
+    rows = -(-problem.m // (config["BLOCK_M"] * made.down)) * made.down
+    return problem.batch * rows * -(-problem.n // (config["BLOCK_N"] * made.across)) * made.across
 
 
 def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Programs, fit: TmaFit) -> float:
@@ -91,11 +101,11 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     lone = fit.lone if made.groups < 2 else 1.0
     if not whole:
         lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
-    feed = (m + n * problem.rights) * k * size / fit.l2_bytes
+    feed = (m / made.across + n * problem.rights / made.down) * k * size / fit.l2_bytes
     beside = fit.turn + (scaling(config, problem) if made.added is None else made.added)
     turn = max(clocks, feed) + beside
     turns = max(1.0, -(-problem.k // k) / split)
-    programs = tiles(config, problem) * split
+    programs = _tiles(config, problem, made) * split
     together = min(resident(made, device), -(-programs // device.processors))
     alone = max(max(clocks * lone, feed) + beside, (turn + fit.latency) / max(1, config.num_stages - 1))
     start = fit.start_specialised if specialised else fit.start

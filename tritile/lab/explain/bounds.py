@@ -10,6 +10,7 @@ from tritile.core.problem import Known, MatmulProblem, PermuteProblem
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute.family import parts_us
@@ -46,9 +47,10 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
         needed = math.prod(problem.shape) / (tiles * of.m * of.n)
         return Work(tiles, tiles, min(1.0, needed))
     problem = problem.core
-    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    whole = clusters.clustered(config) if config.family == clusters.NAME else config
+    m, n = whole["BLOCK_M"], whole["BLOCK_N"]
     rows, columns = -(-problem.m // m), -(-problem.n // n)
-    tiles = rows * columns * problem.batch
+    tiles = rows * columns * problem.batch * config.num_ctas
     filled = problem.m / (rows * m) * problem.n / (columns * n)
     units = tiles * (config["SPLIT_K"] if config.family == descriptor.NAME else 1)
     if config.family == split.NAME:

@@ -7,7 +7,7 @@ from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.planning import model
 
-_COUNTS = ("num_warps", "num_stages")
+_COUNTS = ("num_warps", "num_stages", "num_ctas")
 
 
 def _parameters(config: Config) -> dict[str, object]:

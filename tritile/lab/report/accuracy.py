@@ -1,6 +1,7 @@
 """Measure the errors of tritile's and torch's products by precision, on easy and on hard data."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,9 +60,9 @@ SPECIAL: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
     "huge": lambda a, b: (_with(float(torch.finfo(a.dtype).max) * 0.9)(a), b),
     "denormal": lambda a, b: (a * float(torch.finfo(a.dtype).tiny) * 0.1, b),
 }
-# Precisions by dtype; "" where there is no choice.
+# Precisions by dtype; "" where there is no choice. "default" is what runs where none is named.
 PRECISIONS: Final = {
-    "float32": ("ieee", "fp16x3", "tf32x3", "tf32"),
+    "float32": ("default", "ieee", "fp16x3", "tf32x3", "tf32"),
     "float64": ("ieee", "ozaki"),
     "complex64": ("ieee", "ieee-3m", "fp16x3"),
     "complex128": ("ieee", "ieee-3m"),
@@ -102,7 +103,8 @@ def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
     if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
         one = torch.ones((), device=a.device)
         return scaled_matmul(a, b, one, one, out_dtype=torch.float32, use_fast_accum=precision == "fast")
-    return matmul(a, b, precision=precision or None)
+    with torch_fp32("none") if precision == "default" else nullcontext():
+        return matmul(a, b, precision=None if precision in ("", "default") else precision)
 
 
 def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:

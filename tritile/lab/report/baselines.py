@@ -1,37 +1,60 @@
-"""Baselines that tritile is measured against: torch and, on request, torch.compile and Triton's tutorial."""
+"""Baselines of tritile: torch's calls and, on request, torch.compile's search and Triton's tutorial.
 
+A way to make a call's answer writes it into the call's output, or returns it.
+"""
+
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
 
 from tritile.core import of_torch
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
+from tritile.core.problem import FP8_DTYPES
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import InvalidValueError
-from tritile.lab.report import block_baselines, fused_baselines, grouped_baselines, tutorial_baseline
+from tritile.lab.report import (
+    block_baselines,
+    fused_baselines,
+    grouped_baselines,
+    tutorial_baseline,
+    weight_baselines,
+)
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
-from tritile.tune.subject.quantized import weight_rows
 from tritile.tune.suites import Case
 
-Baseline = Callable[[Call], torch.Tensor]
+Way = Callable[[Any], torch.Tensor | None]
+COMPILED: Final = "torch.compile"
+SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a graph by the measurement
+EVEN: Final = 32  # bytes: two words of a copy
 
 
-def _as_a_user_has_them(call: Call) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return a call's inputs (a, b, then the epilogue's tensors or the groups' offsets), and its output."""
+def _inputs(call: Call) -> list[torch.Tensor]:
+    """Return a and b as a torch user has them, then the epilogue's tensors or the groups' offsets; or x."""
+    if isinstance(call, PermuteCall):
+        return [answers.permuted(call)[0]]
     if isinstance(call, GroupedCall):
-        return grouped_baselines.inputs(call), grouped_baselines.result(call)
+        return grouped_baselines.inputs(call)
     assert isinstance(call, MatmulCall)
-    if call.scales is not None:
-        inputs, out = block_baselines.inputs(call), torch_calls.matrices(call)[2][0]
-        return [*inputs, *fused_baselines.sides(call)], out
-    bare, out = torch_calls.in_one_batch(call)
-    return [*bare, *fused_baselines.sides(call)], out
+    bare = torch_calls.in_one_batch(call)[0] if call.scales is None else block_baselines.inputs(call)
+    return [*bare, *fused_baselines.sides(call)]
+
+
+def _result(call: Call) -> torch.Tensor:
+    """Return the tensor that a product is written to."""
+    if isinstance(call, GroupedCall):
+        return grouped_baselines.result(call)
+    if isinstance(call, MatmulCall):
+        return torch_calls.in_one_batch(call)[1]
+    return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
 
 
 def _product(call: Call) -> Callable[..., torch.Tensor]:
-    """Return what a torch user would call: it takes the inputs above and, except for groups, `out=`."""
+    """Return what a torch user would call: it takes the inputs above and, for a matmul, `out=`."""
+    if isinstance(call, PermuteCall):
+        return lambda x: x.clone(memory_format=torch.contiguous_format)
     if isinstance(call, GroupedCall):
         return grouped_baselines.product(call)
     assert isinstance(call, MatmulCall)
@@ -42,111 +65,118 @@ def _product(call: Call) -> Callable[..., torch.Tensor]:
 
 def torch_matmul(call: Call) -> None:
     """Multiply as a torch user would, into the call's output."""
-    assert isinstance(call, MatmulCall)
-    inputs, out = _as_a_user_has_them(call)
-    _product(call)(*inputs, out=out)
-
-
-def torch_linear(call: Call) -> None:
-    """Multiply by the unpacked weight with torch, into the call's output.
-
-    The weight is unpacked at the first run, which must come before a capture: see `ready`.
-    """
-    assert isinstance(call, QuantizedCall)
-    x, out = operands.matrix(call.x, 1)[0], operands.matrix(call.out, 1)[0]
-    weight = _unpacked(call)
-    if call.fused.bias is None:
-        torch.matmul(x, weight.t(), out=out)
-    else:
-        torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight.t(), out=out)
-
-
-_WEIGHTS: Final[dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}  # packed and unpacked, by address
-
-
-def _unpacked(call: QuantizedCall) -> torch.Tensor:
-    address = call.words.data_ptr()
-    if address not in _WEIGHTS or _WEIGHTS[address][0] is not call.words:
-        _WEIGHTS[address] = (call.words, weight_rows(call, 0, call.out.shape[1]))
-    return _WEIGHTS[address][1]
-
-
-def ready(calls: Sequence[Call]) -> None:
-    """Unpack the weights that torch's side of these calls needs, and drop those of other calls.
-
-    A capture may not unpack them.
-    """
-    _WEIGHTS.clear()
-    for call in calls:
-        if isinstance(call, QuantizedCall):
-            _unpacked(call)
-
-
-def _into_out(answer: Baseline) -> Callable[[Call], None]:
-    """Return a function that copies a baseline's results into the call's output."""
-
-    def run(call: Call) -> None:
-        _as_a_user_has_them(call)[1].copy_(answer(call))
-
-    return run
-
-
-def _kept(answer: Baseline) -> Callable[[Call], None]:
-    """Return a baseline that keeps its results, so that each launch of a graph writes to cold memory."""
-    made: list[torch.Tensor] = []
-    return lambda call: made.append(answer(call))
+    _product(call)(*_inputs(call), out=_result(call))
 
 
 def torch_grouped(call: Call) -> torch.Tensor:
     """Multiply groups as a torch user would."""
-    return _product(call)(*_as_a_user_has_them(call)[0])
+    return _product(call)(*_inputs(call))
 
 
-_SIDES: Final[dict[str, Callable[[Case], Callable[[Call], None]]]] = {
-    "matmul": lambda case: torch_matmul,
-    "grouped": lambda case: _into_out(torch_grouped),
-    "permute": lambda case: torch_calls.permute(case.dtype, case.shape, case.dims),
-    "linear_quantized": lambda case: torch_linear,
-}
+def torch_merged(call: MatmulCall) -> torch.Tensor:
+    """Make a gated product with both weights side by side in one."""
+    return fused_baselines.merged(call)(*fused_baselines.merged_inputs(call))
 
 
-def torch_side(case: Case) -> Callable[[Call], None]:
-    """Return torch's side of a case; it writes into the call's output."""
-    return _SIDES[case.op](case)
+def compiled(call: Call, **options: Any) -> Way:
+    """Return what torch.compile makes of a call; a gated product has both weights side by side.
+
+    The first call compiles.
+    """
+    product: Callable[..., torch.Tensor]
+    inputs: Callable[[Any], list[torch.Tensor]]
+    if isinstance(call, MatmulCall) and call.up is not None:
+        product, inputs = fused_baselines.merged(call), fused_baselines.merged_inputs
+    else:
+        product, inputs = _product(call), _inputs
+
+    @functools.cache
+    def made() -> Callable[..., torch.Tensor]:
+        torch.compiler.reset()  # kernels compiled for other cases count towards a limit
+        return torch.compile(lambda *given: product(*given), dynamic=False, fullgraph=True, **options)
+
+    return lambda each: made()(*inputs(each))
 
 
-def torch_timed(case: Case) -> Callable[[Call], None]:
-    """Return torch's side as it is timed: without a copy where torch takes no `out`."""
-    return _kept(torch_grouped) if case.op == "grouped" else torch_side(case)
+def _plain_name(call: MatmulCall) -> str:
+    """Name torch's product; of fp8, with where its sums are kept, which is as in tritile's."""
+    if call.scales is not None:
+        return block_baselines.way_of(call)
+    if call.dtype in FP8_DTYPES:
+        return f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
+    return "_int_mm" if call.dtype == "int8" else "matmul"
 
 
-def torch_call(call: Call) -> str:
-    """Name what torch's side calls where that depends on the operands, else return ""."""
-    return block_baselines.way_of(call) if isinstance(call, MatmulCall) and call.scales is not None else ""
+def _of_matmul(call: MatmulCall) -> dict[str, Way]:
+    if call.up is not None:
+        by_compiler = {f"{COMPILED}, one product": compiled(call)}
+        return {"two products": torch_matmul, "one product": torch_merged, **by_compiler}
+    plain: dict[str, Way] = {_plain_name(call): torch_matmul}
+    if call.fused == UNFUSED or call.scales is not None or call.dtype in FP8_DTYPES:
+        return plain
+    if fused_baselines.takes_one_call(call):
+        plain["_addmm_activation"] = fused_baselines.in_one_call
+    return {**plain, COMPILED: compiled(call)}
 
 
-def device_copy(call: Call) -> None:
-    """Copy as many bytes in their order: the speed limit of a permutation."""
-    assert isinstance(call, PermuteCall)
-    words = min(call.x.numel(), call.out.numel())
-    call.out[:words].copy_(call.x[:words])
+def torch_ways(case: Case, call: Call) -> dict[str, Way]:
+    """Return torch's ways to make a call's answer by name, the plainest first.
+
+    The fastest of them is what tritile is compared with.
+    """
+    if isinstance(call, MatmulCall):
+        return _of_matmul(call)
+    if isinstance(call, PermuteCall):
+        return {"copy_": torch_calls.permute(case.dtype, case.shape, case.dims)}
+    if isinstance(call, GroupedCall):
+        fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
+        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": torch_grouped}
+    return weight_baselines.ways(call)
 
 
-def inductor(call: Call) -> Baseline:
-    """Return the product by torch.compile in its max-autotune mode; it allocates its results.
+def into_out(way: Way) -> Callable[[Call], None]:
+    """Return a function that leaves the way's answer in the call's output."""
 
-    The first call compiles. torch makes no CUDA graph of its own: the measurement captures every side.
+    def run(call: Call) -> None:
+        answer = way(call)
+        if answer is not None:
+            _result(call).copy_(answer)
+
+    return run
+
+
+def graph_of(way: Way, calls: list[Any]) -> timing.Graph:
+    """Capture a way over all calls. It runs on each of them first, which prepares their operands.
+
+    What it returns is kept, so that each launch of the graph writes to cold memory.
+    """
+    for call in calls:
+        way(call)
+    made: list[torch.Tensor | None] = []
+    return timing.Graph(lambda call: made.append(way(call)), calls)
+
+
+def device_copy(call: PermuteCall) -> None:
+    """Copy as many bytes in their order: the speed limit of a permutation.
+
+    Copies of an odd number of 16-byte words are slower: up to 31 bytes are left out.
+    """
+    x, out = call.x.view(torch.uint8), call.out.view(torch.uint8)
+    count = min(x.numel(), out.numel())
+    count = count // EVEN * EVEN or count
+    out[:count].copy_(x[:count])
+
+
+def inductor(call: Call) -> Way:
+    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
+
+    torch makes no CUDA graph of its own. The operands are those of torch's eager side.
     """
     of_torch.print_no_candidates()
-    torch.compiler.reset()  # kernels compiled for other cases count towards a limit
-    product = _product(call)
-    compiled = torch.compile(
-        lambda *inputs: product(*inputs), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
-    )
-    return lambda call: compiled(*_as_a_user_has_them(call)[0])
+    return compiled(call, mode=SEARCHING)
 
 
-def tutorials(call: Call) -> Baseline | None:
+def tutorials(call: Call) -> Way | None:
     """Return the matmul of Triton's tutorial, tuned in the first call; None for products it cannot make."""
     if not isinstance(call, MatmulCall):
         return None
@@ -157,16 +187,13 @@ def tutorials(call: Call) -> Baseline | None:
         return None
     multiply = tutorial_baseline.tuned(call.a.itemsize)
 
-    def run(call: Call) -> torch.Tensor:
-        assert isinstance(call, MatmulCall)
-        a, b, out = torch_calls.matrices(call)
-        multiply(a, b, out, call.precision)
-        return out if call.problem.batch > 1 else out[0]
+    def run(call: MatmulCall) -> None:
+        multiply(*torch_calls.matrices(call), call.precision)
 
     return run
 
 
-ON_REQUEST: Final[dict[str, Callable[[Call], Baseline | None]]] = {
+ON_REQUEST: Final[dict[str, Callable[[Call], Way | None]]] = {
     "inductor": inductor,
     "tutorial": tutorials,
 }
@@ -181,14 +208,15 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def baseline_graph(name: str, calls: list[Call]) -> timing.Graph | None:
-    """Capture a baseline over all calls, its first answer checked; return None where it takes no such call.
+def requested(name: str, call: Call) -> Way | None:
+    """Return a baseline on request, None where it takes no such call."""
+    return None if call.op == "linear_quantized" else ON_REQUEST[name](call)
 
-    Raises TuningError for a wrong answer, and whatever the baseline raises.
+
+def checked(way: Way, calls: list[Any]) -> tuple[timing.Graph, float]:
+    """Capture a way over all calls, its first answer checked; return its error too.
+
+    Raises TuningError for a wrong answer, and whatever the way raises.
     """
-    first = calls[0]
-    baseline = None if isinstance(first, PermuteCall) else ON_REQUEST[name](first)
-    if baseline is None:
-        return None
-    answers.check(_into_out(baseline), first, every=False)
-    return timing.Graph(_kept(baseline), calls)
+    error = answers.check(into_out(way), calls[0], every=False)
+    return graph_of(way, calls), error

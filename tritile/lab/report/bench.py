@@ -1,9 +1,10 @@
 """Time tritile and its baselines on one case: all in one process, by turns, on cold operands."""
 
-import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
 from tritile.lab.report import baselines
 from tritile.lab.report.results import Measurement
-from tritile.ops.fused import addmm, linear
+from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
-from tritile.ops.permute import transpose
+from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.runtime import launch
@@ -26,37 +27,47 @@ from tritile.tune.subject import answers, operands
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
 
-
-def _torch_error(call: Call, run: timing.Run) -> float:
-    operands.poison(call)
-    run(call)
-    torch.cuda.synchronize()
-    return answers.error_of(call)
+Tell = Callable[[str], None]
+Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
 
 
-def _baseline_graphs(
-    case: Case, calls: list[Call], names: Iterable[str], tell: Callable[[str], None]
-) -> dict[str, timing.Graph]:
-    """Capture the baselines that take the case and answer rightly; `tell` is told of those that fail."""
+def _graphs(
+    case: Case,
+    calls: list[Call],
+    names: Iterable[str],
+    way_of: Callable[[str], baselines.Way | None],
+    tell: Tell,
+) -> Graphs:
+    """Capture the ways that take the case and answer rightly; `tell` is told of those that fail."""
     graphs = {}
     for name in names:
         try:
-            graph = baselines.baseline_graph(name, calls)
+            way = way_of(name)
+            if way is not None:
+                graphs[name] = baselines.checked(way, calls)
         except Exception as error:  # a baseline that fails costs its own numbers alone
             tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
-            continue
-        if graph is not None:
-            graphs[name] = graph
     return graphs
 
 
-def measured(
-    case: Case, names: Iterable[str] = (), tell: Callable[[str], None] = warnings.warn
-) -> Measurement:
+def _torch_graphs(case: Case, calls: list[Call], tell: Tell) -> Graphs:
+    """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
+    ways = baselines.torch_ways(case, calls[0])
+    plainest, *others = ways
+    operands.poison(calls[0])
+    baselines.into_out(ways[plainest])(calls[0])
+    torch.cuda.synchronize()
+    error = answers.error_of(calls[0])
+    found = {plainest: (baselines.graph_of(ways[plainest], calls), error)}
+    return found | _graphs(case, calls, others, ways.__getitem__, tell)
+
+
+def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) -> Measurement:
     """Time tritile, torch and the named baselines on a case, with the config that a call would use.
 
-    A baseline that fails or answers wrongly is left out, and `tell` is called with the reason.
-    Raises UnsupportedError where there is no GPU, and what a call would raise.
+    Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
+    left out, and `tell` is called with the reason. Raises UnsupportedError where there is no GPU, and what a
+    call would raise.
     """
     device = devices.current_gpu()
     if device is None:
@@ -66,52 +77,70 @@ def measured(
     assert chosen is not None
     calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
-    is_copy, theirs = case.op == "permute", baselines.torch_side(case)
-    baselines.ready(calls)
     error = answers.check(ours, calls[0])
-    sides: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
+    graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
-        torch_error = _torch_error(calls[0], theirs)
-        for call in calls if baselines.torch_call(calls[0]) else ():
-            theirs(call)  # the first run prepares the operands
-        sides["torch"] = timing.Graph(baselines.torch_timed(case), calls)
-        sides |= _baseline_graphs(case, calls, names, tell)
-    if is_copy:
+        ways = _torch_graphs(case, calls, tell)
+        more = _graphs(case, calls, names, lambda name: baselines.requested(name, calls[0]), tell)
+    graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
+    if case.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
         copy = baselines.device_copy
-        sides |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
-    samples = timing.interleaved(list(sides.values()), budget_ms=50.0 * len(sides))
-    timings = {side: timing.timing_of(times) for side, times in zip(sides, samples, strict=True)}
-    us = {side: timing.us for side, timing in timings.items()}
-    copy_gbps = problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if is_copy else None
+        graphs |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
+    samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
+    timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
+    us = {side: found.us for side, found in timings.items()}
+    fastest = min(ways, key=us.__getitem__)
     return Measurement(
         tritile_us=us["tritile"],
-        torch_us=us["torch"],
+        torch_us=us[fastest],
         inductor_us=us.get("inductor"),
         tutorial_us=us.get("tutorial"),
         spread=timings["tritile"].spread,
+        spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
+        samples=len(samples[0]),
+        launches=len(calls),
         error=error,
-        torch_error=torch_error,
-        copy_gbps=copy_gbps,
+        torch_error=ways[fastest][1],
+        copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
         config=chosen.config,
         plan_source=chosen.source,
-        torch_call=baselines.torch_call(calls[0]),
+        torch_call=fastest,
+        torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
     )
 
 
-def host_costs() -> list[tuple[str, float, float]]:
-    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    a = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
-    bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
-    calls: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
-        ("matmul(a, b)", lambda: matmul(a, a), lambda: torch.matmul(a, a)),
+HostCall = tuple[str, Callable[[], object], Callable[[], object]]  # its name, tritile's and torch's
+
+
+def _operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return two matrices, a bias and a batch of matrices."""
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    a, b = (torch.randn(256, 256, **options) for _ in "ab")
+    return a, b, torch.randn(256, **options), torch.randn(4, 256, 256, **options)
+
+
+def host_calls() -> list[HostCall]:
+    """Return small calls whose results are new tensors."""
+    a, b, bias, batch = _operands()
+    calls: list[HostCall] = [
+        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
         ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        ("linear(x, w, bias)", lambda: linear(a, a, bias), lambda: F.linear(a, a, bias)),
-        ("addmm(c, a, b)", lambda: addmm(bias, a, a), lambda: torch.addmm(bias, a, a)),
+        (
+            "permute(x, dims)",
+            lambda: permute(batch, (2, 0, 1)),
+            lambda: batch.permute(2, 0, 1).contiguous(),
+        ),
+        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
+        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
+        (
+            "baddbmm(c, a, b)",
+            lambda: baddbmm(batch, batch, batch),
+            lambda: torch.baddbmm(batch, batch, batch),
+        ),
     ]
     if torch.cuda.get_device_capability() >= (8, 9):
-        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
-        kind = torch.bfloat16
+        x, one, kind = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda"), torch.bfloat16
         calls.append(
             (
                 "scaled_matmul(a, b, s, s)",
@@ -119,19 +148,58 @@ def host_costs() -> list[tuple[str, float, float]]:
                 lambda: of_torch.scaled_mm(x, x.t(), one, one, out_dtype=kind),
             )
         )
-    return [(name, host_us(ours), host_us(theirs)) for name, ours, theirs in calls]
+    return calls
 
 
-def host_us(call: Callable[[], object], count: int = 2000) -> float:
-    """Return the microseconds that one call keeps the host busy, the best of five times `count` / 5 calls."""
-    for _ in range(20):
-        call()
-    best = math.inf
-    for _ in range(5):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(count // 5):
+def host_calls_into_out() -> list[HostCall]:
+    """Return small calls that write to a tensor."""
+    a, b, bias, batch = _operands()
+    out, turned = torch.empty_like(a), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
+    return [
+        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
+        (
+            "linear(x, w, bias, out=)",
+            lambda: linear(a, b, bias, out=out),
+            lambda: torch.addmm(bias, a, b.t(), out=out),
+        ),
+        (
+            "addmm(c, a, b, out=)",
+            lambda: addmm(bias, a, b, out=out),
+            lambda: torch.addmm(bias, a, b, out=out),
+        ),
+        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
+        (
+            "permute(x, dims, out=)",
+            lambda: permute(batch, (2, 0, 1), out=turned),
+            lambda: turned.copy_(batch.permute(2, 0, 1)),
+        ),
+    ]
+
+
+def host_costs() -> list[tuple[str, float, float]]:
+    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
+    costs = []
+    for name, ours, theirs in host_calls() + host_calls_into_out():
+        our_us, their_us = host_us(ours, theirs)
+        costs.append((name, our_us, their_us))
+    return costs
+
+
+def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) -> list[float]:
+    """Return the microseconds that each call keeps the host busy: medians of batches, by turns.
+
+    The GPU is waited for before each batch, so that no launch waits for room in the queue.
+    """
+    for call in calls:
+        for _ in range(20):
             call()
-        best = min(best, (time.perf_counter() - started) / (count // 5))
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(batches):
+        for call, times in zip(calls, found, strict=True):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(size):
+                call()
+            times.append((time.perf_counter() - started) / size * 1e6)
     torch.cuda.synchronize()
-    return best * 1e6
+    return [statistics.median(times) for times in found]

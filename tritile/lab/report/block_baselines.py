@@ -1,23 +1,19 @@
-"""torch's product with scales per 128 of K: `_scaled_mm` where it takes the operands, else a bfloat16 matmul.
-
-A call's first run prepares its operands, so that later runs, timed or captured, only multiply.
-"""
+"""torch's product with scales per 128 of K: `_scaled_mm` where it takes the operands, else in bfloat16."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
 from tritile.core.problem import BLOCK_SCALES
 from tritile.core.views import MatmulCall
+from tritile.lab.report.once import once
 from tritile.tune.subject import operands
 from tritile.tune.subject.scales import applied, as_matrices
 
-OWN: Final = "_scaled_mm"
+OWN: Final = "_scaled_mm, use_fast_accum=False"  # scales are applied to sums that left the tensor cores
 WIDE: Final = "matmul of dequantised bfloat16"
-_ready: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by the scales of a
 _ways: Final[dict[Any, str]] = {}  # by problem
 
 
@@ -76,10 +72,8 @@ def way_of(call: MatmulCall) -> str:
 def inputs(call: MatmulCall) -> list[torch.Tensor]:
     """Return the operands, and any scales, that `product` takes."""
     assert call.scales is not None
-    if call.scales.a not in _ready:
-        _ready[call.scales.a] = (_wide if way_of(call) == WIDE else _own)(call)
-    found: list[torch.Tensor] = _ready[call.scales.a]
-    return found
+    way = way_of(call)
+    return once(call.scales.a, way, lambda: (_wide if way == WIDE else _own)(call))
 
 
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:

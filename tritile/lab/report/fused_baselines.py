@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
-from tritile.core.problem import FP8_DTYPES
-from tritile.core.views import MatmulCall
+from tritile.core.problem import FP8_DTYPES, Epilogue
+from tritile.core.views import MatmulCall, View
 from tritile.lab.report import block_baselines
+from tritile.lab.report.once import once
 from tritile.tune.subject import operands
 
 Side = torch.Tensor | None
@@ -32,18 +33,60 @@ def sides(call: MatmulCall) -> list[torch.Tensor]:
     return found
 
 
+def _biases(call: MatmulCall) -> tuple[View | None, View | None]:
+    """Return the biases of both products of a gated unit."""
+    return call.fused.bias, call.fused.bias_up
+
+
 def _gated(call: MatmulCall) -> Callable[..., torch.Tensor]:
     """Return activation(linear(x, gate)) * linear(x, up) as a torch user writes it, for one matrix."""
-    fused = call.fused
+    views, activation = _biases(call), call.fused.activation
 
-    def linear(
-        x: torch.Tensor, gate: torch.Tensor, *given: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(x: torch.Tensor, gate: torch.Tensor, *given: torch.Tensor, out: Side = None) -> torch.Tensor:
         *biases, up = given
         tensors = iter(biases)
-        bias, bias_up = (None if view is None else next(tensors) for view in (fused.bias, fused.bias_up))
+        bias, bias_up = (None if view is None else next(tensors) for view in views)
         left, right = F.linear(x, gate.t(), bias), F.linear(x, up.t(), bias_up)
-        return torch.mul(activated(left, fused.activation), right, out=out)
+        return torch.mul(activated(left, activation), right, out=out)
+
+    return linear
+
+
+def takes_one_call(call: MatmulCall) -> bool:
+    """Tell whether `_addmm_activation` makes the product with its epilogue."""
+    wanted = (Epilogue(bias="row", activation=name) for name in ("relu", "gelu_tanh"))
+    return call.problem.batch == 1 and call.fused.epilogue in wanted
+
+
+def in_one_call(call: MatmulCall) -> torch.Tensor:
+    """Multiply, add a bias and apply an activation in one call."""
+    assert call.fused.bias is not None
+    a, b, bias = (operands.matrix(view, 1)[0] for view in (call.a, call.b, call.fused.bias))
+    return of_torch.addmm_activation(bias[0], a, b, use_gelu=call.fused.activation == "gelu_tanh")
+
+
+def merged_inputs(call: MatmulCall) -> list[torch.Tensor]:
+    """Return x, both weights of a gated product side by side, and both biases, zeros for a missing one."""
+    assert call.up is not None
+    x, gate, up = (operands.matrix(view, 1)[0] for view in (call.a, call.b, call.up))
+    biases = [None if view is None else operands.matrix(view, 1)[0, 0] for view in _biases(call)]
+
+    def side_by_side() -> list[torch.Tensor]:
+        weights = [torch.cat((gate.t(), up.t()))]
+        zeros = x.new_zeros(gate.shape[1])
+        rows = [zeros if bias is None else bias for bias in biases]
+        return weights if biases == [None, None] else [*weights, torch.cat(rows)]
+
+    return [x, *once(call.up.tensor, "side by side", side_by_side)]
+
+
+def merged(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """Return a gated product as one product by what `merged_inputs` returns, then silu(left) * right."""
+    activation = call.fused.activation
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: Side = None) -> torch.Tensor:
+        left, right = F.linear(x, weight, bias).chunk(2, -1)
+        return activated(left, activation) * right
 
     return linear
 
@@ -79,7 +122,8 @@ def _scaled_product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         if call.dtype in FP8_DTYPES:
             scale_a, scale_b = scales if len(scales) == 2 else (one, one)
-            return of_torch.scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, **out)
+            how = {"out_dtype": kind, "use_fast_accum": call.precision == "fast"}
+            return of_torch.scaled_mm(a, b, scale_a, scale_b, **how, **out)
         if call.dtype == "int8":
             sums = without_zeros(of_torch.int_mm(a, b), a, b, *zeros).float()
             for scale in scales:

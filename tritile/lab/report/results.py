@@ -3,10 +3,15 @@
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
 weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
-(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a baseline that was not run), `torch_call` where
-torch has several calls, `ratio_torch`, `ratio_inductor` and `ratio_tutorial` (the baseline's time by
-tritile's: above 1, tritile is faster), `spread`, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`,
-`error, torch_error` and `env`. Older lines lack `tutorial_us` and `ratio_tutorial`.
+(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a baseline that was not run), `ratio_torch`,
+`ratio_inductor` and `ratio_tutorial` (the baseline's time by tritile's: above 1, tritile is faster), `spread`
+of tritile's times, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
+
+`torch_us` is the time of the fastest of torch's ways, which `torch_call` names; where there are several,
+`torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
+each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
+
+Older lines lack some of `tutorial_us, ratio_tutorial, torch_call, torch_calls, spreads, samples, launches`.
 
 In op "grouped" `batch` counts groups, `ragged` names the extent that they share, m or k, and `load` says how.
 
@@ -20,7 +25,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,13 +58,12 @@ _LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; written where 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Hold what was measured of one case.
+    """Hold what was measured of one case, in the words of the lines of results.
 
-    Times are medians in microseconds, None for a baseline that was not run. `spread` is the spread of
-    tritile's times over their median. Errors are relative norms against a reference in float64 or exact
-    integers. `torch_call` names torch's call where there are several. `copy_gbps` (permutes only) is the
-    rate of a plain copy of as many bytes, read and written. Raises InvalidValueError for a time or rate that
-    is not above 0, or a spread or error that is below 0 or not finite.
+    Times are medians in microseconds, None for a baseline that was not run. A spread is that of times over
+    their median. Errors are relative norms against a reference in float64 or exact integers. `copy_gbps`
+    (permutes only) is the rate of a plain copy of as many bytes, read and written. Raises InvalidValueError
+    for a time or rate that is not above 0, or a spread or error that is below 0 or not finite.
     """
 
     tritile_us: float
@@ -73,6 +77,10 @@ class Measurement:
     plan_source: str
     tutorial_us: float | None = None
     torch_call: str = ""
+    torch_calls: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    samples: int | None = None
+    launches: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tritile_us", "torch_us", "inductor_us", "tutorial_us", "copy_gbps"):
@@ -80,6 +88,7 @@ class Measurement:
             _check_number(vars(self), name, needed=needed, above=True)
         for name in ("spread", "error", "torch_error"):
             _check_number(vars(self), name, needed=True, above=False)
+        _check_sides(vars(self))
         if not isinstance(self.config, Config) or not (
             isinstance(self.plan_source, str) and self.plan_source
         ):
@@ -97,6 +106,18 @@ def _check_number(data: Mapping[str, Any], name: str, *, needed: bool, above: bo
         raise InvalidValueError(
             f"{name} = {value!r}: wanted a number {'above 0' if above else 'of 0 or more'}"
         )
+
+
+def _check_sides(data: Mapping[str, Any]) -> None:
+    """Check what newer lines tell of each side. Raises InvalidValueError."""
+    for name in ("samples", "launches"):
+        _check_number(data, name, needed=False, above=True)
+    for field_name, above in (("torch_calls", True), ("spreads", False)):
+        found = data.get(field_name, {})
+        if not isinstance(found, Mapping):
+            raise InvalidValueError(f"{field_name} = {found!r}: wanted numbers by name")
+        for name in found:
+            _check_number(found, name, needed=True, above=above)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -127,9 +148,16 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         "error": measured.error,
         "torch_error": measured.torch_error,
     }
+    sides = {
+        "torch_call": measured.torch_call,
+        "torch_calls": {name: _rounded(us) for name, us in measured.torch_calls.items()},
+        "spreads": {name: _rounded(spread) for name, spread in measured.spreads.items()},
+        "samples": measured.samples,
+        "launches": measured.launches,
+    }
     return {
         **named,
-        **({"torch_call": measured.torch_call} if measured.torch_call else {}),
+        **{name: value for name, value in sides.items() if value},
         **{name: _rounded(value) for name, value in numbers.items()},
         "config": measured.config.to_dict(),
         "plan_source": measured.plan_source,
@@ -185,6 +213,7 @@ def _check_case(line: Result) -> None:
         _check_number(line, name, needed=name != "copy_gbps", above=True)
     for name in ("spread", "error", "torch_error"):
         _check_number(line, name, needed=True, above=False)
+    _check_sides(line)
     Config.from_dict(line.get("config"))
     if not isinstance(line.get("plan_source"), str):
         raise InvalidValueError("plan_source: wanted text")

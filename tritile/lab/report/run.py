@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from tritile.core.device import Device
 from tritile.errors import InvalidValueError, brief
-from tritile.lab.report import bench
+from tritile.lab.report import bench, drawn
 from tritile.lab.report.results import HOST, Result, append, host_result, read, result
 from tritile.tune.suites import Case
 
@@ -42,6 +43,29 @@ def run_cases(
         torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
         done(case.problem.label)
     return lines, failed
+
+
+def run_drawn(
+    cases: Sequence[Case],
+    peers: Sequence[str],
+    searched: int,
+    device: Device,
+    env: Mapping[str, str],
+    folder: Path | None,
+    tell: Tell,
+    done: Tell,
+) -> tuple[list[Result], int]:
+    """Measure drawn cases as `run_cases` does, with nothing remembered and every kernel compiled before.
+
+    The first `searched` aligned products are compared with torch.compile's max-autotune too.
+    """
+    first = drawn.aligned(cases)[:searched]
+    rest = [case for case in cases if case not in first]
+    with drawn.nothing_remembered():
+        drawn.compile_all(cases, device)
+        lines, failed = run_cases(first, list({*peers, "inductor"}), env, folder, tell, done)
+        more, lost = run_cases(rest, peers, env, folder, tell, done)
+    return lines + more, failed + lost
 
 
 def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:

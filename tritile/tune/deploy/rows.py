@@ -1,5 +1,6 @@
 """The kernels that calls need: with one weight at any number of rows, or of one class at any sizes."""
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from tritile.core.device import Device
 from tritile.core.pointer import Pointer
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
 from tritile.core.problem.epilogue import SIDES, epilogue_of
-from tritile.core.views import posed
+from tritile.core.views import Call, posed
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.families.common.work import Descriptor
@@ -51,12 +52,21 @@ def _kind_for(param: Any, value: Any) -> Any:
     return value >= 2**31 if param.do_not_specialize and isinstance(value, int) else _kind(value)
 
 
+@functools.lru_cache(1024)  # all sizes of a class, which each of its configs takes in turn
+def _posed(problem: Tiled) -> Call:
+    return posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
+
+
+@functools.cache
+def _params(kernel: Any) -> dict[str, Any]:
+    return {param.name: param for param in kernel.params}
+
+
 def _compiled(problem: Tiled, config: Config, device: Device) -> tuple[Any, ...]:
     """Return a value that is equal for two calls which launch the same kernels."""
-    call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
     steps = []
-    for step in work_of(call, config, device.processors, early(device)).steps:
-        params = {p.name: p for p in step.kernel.params}
+    for step in work_of(_posed(problem), config, device.processors, early(device)).steps:
+        params = _params(step.kernel)
         args = (_kind_for(params[name], value) for name, value in step.args.items())
         steps.append((step.kernel, *args, *step.options.items()))
     return tuple(steps)
@@ -139,7 +149,10 @@ def of_rows(problem: Tiled, rows: Iterable[int], device: Device, mode: str = "ca
     numbers = list(rows) if isinstance(rows, Iterable) else []
     if not numbers or not all(type(m) is int and m >= 1 for m in numbers):
         raise InvalidValueError(f"rows={rows!r}: wanted whole numbers, 1 and more")
-    return _distinct(_planned((_with_rows(problem, m) for m in numbers), device, mode), device)
+    alike = (_with_rows(problem, m) for m in numbers)
+    # Whether the precision of `problem` was named is not known: a call may ask for either.
+    asked = itertools.chain.from_iterable((each, numerics.unnamed(each, device)) for each in alike)
+    return _distinct(_planned(dict.fromkeys(asked), device, mode), device)
 
 
 def _remembered(problem: Tiled, device: Device) -> list[Tiled]:

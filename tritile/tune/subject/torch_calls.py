@@ -34,8 +34,9 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     if call.dtype == "int8":
         return of_torch.int_mm
     if call.dtype in FP8_DTYPES:
-        one, kind = _one(call.a.tensor.device), getattr(torch, call.out_dtype)
-        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, out_dtype=kind, **out)
+        one, fast = _one(call.a.tensor.device), call.precision == "fast"
+        how = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": fast}
+        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, **how, **out)
     return torch.matmul
 
 

@@ -1,5 +1,6 @@
 """Turn rows into a file: an HTML page that loads nothing else, or a picture of one figure."""
 
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -99,6 +100,14 @@ def _script(source: str) -> str:
     return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
+@functools.cache
+def _vega() -> str:
+    """Return the script that draws figures, which takes a second to bundle."""
+    import vl_convert
+
+    return _script(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+
+
 def html(rows: Rows) -> str:
     """Return the page: figures, tables, filters, and the scripts that draw them.
 
@@ -111,7 +120,6 @@ def html(rows: Rows) -> str:
             "make them"
         )
     import jinja2
-    import vl_convert
 
     from tritile.lab.report.page import tables
     from tritile.lab.report.page.figures import FIGURES
@@ -143,7 +151,7 @@ def html(rows: Rows) -> str:
         others=tables.others(rows),
         options=_options(rows),
         data=data,
-        vega=_script(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")),
+        vega=_vega(),
     )
 
 

@@ -17,7 +17,6 @@ _STORES: Final = (".sqlite3", ".sqlite3.gz")
 _WANTED: Final = (
     "a folder, or a file of results (.jsonl), of trials (.sqlite3, .sqlite3.gz) or of study (.json)"
 )
-_APART: Final = "alignments"  # the op in files of `tuning/alignments.py`, which a report skips
 
 
 @dataclass
@@ -44,7 +43,7 @@ def _add_json(found: Sources, path: Path) -> None:
         found.studies.append(data)
     elif rows is not None and all("measures" in row for row in rows):
         found.autotunes.append(rows)
-    elif rows is None or any(row.get("op") != _APART for row in rows):
+    else:
         raise InvalidValueError(
             f"{path}: wanted what `tritile tune --study` or tuning/compare_autotune.py writes"
         )

@@ -15,6 +15,7 @@ from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -37,6 +38,7 @@ class Tiling:
     A *turn* is one work unit of a program: a tile or, where `parts` programs share each tile (SPLIT_K), one
     part of a tile. Turns are numbered in the order in which they start. Turn t belongs to program `t %
     programs` and is part `t // tiles` of tile `t % tiles`. A program that is not persistent has one turn.
+    A cluster of programs counts as one, which makes the tiles of all as a single one.
 
     `rows` and `columns` count the tiles in each of `matrices` matrices. `group` counts the tile rows in a
     band; tiles are taken down a band, column by column. `resident` is how many programs an SM holds at once.
@@ -77,7 +79,7 @@ class Tiling:
     @property
     def at_once(self) -> int:
         """Count the programs that the device runs at the same time: a wave, which makes as many turns."""
-        return min(self.programs, self.device.processors * self.resident)
+        return min(self.programs, self.device.processors // self.config.num_ctas * self.resident)
 
     @property
     def waves(self) -> int:
@@ -151,9 +153,8 @@ def _copied(work: Work) -> tuple[str, ...]:
     return tuple(name.upper() for name in "ab" if name in read)
 
 
-def _covers(extent: int, tiles: int, side: str, lanes: int, values: Mapping[str, Any]) -> int:
+def _covers(extent: int, tiles: int, side: str, block: int, values: Mapping[str, Any]) -> int:
     """Return how much of an extent each tile covers, as `tile_span` of the permute kernels has it."""
-    block: int = values[f"BLOCK_{side}"] // lanes
     if not values.get(f"UNEVEN_{side}"):
         return block
     unit: int = min(values.get(f"ALIGN_{side}", 1), block)
@@ -181,8 +182,10 @@ def tiling_of(
         assert isinstance(problem, PermuteProblem)
         lanes = permute.WORD // problem.itemsize
         high = permute.whole_rows(problem) // lanes
-    rows, columns = -(-high // (config["BLOCK_M"] // lanes)), -(-problem.n // config["BLOCK_N"])
-    covers = lanes * _covers(high, rows, "M", lanes, values), _covers(problem.n, columns, "N", 1, values)
+    whole = clusters.clustered(config) if config.family == clusters.NAME else config
+    m, n = whole["BLOCK_M"] // lanes, whole["BLOCK_N"]
+    rows, columns = -(-high // m), -(-problem.n // n)
+    covers = lanes * _covers(high, rows, "M", m, values), _covers(problem.n, columns, "N", n, values)
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
     if config.family == split.NAME and not values["whole"]:  # else the parts of the last wave are not shown
         parts = values["split"]

@@ -45,7 +45,7 @@ def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
         "op": tiling.problem.op,
         **{name: getattr(tiling, name) for name in names},
         **_of_problem(tiling),
-        "processors": tiling.device.processors,
+        "processors": tiling.device.processors // tiling.config.num_ctas,
         "orders": order_name(tiling),
         "turn_name": "Program" if tiling.programs == tiling.turns else "Tile",
         "start": start,

@@ -3,6 +3,7 @@
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.operands import realigned, turned
+from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_scaled import family as scaled
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
@@ -94,7 +95,9 @@ def _programs(tiling: Tiling) -> str:
             f"{-(-tiling.turns // tiling.programs):,} tiles, {tiling.programs:,} places apart."
         )
     held = f"{tiling.at_once:,} of {tiling.programs:,} programs run at once"
-    return f"{held}, by an estimate of {tiling.resident} on each of {tiling.device.processors} SMs."
+    ctas, processors = tiling.config.num_ctas, tiling.device.processors
+    seats = f"{processors} SMs" if ctas == 1 else f"{processors // ctas} groups of {ctas} SMs"
+    return f"{held}, by an estimate of {tiling.resident} on each of {seats}."
 
 
 def _edges(tiling: Tiling, config: Config) -> str:
@@ -112,8 +115,9 @@ def _edges(tiling: Tiling, config: Config) -> str:
             "The last tile of a row or column ends where the matrix does, and overlaps the one before: what "
             "two of them move, both move alike, and a whole tile needs no masks."
         )
-    over = {"M": problem.m, "N": problem.n, "K": problem.k}
-    ragged = [name for name, extent in over.items() if extent % config[f"BLOCK_{name}"]]
+    sides = *tiling.covers, config["BLOCK_K"]
+    extents = zip("MNK", (problem.m, problem.n, problem.k), sides, strict=True)
+    ragged = [name for name, extent, side in extents if extent % side]
     if not ragged:
         return "Blocks divide M, N and K: nothing is masked."
     how = "by the copy engine (TMA)" if config.family != "tile" else "by masked loads"
@@ -160,7 +164,12 @@ def notes(tiling: Tiling) -> list[str]:
         for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
-    if config.family in (warpgroups.NAME, split.NAME, scaled.NAME):
+    if config.family == clusters.NAME:
+        found.append(
+            "Each of these programs is a cluster of two, on two SMs. Each of the two makes half of the tile, "
+            "and the blocks that both need are fetched once for both."
+        )
+    if config.family in (warpgroups.NAME, split.NAME, scaled.NAME, clusters.NAME):
         found.append(
             f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
             f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."

@@ -1,0 +1,114 @@
+"""The precision of float32 products where neither the call nor torch's setting names one."""
+
+import pytest
+import torch
+
+import tritile
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
+from tritile.families import numerics
+from tritile.in_torch import deciding
+from tritile.ops import products
+from tritile.ops.fused import linear_of
+from tritile.ops.gated import gated_of
+from tritile.ops.products import Product, checked
+from tritile.tune.deploy import rows
+
+LARGE = (2048, 2048, 256)
+HOPPER = target_device("nvidia-h200")
+
+
+def operands(m, n, k, dtype=torch.float32):
+    return torch.empty(m, k, dtype=dtype, device="meta"), torch.empty(k, n, dtype=dtype, device="meta")
+
+
+def precision_of(a, b, precision=None):
+    return checked(Product.plain(a, b), None, None, precision)[2]
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch):
+    monkeypatch.setattr(products, "_is_hopper", lambda device: True)
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_large_products_are_made_of_parts():
+    assert precision_of(*operands(*LARGE)) == "fp16x3"
+    x, weight = torch.empty(3, 1024, 300, device="meta"), torch.empty(4096, 300, device="meta")
+    of = linear_of(x, weight, None, None, "gelu")
+    assert checked(of, None, None, None)[2] == "fp16x3"
+
+
+@pytest.mark.parametrize("sizes", [(2047, 2048, 256), (2048, 2048, 255), (511, 10000, 1024)])
+def test_others_are_made_in_fp32(sizes):
+    assert precision_of(*operands(*sizes)) == "ieee"
+
+
+@pytest.mark.parametrize("named", ["ieee", "tf32", "tf32x3"])
+def test_a_precision_that_is_named_is_taken(named):
+    assert precision_of(*operands(*LARGE), named) == named
+
+
+@pytest.mark.parametrize("setting", ["ieee", "tf32"])
+def test_so_is_what_torch_is_set_to(setting):
+    torch.backends.cuda.matmul.fp32_precision = setting
+    assert precision_of(*operands(*LARGE)) == setting
+
+
+def test_rows_of_batch_invariant_calls_do_not_depend_on_other_rows():
+    with tritile.batch_invariant():
+        assert precision_of(*operands(*LARGE)) == "ieee"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64])
+def test_other_dtypes_have_no_parts(dtype):
+    assert precision_of(*operands(*LARGE, dtype)) == "ieee"
+
+
+def test_gated_products_have_no_parts():
+    x, weight = torch.empty(2048, 256, device="meta"), torch.empty(2048, 256, device="meta")
+    of = gated_of((x, weight, weight, None, None), "silu", None)
+    assert checked(of, None, None, None)[2] == "ieee"
+
+
+def test_other_gpus_multiply_in_fp32(monkeypatch):
+    monkeypatch.setattr(products, "_is_hopper", lambda device: False)
+    assert precision_of(*operands(*LARGE)) == "ieee"
+
+
+def test_torchs_own_calls_choose_alike(monkeypatch):
+    """`use_in_torch` describes a call by the same rule."""
+    found = []
+    monkeypatch.setattr(deciding, "check_gpu", lambda *args: None)
+    monkeypatch.setattr(
+        deciding, "_decide", lambda name, policy, call, *rest: found.append(call.precision) or _passed()
+    )
+    for setting in ("none", "ieee"):
+        deciding.decide_product("mm", "always", operands(*LARGE), (1, 1), None, setting, False)
+    assert found == ["fp16x3", "ieee"]
+
+
+def _passed():
+    return deciding.passed_through("mm", "", "")
+
+
+def test_a_problem_says_the_same():
+    problem = MatmulProblem(1, *LARGE, "float32", "float32")
+    assert numerics.unnamed(problem, HOPPER).precision == "fp16x3"
+    assert numerics.unnamed(numerics.in_one_way(problem), HOPPER).precision == "ieee"
+    assert numerics.unnamed(problem, target_device("sm_80")).precision == "ieee"
+    small = MatmulProblem(1, 64, 64, 64, "float32", "float32", precision="fp16x3")
+    assert numerics.unnamed(small, HOPPER).precision == "ieee"
+    halves = MatmulProblem(1, *LARGE, "float16", "float16")
+    assert numerics.unnamed(halves, HOPPER) is halves
+
+
+def test_kernels_for_any_rows_cover_both_precisions():
+    problem = MatmulProblem(1, 4, 4096, 1024, "float32", "float32", b_layout="column")
+    found = {each.m: each.precision for each, _ in rows.of_rows(problem, (4, 4096), HOPPER)}
+    assert found == {4: "ieee", 4096: "fp16x3"}
+    both = rows.of_rows(problem, (4096,), HOPPER)
+    assert {each.precision for each, _ in both} == {"ieee", "fp16x3"}

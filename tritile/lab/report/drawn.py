@@ -1,0 +1,139 @@
+"""The suite "unseen": products and permutations of sizes that nobody chose, drawn anew for each version.
+
+The seed is the hash of the package's files: whoever changes the code changes the sizes, so nothing can be
+tuned to them.
+
+Products: bf16, NN and NT in turn, M log-uniform from 1 to 16384, N and K from 32 to 32768, 2e7 to 2e12
+operations. Permutations: rank 2 to 5, 1 to 16 bytes an element, 1 MB to 1 GB. Of each *shape* it is drawn
+whether its sizes (M left out) are multiples of 64 (60%), of 8 (20%) or any (20%).
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tritile.core.device import Device
+from tritile.core.forgetting import drop
+from tritile.errors import InvalidValueError
+from tritile.planning import plans
+from tritile.planning.classes import OPERATIONS, ROWS, SIDES
+from tritile.runtime.ahead import compiled_for
+from tritile.tune.calibrate.draw import OF_SIZE, log_uniform, permutation, sized
+from tritile.tune.measure.pool import CompilePool
+from tritile.tune.suites import Case
+
+SUITE: Final = "unseen"
+PRODUCTS: Final = 200
+PERMUTATIONS: Final = 100
+SEARCHED: Final = 40  # aligned products that are compared with torch.compile's max-autotune too
+_PACKAGE: Final = Path(__file__).parents[2]
+_UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
+
+
+def _in_git(*words: str) -> str:
+    command = ["git", "-C", str(_PACKAGE.parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+
+def _of_files() -> str:
+    """Return a hash of the package's files: their names and what is in them."""
+    made = hashlib.sha1(usedforsecurity=False)
+    for path in sorted(path for path in _PACKAGE.rglob("*") if path.is_file()):
+        name = path.relative_to(_PACKAGE)
+        if "__pycache__" not in name.parts:
+            made.update(f"{name.as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return made.hexdigest()
+
+
+def seed_of(given: str = "", draw: int = 1) -> str:
+    """Return the seed of a draw, counted from 1: of the first, `given`, else `TRITILE_SEED`, else the code's.
+
+    The code's is git's hash of the tree `tritile/` at HEAD. Where files differ from that, or there is no git,
+    it is a hash of the files. Each further seed is the hash of the first one and its number.
+    """
+    first = given or os.environ.get("TRITILE_SEED", "")
+    if not first and (_PACKAGE.parent / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if not _in_git("status", "--porcelain", "--", _PACKAGE.name):
+                first = _in_git("rev-parse", f"HEAD:{_PACKAGE.name}")
+    first = first or _of_files()
+    return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
+
+
+def _product(dice: random.Random) -> tuple[int, int, int]:
+    """Draw M, N and K."""
+    while True:
+        unit = dice.choices(*_UNITS)[0]
+        m = log_uniform(dice, 1, ROWS)
+        n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
+        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
+            return m, n, k
+
+
+def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) -> list[Case]:
+    """Return the cases of a seed."""
+    dice = random.Random(seed)
+    cases = []
+    for turn in range(products):
+        m, n, k = _product(dice)
+        cases.append(Case(SUITE, "matmul", "bfloat16", ("NN", "NT")[turn % 2], m=m, n=n, k=k))
+    for _ in range(permutations):
+        size = dice.choice(tuple(OF_SIZE))
+        shape, dims = permutation(dice, size, dice.choices(*_UNITS)[0])
+        cases.append(Case(SUITE, "permute", OF_SIZE[size], shape=shape, dims=dims))
+    return list(dict.fromkeys(cases))
+
+
+def draws(numbers: Iterable[int], seed: str = "", only: str = "") -> dict[str, list[Case]]:
+    """Return the cases of draws, counted from 1, whose names hold `only`, by the seeds of `seed_of`.
+
+    Raises InvalidValueError where there is no such case.
+    """
+    seeds = [seed_of(seed, number) for number in numbers]
+    found = {each: [case for case in draw(each) if only in case.problem.label] for each in seeds}
+    if not any(found.values()):
+        raise InvalidValueError(f"--only {only!r}: no drawn case has that in its name")
+    return found
+
+
+def aligned(cases: Iterable[Case]) -> list[Case]:
+    """Return the products whose N and K are multiples of 8."""
+    return [case for case in cases if case.op == "matmul" and case.n % 8 == case.k % 8 == 0]
+
+
+@contextlib.contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Choose configs as on a machine where nothing was measured and no table is pinned, within a `with`."""
+    names = ("TRITILE_CACHE_DIR", "TRITILE_TABLE")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TRITILE_CACHE_DIR"] = folder
+        drop()
+        try:
+            yield
+        finally:
+            del os.environ["TRITILE_CACHE_DIR"]
+            os.environ.update(before)
+            drop()
+
+
+def _compiled(case: Case, device: Device) -> None:
+    chosen = plans.plan_for(case.problem, device, "cached")
+    assert chosen is not None
+    compiled_for(case.problem, chosen.config, device)
+
+
+def compile_all(cases: Iterable[Case], device: Device) -> None:
+    """Compile what calls of the cases would launch, in parallel, into Triton's cache.
+
+    A kernel that does not compile fails where it is measured.
+    """
+    with CompilePool() as pool:
+        for future in [pool.submit(_compiled, case, device) for case in cases]:
+            future.exception()
