@@ -32,7 +32,7 @@ import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
 from tritile.core import versions  # noqa: E402
-from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem  # noqa: E402
 from tritile.core.views import posed  # noqa: E402
 from tritile.families.matmul_clusters import family as clusters  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
@@ -105,6 +105,7 @@ def parameter(name, value):
     return lambda config: config[name] == value
 
 
+SCALED = MatmulProblem(1, 131, 203, 328, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128")
 GROUPS = GroupedProblem("m", 3, 131, 72, 88, "bfloat16", "bfloat16")
 PACKED = QuantizedProblem(37, 80, 512, "bfloat16", 4, 128, True, bias=True)
 CASES = {
@@ -122,6 +123,7 @@ CASES = {
     "clusters-persistent": Case(product(4099, 4107, 72), "clusters", parameter("PERSISTENT", True)),
     "few-rows": Case(product(3, 77, 1035), "few_rows"),
     "few-rows-words": Case(product(3, 77, 1032), "few_rows"),
+    "scaled": Case(stated(SCALED), "scaled", parameter("CONSUMERS", 2)),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),
@@ -174,6 +176,7 @@ def told(text):
 # Of a family that specialises warps: its folder, its kernel, and the functions that dispatch.
 SPECIALISED = {
     "warpgroups": ("matmul_wgmma", "matmul_warpgroups", ("matmul_warpgroups",)),
+    "scaled": ("matmul_scaled", "matmul_scaled", ("matmul_scaled",)),
     "clusters": ("matmul_clusters", "matmul_clusters", ("matmul_clusters", "run")),
 }
 

@@ -27,6 +27,7 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.errors import OverlapError
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.ops import products
 from tritile.ops.described import Extras, described
@@ -415,6 +416,47 @@ def test_every_family_scales_within_the_sum(shared):
         out.fill_(math.nan)
         launch.prepare(call, config)(*call.tensors)
         assert_block_scaled(out, a, b, *scales, shared, Sides(bias=bias, activation="silu"))
+
+
+BY_PIECES = [config for config in FAMILIES["matmul"]["scaled"].configs if config["GROUP_M"] > 1]
+PIECES = [(config, shared) for config in BY_PIECES for shared in SHARED if not config["PERSISTENT"]]
+PIECES += [(config, (1, 128)) for config in BY_PIECES if config["PERSISTENT"]]
+
+
+@pytest.mark.parametrize(("config", "shared"), PIECES, ids=str)
+def test_products_by_pieces_are_those_of_warpgroups_bit_for_bit(config, shared):
+    """One block of K; an odd number of blocks; K, rows and columns that end within tiles."""
+    kinds = itertools.cycle(((E4M3, E4M3, BF16), (E5M2, E4M3, FP16), (E4M3, E5M2, FP32)))
+    for m, n, k in ((256, 384, 128), (77, 515, 259), (300, 130, 1000), (1, 33, 300), (2050, 2200, 400)):
+        a_dtype, b_dtype, kind = next(kinds)
+        a, b = gpu((m, k), a_dtype), placed(gpu((k, n), b_dtype, 1), "column")
+        scales = tuple(placed(s.cuda(), "sliced") for s in blocks_of(m, n, k, shared))
+        extras = Extras(blocks=scales, shared=f"{shared[0]}x{shared[1]}")
+        outs = []
+        for made in (config, config, groups(128, 128, 128, 2, 2)):
+            buffer, out = frame((m, n), kind, "row", "cuda")
+            call = described(a, b, out, "ieee", extras)
+            if illegal(made, call.problem, devices.gpu(0)) is None:
+                launch.prepare(call, made)(*call.tensors)
+                assert_block_scaled(out, a, b, *scales, shared)
+                assert guard_intact(buffer, out)
+                outs.append(out)
+        if not outs:
+            pytest.skip(illegal(config, call.problem, devices.gpu(0)))
+        assert all(torch.equal(out, outs[-1]) for out in outs)
+
+
+@pytest.mark.parametrize("config", BY_PIECES[::2], ids=str)
+@pytest.mark.parametrize("how", SIDES[:3], ids=str)
+def test_products_by_pieces_with_epilogues(config, how):
+    m, n, k = 201, 264, 600
+    a, b = gpu((m, k), E4M3), placed(gpu((k, n), E4M3, 1), "column")
+    scales, sides = tuple(s.cuda() for s in blocks_of(m, n, k, (1, 128))), sides_of(how, m, n)
+    for layout in ("row", "sliced", "offset"):
+        buffer, out = frame((m, n), BF16, layout, "cuda")
+        run(config, described(a, b, out, "ieee", Extras(*sides, blocks=scales, shared="1x128")))
+        assert_block_scaled(out, a, b, *scales, (1, 128), sides)
+        assert guard_intact(buffer, out)
 
 
 @pytest.mark.parametrize("size", [(256, 320, 512), (77, 515, 259), (16, 256, 4100)], ids=str)

@@ -26,11 +26,12 @@ from tests.reference import (
     same_bits,
     values,
 )
+from tests.scales import assert_block_scaled, blocks_of
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.families.space import illegal
 from tritile.ops import groups, linear
-from tritile.ops.described import described
+from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
@@ -134,6 +135,27 @@ def test_products_of_every_family(config, dtype, precision, out_dtype):
             ran += 1
     if not ran:
         pytest.skip("illegal for this type on this GPU")
+
+
+@pytest.mark.parametrize("tile", [(64, 64, 1, 64, 12), (128, 192, 2, 64, 4), (192, 128, 3, 128, 4)], ids=str)
+@pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=name)
+def test_products_by_pieces(tile, out_dtype):
+    m, n, consumers, piece, stages = tile
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8, "CONSUMERS": consumers}
+    config = Config.of(4, stages, "scaled", **sides, PIECE=piece, PERSISTENT=False)
+    ran = 0
+    for batch, (m, n, k), layout in cases(out_dtype.itemsize):
+        if batch:
+            continue
+        a, b = poised((m, k), FP8[0], 0), poised((n, k), FP8[0], 1).mT
+        scales = tuple(placed(s.cuda(), "sliced") for s in blocks_of(m, n, k, (1, 128)))
+        buffer, out = frame((m, n), out_dtype, layout, "cuda")
+        if run(config, described(a, b, out, "ieee", Extras(blocks=scales, shared="1x128"))):
+            assert_block_scaled(out, a, b, *scales, (1, 128))
+            assert guard_intact(buffer, out), (m, n, k, layout)
+            ran += 1
+    if not ran:
+        pytest.skip("illegal on this GPU")
 
 
 GROUPED = [

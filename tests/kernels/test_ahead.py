@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 import subprocess
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.errors import TuningError
 from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal
@@ -298,6 +300,46 @@ def test_split_tails_compile_for_hopper(problem, config):
     kernel = ahead.compiled_for(problem, config, device)
     assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
     assert ahead.resources(kernel).spills == 0
+
+
+def scaled(m, n, consumers, piece, stages, persistent):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "scaled", **blocks, PIECE=piece, PERSISTENT=persistent)
+
+
+BLOCKS = MatmulProblem(
+    1, 4096, 4096, 4096, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128"
+)
+SCALED = {
+    "ahead over two blocks": (BLOCKS, scaled(128, 128, 2, 128, 5, True)),
+    "ahead over four pieces": (BLOCKS, scaled(256, 128, 2, 64, 3, True)),
+    "an odd number of pieces": (replace(BLOCKS, block_scales="1x1"), scaled(128, 192, 2, 64, 4, False)),
+    "one after the other": (replace(BLOCKS, b_dtype="float8_e5m2"), scaled(256, 128, 2, 128, 3, True)),
+    "three consumers": (BLOCKS, scaled(192, 128, 3, 128, 4, True)),
+    "one consumer": (replace(BLOCKS, block_scales="128x1"), scaled(64, 64, 1, 64, 12, False)),
+    "stored by pointers": (
+        replace(BLOCKS, m=201, n=203, k=517, out_align=2, epilogue="bias=row residual=full silu"),
+        scaled(128, 128, 2, 128, 5, False),
+    ),
+    "fp32, with an epilogue": (
+        replace(BLOCKS, out_dtype="float32", epilogue="bias=row gelu", block_scales="128x128"),
+        scaled(128, 128, 2, 128, 5, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name if i < 3 else later(name) for i, name in enumerate(SCALED)])
+def test_scaled_products_compile_for_hopper(name):
+    (problem, config), device = SCALED[name], target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    taken = ahead.resources(kernel)
+    assert (taken.excess(device), taken.spills) == (None, 0)
+    assert 0 <= matmul_scaled.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
+    # A piece's sums begin from zero and are waited for by count: two pieces are under way, or one.
+    ptx = kernel.asm["ptx"]
+    waits = set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx))
+    assert waits == ({"0", "1"} if matmul_scaled.ahead(config, problem) else {"0"})
 
 
 with_clusters = pytest.mark.skipif(

@@ -64,6 +64,11 @@ def specialised(m, n, k, consumers, family="warpgroups"):
     return Config.of(4, 4, family, **blocks, PERSISTENT=True, SUBTILES=1)
 
 
+def by_pieces(m, n, consumers, piece):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "CONSUMERS": consumers, "PIECE": piece}
+    return Config.of(4, 4, "scaled", **blocks, GROUP_M=8, PERSISTENT=True)
+
+
 def groups_by_tma(m, n, k):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
@@ -104,6 +109,7 @@ FOUND = [
     (tma(64, 64, 128, split=4), of_type("int8", out="int32"), HOPPER, Numerics("exact")),
     (tma(64, 64, 64), FP8, HOPPER, Numerics("warpgroup", step=64)),
     (specialised(128, 128, 64, 2), FP8, HOPPER, Numerics("warpgroup", step=128)),
+    (by_pieces(128, 128, 2, 128), replace(FP8, block_scales="1x1"), HOPPER, Numerics("warpgroup", step=128)),
     (specialised(128, 128, 64, 2), replace(FP8, precision="fast"), HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 64), replace(GROUPS, dtype="float32"), HOPPER, Numerics("fma")),
     (groups_by_tma(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),

@@ -54,10 +54,17 @@ def changed(package, path, old, new):
 
 
 PRODUCTS = {
-    f"matmul/{family}" for family in ("tile", "descriptor", "warpgroups", "split", "clusters", "few_rows")
+    f"matmul/{family}"
+    for family in ("tile", "descriptor", "warpgroups", "split", "scaled", "clusters", "few_rows")
 }
 # Families whose modules import those of TMA's, and so those.
-BY_TMA = set(families.digests()) - {"matmul/tile", "matmul/few_rows", "permute/tile", "permute/packed"}
+BY_TMA = set(families.digests()) - {
+    "matmul/tile",
+    "matmul/few_rows",
+    "permute/tile",
+    "permute/packed",
+    "permute/box",
+}
 
 
 @pytest.mark.parametrize(

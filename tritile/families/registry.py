@@ -7,6 +7,7 @@ from tritile.families.family import Family
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_clusters import family as matmul_clusters
+from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
@@ -21,6 +22,7 @@ ALL: Final = (
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
     matmul_split.FAMILY,
+    matmul_scaled.FAMILY,
     matmul_clusters.FAMILY,
     few_rows.FAMILY,
     grouped.TILE,

@@ -39,7 +39,8 @@ def class_of(problem: Tiled) -> str | None:
     """Return the class whose portfolio serves a problem, None where none does.
 
     Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
-    have an epilogue. A result whose rows do not start on 16 bytes counts as odd.
+    have an epilogue. A result whose rows do not start on 16 bytes counts as odd. No class was measured with
+    scales for each 128 of K.
     """
     if isinstance(problem, PermuteProblem):
         return f"turned-{problem.itemsize}" if problem.turns else "kept"
@@ -53,6 +54,6 @@ def class_of(problem: Tiled) -> str | None:
         return "halves-odd" if core.dtype in _HALVES else None
     if core.dtype in _HALVES:
         return "halves-nn" if core.b_layout == "row" else "halves-nt"
-    if core.dtype in FP8_DTYPES:
+    if core.dtype in FP8_DTYPES and not core.block_scales:
         return "fp8"
     return "int8" if core.dtype == "int8" else None

@@ -12,7 +12,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem
 from tritile.families.common.operands import copied, turned
 from tritile.families.common.products import warpgroup_mma
-from tritile.families.common.rates import memory_us, rate, turning
+from tritile.families.common.rates import memory_us, rate, scaling, turning
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Programs(NamedTuple):
     - `groups`: warpgroups that multiply.
     - `specialised`: other warps load.
     - `split`: programs that share a tile's K.
+    - `added`: clocks of a K iteration in which sums are scaled; None where all are scaled after all products.
     - `down`, `across`: tiles of a cluster, one below the other and side by side: each program copies its part
       of the operand that they share to all.
     """
@@ -62,6 +63,7 @@ class Programs(NamedTuple):
     groups: int
     specialised: bool
     split: int
+    added: float | None = None
     down: int = 1
     across: int = 1
 
@@ -100,11 +102,12 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     if not whole:
         lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
     feed = (m / made.across + n * problem.rights / made.down) * k * size / fit.l2_bytes
-    turn = max(clocks, feed) + fit.turn
+    beside = fit.turn + (scaling(config, problem) if made.added is None else made.added)
+    turn = max(clocks, feed) + beside
     turns = max(1.0, -(-problem.k // k) / split)
     programs = _tiles(config, problem, made) * split
     together = min(resident(made, device), -(-programs // device.processors))
-    alone = max(max(clocks * lone, feed) + fit.turn, (turn + fit.latency) / max(1, config.num_stages - 1))
+    alone = max(max(clocks * lone, feed) + beside, (turn + fit.latency) / max(1, config.num_stages - 1))
     start = fit.start_specialised if specialised else fit.start
     store = m * n * ITEMSIZE[problem.out_dtype] / fit.store_bytes
     if problem.out_align < 16 and (specialised or config["PERSISTENT"]):

@@ -28,7 +28,7 @@ from tritile.families.common.products import (
     uses_tensor_cores,
     warpgroup_mma,
 )
-from tritile.families.common.rates import memory_us, rate, turning
+from tritile.families.common.rates import memory_us, rate, scaling, turning
 from tritile.families.common.sums import in_parts, input_precision
 from tritile.families.common.work import Work, buffer_of, step_of
 from tritile.families.family import Family
@@ -183,7 +183,8 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     loads = fit.load * narrow * thread_loads * warps
     held = accumulator_words(config, problem, device) + load_words * thread_loads
     spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
-    return max(multiply, shared, feed, loads) * spilling + fit.turn + fit.turn_warp * warps
+    beside = fit.turn + fit.turn_warp * warps + scaling(config, problem)
+    return max(multiply, shared, feed, loads) * spilling + beside
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:

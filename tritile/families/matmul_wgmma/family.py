@@ -136,6 +136,11 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
 
 
+def contends(problem: MatmulProblem) -> bool:
+    """Tell whether the family can be the fastest: not with scales for each 128 of K, which `scaled` makes."""
+    return not problem.block_scales
+
+
 def programs(config: Config, problem: MatmulProblem) -> Programs:
     """Return what the time of a config depends on."""
     main, consumers = main_columns(config), config["CONSUMERS"]
@@ -199,4 +204,5 @@ FAMILY: Final = Family(
     work=work,
     numerics=functools.partial(of_product, specialised=True),
     canonical=canonical_product,
+    contends=contends,
 )

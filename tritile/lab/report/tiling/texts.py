@@ -4,6 +4,7 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.operands import realigned, turned
 from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_scaled import family as scaled
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
@@ -168,7 +169,7 @@ def notes(tiling: Tiling) -> list[str]:
             "Each of these programs is a cluster of two, on two SMs. Each of the two makes half of the tile, "
             "and the blocks that both need are fetched once for both."
         )
-    if config.family in (warpgroups.NAME, split.NAME, clusters.NAME):
+    if config.family in (warpgroups.NAME, split.NAME, scaled.NAME, clusters.NAME):
         found.append(
             f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
             f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."
