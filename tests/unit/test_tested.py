@@ -79,7 +79,12 @@ BY_TMA = set(families.digests()) - {
         ),
         ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
         ("families/fp16x3/kernel.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
-        ("families/permute/kernel.py", "def ", "async def ", {"permute/tile", "permute/packed", "permute/box"}),
+        (
+            "families/permute/kernel.py",
+            "def ",
+            "async def ",
+            {"permute/tile", "permute/packed", "permute/box"},
+        ),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
         ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
         ("families/matmul_tma/family.py", '"""Return the launches of a gated', '"""As of a gated', set()),

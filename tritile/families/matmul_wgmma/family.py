@@ -17,7 +17,7 @@ from tritile.families.common.descriptors import arguments, check_sizes, grid_of,
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.repack import repack
-from tritile.families.common.sums import in_parts, promoted_turns
+from tritile.families.common.sums import by_pieces, in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
 from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
@@ -137,8 +137,8 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def contends(problem: MatmulProblem) -> bool:
-    """Tell whether the family can be the fastest: not with scales for each 128 of K, which `scaled` makes."""
-    return not problem.block_scales
+    """Tell whether the family can be the fastest: not where `scaled` makes what has scales within K."""
+    return not by_pieces(problem)
 
 
 def programs(config: Config, problem: MatmulProblem) -> Programs:
