@@ -31,7 +31,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.ops import run as running
-from tritile.planning import gpu_tables, plans, table
+from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import class_of
 from tritile.runtime import ahead, launch, offline
 from tritile.runtime.compiles import compiles_heard, compiles_refused
@@ -629,7 +629,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path, quick, request):
     with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
         call()
     made = tritile.warm(TURN, device=H200)
-    assert made == len(rows._remembered(TURN, H200)) + 4
+    assert made == len(rows._remembered(TURN, H200)) + 4 + len(model.beside(TURN, H200))
     assert len(call()) == 1
     monkeypatch.setattr(fill, "CompilePool", lambda jobs: pytest.fail("compiled again"))
     assert tritile.warm(TURN, device="nvidia-h200") == made

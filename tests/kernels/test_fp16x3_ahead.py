@@ -87,7 +87,7 @@ def test_every_launch_compiles_and_fits(name, problem):
     made = kernels(problem, config, device)
     names = [kernel.name for kernel in made]
     assert names[:2] == ["reset" if problem is ALONG else "find_peaks", "split"]
-    assert names[2:4] == ["matmul_tile", "matmul_tile"]
+    assert names[2] == "matmul_tile"
     for kernel in made:
         assert fits(resources(kernel), device)
     assert made[-1].name == {"tile": "matmul_tile"}.get(config.family, f"matmul_{config.family}")
@@ -115,8 +115,9 @@ def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp
     assert resources(kernel).spills == 0
     bodies = [body for body in loops(instructions(kernel, tmp_path)) if "HGMMA" in body]
     inner = [body for body in bodies if body.count("WARPGROUP.DEPBAR") == 1]
-    assert len(inner) >= 2 * config["CONSUMERS"]  # of small terms, and of large ones
+    assert len(inner) >= config["CONSUMERS"]  # of small terms
     assert all(body.count("FADD") == 0 for body in inner)
+    assert sum(body.count("FADD") > 0 for body in bodies) >= config["CONSUMERS"]  # of large ones
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,7 @@ def test_totals_are_counted_among_registers():
         assert illegal(config, half, device) is None
         assert "registers" in illegal(config, SQUARE, device)
     wide = Config.of(4, 3, "descriptor", **dict(tma(64, 64, 4, 3).kwargs) | {"BLOCK_K": 128})
-    assert "summed at once" in illegal(wide, replace(SQUARE, k=2048), device)
-    assert illegal(wide, SQUARE, device) is None
+    assert "summed at once" in illegal(wide, SQUARE, device)
 
 
 def test_a_gpu_that_cannot_is_told_of():

@@ -106,7 +106,7 @@ def test_turned_matrices_have_sizes(sizes):
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_digits_divide_as_whole_numbers_do(size):
-    ((given, magic, shift),) = permute._digits((size, 9))
+    ((given, magic, shift),) = permute.digits((size, 9))
     assert given == size
     assert -(2**31) <= magic < 0
     near = [
