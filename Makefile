@@ -4,8 +4,8 @@ PYTHON ?= python3
 STACKS := 3.6.0 3.7.1 3.8.0 3.9.0
 # What goes with one: the interpreter of triton 3.6 takes no later numpy.
 BESIDE_3.6.0 := numpy==2.3.5
-# Test processes at a time. Each holds a copy of torch: a number per core is more than most machines want.
-JOBS ?= 2
+# Test processes at a time: one more than two cores, as tests wait too. Each holds a copy of torch.
+JOBS ?= 3
 
 VENV := .venv
 PY := $(VENV)/bin/python
