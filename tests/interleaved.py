@@ -16,7 +16,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 
-class _Turns:
+class Turns:
     """Runs functions to their ends, one at a time, switching where one of them asks to."""
 
     def __init__(self, choose: Callable[[Sequence[int]], int]) -> None:
@@ -63,7 +63,7 @@ class _Turns:
 @contextlib.contextmanager
 def interleaved(choose: Callable[[Sequence[int]], int]) -> Iterator[None]:
     """Launches in the interpreter whose programs take turns; `choose` gets the numbers of those not done."""
-    turns = _Turns(choose)
+    turns = Turns(choose)
     make, atomic = GridExecutor.__init__, InterpreterBuilder.create_atomic_rmw
     builder = interpreter.interpreter_builder
 

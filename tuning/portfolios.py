@@ -3,8 +3,8 @@
     python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
 
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
-Of two files of a class the sizes of the second replace those of the first; others of the first stay. The
-shipped table of the H200 is made of tuning/sweeps/*.gz and then tuning/sweeps/clusters/*.gz.
+Of two files of a class the times of the second replace those of the first; others of the first stay. The
+shipped table of the H200 is made of tuning/sweeps/*.gz and then tuning/sweeps/transposed/*.gz.
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks
 lose by the formula alone and with corrections; and what the fastest that was timed loses, by the model, to
@@ -55,8 +55,11 @@ def read_all(paths: Iterable[Path], least: float) -> dict[str, tuple[Device, lis
     found: dict[str, tuple[Device, list[Row]]] = {}
     for path in paths:
         name, (device, rows) = path.name.partition(".")[0], read(path, least)
-        before = {row.problem: row for row in found[name][1]} if name in found else {}
-        found[name] = device, [*(before | {row.problem: row for row in rows}).values()]
+        known = {row.problem: row for row in found[name][1]} if name in found else {}
+        for row in rows:
+            before = known.get(row.problem, row)
+            known[row.problem] = row._replace(times={**before.times, **row.times})
+        found[name] = device, [*known.values()]
     return found
 
 

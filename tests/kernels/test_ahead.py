@@ -16,8 +16,10 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.errors import TuningError
 from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile.family import shared_bytes
+from tritile.families.matmul_transposed.family import mirrored
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal
 from tritile.planning import model
@@ -260,6 +262,11 @@ def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_p
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
 
 
+def across(m, n, consumers, stages, persistent=False, subtiles=1):
+    """The config that makes such a tile transposed: consumers share its columns."""
+    return replace(groups(m, n, 64, consumers, stages, persistent, subtiles), family="transposed")
+
+
 @pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
 @pytest.mark.parametrize(
     "config",
@@ -267,6 +274,11 @@ def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_p
         groups(128, 128, 64, 2, 4, True, 1),
         groups(192, 96, 64, 3, 3, False, 1),
         groups(64, 64, 64, 1, 6, False, 1),
+        groups(256, 144, 64, 2, 2, True, 2),
+        later(groups(256, 160, 64, 2, 2, True, 2)),
+        later(groups(64, 16, 64, 1, 10, False, 1)),
+        later(groups(128, 48, 64, 1, 6, False, 1)),
+        later(groups(192, 80, 64, 3, 4, True, 1)),
     ],
     ids=str,
 )
@@ -293,7 +305,16 @@ DEEP = replace(SQUARE, m=512, n=512, k=16384)
     [DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")],
     ids=str,
 )
-@pytest.mark.parametrize("config", [split(128, 256, 64, 2, 3, 2), split(64, 64, 64, 1, 10, 1)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        split(128, 256, 64, 2, 3, 2),
+        split(64, 64, 64, 1, 10, 1),
+        split(192, 96, 64, 3, 4, 1),
+        later(split(128, 160, 64, 2, 4, 2)),
+    ],
+    ids=str,
+)
 def test_split_tails_compile_for_hopper(problem, config):
     device = target_device("nvidia-h200")
     assert illegal(config, problem, device) is None
@@ -347,14 +368,90 @@ with_clusters = pytest.mark.skipif(
 )
 
 
-def paired(m, n, down, persistent=False):
+def paired(m, n, down, persistent=False, family=clusters):
     """The config of a cluster of two programs with such tiles."""
     (found,) = (
-        each for each in clusters.FAMILY.configs
+        each for each in family.FAMILY.configs
         if (each["BLOCK_M"], each["BLOCK_N"], each["DOWN"]) == (m, n, down)
         and (each["GROUP_M"], each["PERSISTENT"]) == (8, persistent)
     )  # fmt: skip
     return found
+
+
+def paired_across(m, n, down, persistent=False):
+    """The same of tiles that are made transposed: DOWN counts along columns of the result."""
+    return paired(m, n, down, persistent, transposed_clusters)
+
+
+POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (SQUARE, across(80, 128, 2, 4)),
+        (replace(SQUARE, a_layout="column", b_layout="column"), across(144, 64, 1, 5, True, 2)),
+        (replace(SQUARE, epilogue="bias=row residual=full gelu"), across(96, 192, 3, 4)),
+        (replace(POINTED, b_layout="column"), across(144, 128, 2, 4)),
+        (replace(RAGGED, epilogue="bias=full silu"), across(80, 128, 2, 3, True)),
+        later(replace(SQUARE, b_layout="column"), across(16, 64, 1, 10)),
+        later(replace(SQUARE, a_layout="column"), across(160, 256, 2, 3, True, 2)),
+        later(SQUARE, across(256, 128, 2, 3, True, 2)),
+        later(replace(POINTED, epilogue="bias=row residual=full gelu"), across(48, 192, 3, 5)),
+        later(RAGGED, across(192, 192, 3, 2, subtiles=2)),
+        later(replace(SQUARE, out_dtype="float32"), across(192, 128, 2, 3)),
+    ],
+    ids=str,
+)
+def test_transposed_products_compile_for_hopper(problem, config):
+    kernel = turned_as_stored(problem, config, 0)
+    assert 0 <= warpgroups.shared_bytes(mirrored(config), problem) - kernel.metadata.shared <= 1024
+
+
+@with_clusters
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (SQUARE, paired_across(80, 128, 1)),
+        (replace(SQUARE, a_layout="column", b_layout="column"), paired_across(80, 128, 2, True)),
+        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(144, 192, 2)),
+        (replace(POINTED, b_layout="column"), paired_across(144, 192, 1)),
+        later(replace(RAGGED, epilogue="bias=full silu"), replace(paired_across(80, 192, 1), num_stages=4)),
+        later(replace(SQUARE, b_layout="column"), paired_across(48, 64, 2)),
+        later(replace(SQUARE, a_layout="column"), paired_across(160, 256, 2, True)),
+        later(SQUARE, paired_across(192, 192, 1, True)),
+        later(replace(POINTED, epilogue="bias=row residual=full gelu"), paired_across(32, 128, 1)),
+        later(replace(SQUARE, out_dtype="float32"), replace(paired_across(96, 128, 2), num_stages=4)),
+    ],
+    ids=str,
+)
+def test_transposed_clusters_compile_for_hopper(problem, config):
+    kernel = turned_as_stored(problem, config, 1024)
+    own = replace(mirrored(config), family="clusters")
+    assert 0 <= clusters.shared_bytes(own, problem) - 1024 - kernel.metadata.shared <= 1024
+    assert "multicast::cluster" in kernel.asm["ptx"]
+    assert kernel.metadata.num_ctas == 2
+
+
+def turned_as_stored(problem, config, beside):
+    """Rows of a tile are columns of the instruction; 16-bit tiles are turned as they are stored.
+
+    Returns the kernel, which leaves so many bytes of shared memory to barriers of its own.
+    """
+    device = target_device("nvidia-h200")
+    assert illegal(config, problem, device) is None
+    kernel = ahead.compiled_for(problem, config, device)
+    ptx, taken = kernel.asm["ptx"], ahead.resources(kernel)
+    main = 1 << (config["BLOCK_M"].bit_length() - 1)
+    widths = {int(width) for width in re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k16", ptx)}
+    assert widths == {main, config["BLOCK_M"] - main} - {0}
+    assert (taken.spills, taken.excess(device)) == (0, None)
+    assert kernel.metadata.shared + beside <= device.shared_memory
+    stored = re.findall(r"stmatrix\.\S+", ptx)
+    assert bool(stored) == (problem.out_dtype == "float16")
+    assert all(".trans." in instruction for instruction in stored)
+    assert ("st.global" in ptx) == (problem.n % 8 > 0)  # by pointers where rows are off 16 bytes
+    return kernel
 
 
 @with_clusters

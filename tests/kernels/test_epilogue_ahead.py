@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 import triton
 
-from tests.kernels.test_ahead import NAMES, groups, later, tile, tma
+from tests.kernels.test_ahead import (
+    NAMES,
+    across,
+    groups,
+    later,
+    paired_across,
+    tile,
+    tma,
+    with_clusters,
+)
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
@@ -74,6 +83,7 @@ def test_by_descriptor_to_where_no_descriptor_can_store():
 
 
 BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, False, 1))
+ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, True))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +92,28 @@ BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, 
         *((BY_WARPGROUPS[0], epilogue) for epilogue in EPILOGUES),
         (BY_WARPGROUPS[1], EPILOGUES[2]),
         *(later(BY_WARPGROUPS[1], epilogue) for epilogue in EPILOGUES[:2]),
+        *((ACROSS[0], epilogue) for epilogue in EPILOGUES),
+        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES),
     ],
     ids=str,
 )
 def test_by_warpgroups(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, "nvidia-h200")
+
+
+@with_clusters
+@pytest.mark.parametrize(
+    ("config", "epilogue"),
+    [
+        (paired_across(96, 192, 1, True), EPILOGUES[0]),
+        (paired_across(144, 128, 2), EPILOGUES[1]),
+        (paired_across(144, 128, 1), EPILOGUES[2]),
+        *(later(paired_across(96, 192, 2), epilogue) for epilogue in EPILOGUES),
+    ],
+    ids=str,
+)
+def test_by_transposed_clusters(epilogue, config):
+    fits(replace(PLAIN, epilogue=epilogue), replace(config, num_stages=3), "nvidia-h200")
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
@@ -162,7 +189,8 @@ def test_gated_operands_that_no_descriptor_reads_are_copied():
 def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
     assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, False, 4, 1), problem, device)
-    assert "tile and descriptor" in illegal(groups(128, 128, 64, 2, 4, True, 2), problem, device)
+    for config in (BY_WARPGROUPS[0], ACROSS[0]):
+        assert "tile and descriptor" in illegal(config, problem, device)
     assert illegal(tma(128, 256, 64, 8, 3, True, 1, 2), problem, device).startswith(
         "256 accumulator registers"
     )

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import triton
 
-from tests.kernels.test_ahead import paired, with_clusters
+from tests.kernels.test_ahead import paired, paired_across, with_clusters
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -45,6 +45,7 @@ WARPGROUP = [
     (tile(64, 32, 64), HALF, HOPPER, "k16"),
     (tma(64, 64, 64, persistent=True), HALF, HOPPER, "k16"),
     (specialised(64, 96, 64, 1), HALF, HOPPER, "k16"),
+    (specialised(80, 128, 64, 2, "transposed"), HALF, HOPPER, "k16"),
     (tile(64, 64, 64), replace(HALF, b_layout="row", a_layout="column", a_align=2), HOPPER, "k16"),
     (tma(64, 64, 64), TF32, HOPPER, "k8"),
     (tile(64, 64, 32), replace(TF32, b_layout="row"), HOPPER, "k8"),
@@ -74,7 +75,8 @@ def test_instructions(config, problem, device, wanted, kind):
 @with_clusters
 @pytest.mark.parametrize("down", [1, 2])
 def test_the_instruction_of_clusters(down):
-    test_instructions(paired(128, 192, down), HALF, HOPPER, "k16", "warpgroup")
+    for config in (paired(128, 192, down), paired_across(80, 128, down)):
+        test_instructions(config, HALF, HOPPER, "k16", "warpgroup")
 
 
 def test_plain_fp32_has_no_matrix_instruction():
@@ -85,8 +87,9 @@ def test_plain_fp32_has_no_matrix_instruction():
 
 # By how many elements of the result a thread has.
 MADE = {tile(64, 64, 32): 32, tma(64, 64, 64): 32, tma(128, 64, 64): 64, specialised(64, 128, 64, 1): 64}
+MADE |= {specialised(80, 128, 64, 2, "transposed"): 2 * 40}  # by the code of two consumers
 if parsed(triton.__version__) == TRITON:
-    MADE |= {paired(64, 128, 2): 64}
+    MADE |= {paired(64, 128, 2): 64, paired_across(80, 64, 1): 40}
 
 
 def arithmetic(config, epilogue):

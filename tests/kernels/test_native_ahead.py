@@ -9,7 +9,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.test_ahead import RAGGED, SQUARE, TURN, groups, paired, tile, tma, turned, with_clusters
+from tests.kernels.test_ahead import (
+    RAGGED,
+    SQUARE,
+    TURN,
+    across,
+    groups,
+    paired,
+    paired_across,
+    tile,
+    tma,
+    turned,
+    with_clusters,
+)
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.views import posed
@@ -31,8 +43,12 @@ CASES = [
     (RAGGED, tma(128, 128, 64, 8, 3, True, 1, 1)),
     (SQUARE, groups(128, 128, 64, 2, 4, True, 1)),
     (RAGGED, groups(192, 96, 64, 3, 3, False, 1)),
+    (SQUARE, across(144, 128, 2, 4, True)),
+    (RAGGED, across(96, 192, 3, 3)),
     pytest.param(SQUARE, paired(192, 128, 1, True), marks=with_clusters),
     pytest.param(RAGGED, replace(paired(128, 128, 2), num_stages=4), marks=with_clusters),
+    pytest.param(SQUARE, paired_across(80, 128, 2, True), marks=with_clusters),
+    pytest.param(RAGGED, replace(paired_across(96, 192, 1), num_stages=3), marks=with_clusters),
     (TURN, turned(64, 64, 4)),
     (TURN, turned(128, 64, 8, "packed")),
 ]
@@ -150,8 +166,11 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
         pytest.param(
             paired(128, 128, 2), [2 * 16 * 32, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
         ),
+        pytest.param(
+            paired_across(96, 128, 1), [2 * 32 * 22, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
+        ),
     ],
-    ids=["warpgroups", "clusters", "clusters, a tile each"],
+    ids=["warpgroups", "clusters", "clusters, a tile each", "transposed clusters"],
 )
 def test_launches_say_how_many_programs_make_a_cluster(config, grid, clustered, monkeypatch):
     """The driver counts programs in a grid, Triton clusters. 6: a start before the kernel ahead is done."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.test_ahead import paired, with_clusters
+from tests.kernels.test_ahead import paired, paired_across, with_clusters
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
@@ -41,9 +41,9 @@ def shared_k(split):
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
 
 
-def specialised():
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "CONSUMERS": 2, "GROUP_M": 8}
-    return Config.of(4, 4, "warpgroups", **blocks, PERSISTENT=False, SUBTILES=1)
+def specialised(family, k=64):
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": k, "CONSUMERS": 2, "GROUP_M": 8}
+    return Config.of(4, 4, family, **blocks, PERSISTENT=False, SUBTILES=1)
 
 
 def of_groups():
@@ -81,9 +81,10 @@ def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, conf
     assert 0 < wait < first.start()
 
 
-def test_warpgroups_wait_before_they_ask_for_a_tile():
+@pytest.mark.parametrize("family", ["warpgroups", "transposed"])
+def test_warpgroups_wait_before_they_ask_for_a_tile(family):
     """All else that they touch comes after tiles, whatever the order in which warps' code is written down."""
-    ptx = ahead.compiled_for(SQUARE, specialised(), H200).asm["ptx"]
+    ptx = ahead.compiled_for(SQUARE, specialised(family), H200).asm["ptx"]
     wait, first = (
         ptx.find("griddepcontrol.wait"),
         re.search(r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global", ptx),
@@ -92,9 +93,10 @@ def test_warpgroups_wait_before_they_ask_for_a_tile():
 
 
 @with_clusters
-def test_clusters_meet_before_they_copy_and_wait_before_they_read_memory():
+@pytest.mark.parametrize("config", [paired(128, 192, 1), paired_across(80, 128, 2)], ids=str)
+def test_clusters_meet_before_they_copy_and_wait_before_they_read_memory(config):
     """No program copies to the other, or arrives there, before that one's barriers are made."""
-    ptx = ahead.compiled_for(SQUARE, paired(128, 192, 1), H200).asm["ptx"]
+    ptx = ahead.compiled_for(SQUARE, config, H200).asm["ptx"]
     bodies = re.split(r"barrier\.cluster\.wait\.acquire", ptx)
     copies = re.compile(r"cp\.async\.bulk\.tensor\S*\.shared::cluster\S*\.global")
     assert len(bodies) > 3  # two consumers, the producer, warps that idle
@@ -119,12 +121,11 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]
 
 
-def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():
+@pytest.mark.parametrize("family", ["warpgroups", "transposed"])
+def test_warpgroups_store_inside_the_result_each_at_rows_or_columns_of_its_own(family):
     """No interpreter runs Gluon: masks, and where the second consumer begins, are read as compiled."""
     ragged = MatmulProblem(1, 1001, 1003, 1024, "float16", "float16", b_layout="column", out_align=2)
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8}
-    config = Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=False, SUBTILES=1)
-    text = ahead.compiled_for(ragged, config, H200).asm["ttgir"]
+    text = ahead.compiled_for(ragged, specialised(family, 32), H200).asm["ttgir"]
     masks = re.findall(r"arith\.cmpi (\w+), [^:]*: tensor", text)
     assert masks
     assert set(masks) == {"slt"}

@@ -73,7 +73,7 @@ def by_nearness(name, device):
     return sorted(weights, key=weights.get, reverse=True)
 
 
-def few_candidates(count=50, name="halves-nt", device=H200):
+def few_candidates(count=100, name="halves-nt", device=H200):
     return by_nearness(name, device)[:count]
 
 
@@ -239,7 +239,7 @@ def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):
 @pytest.fixture
 def predict(monkeypatch, tmp_path):
     """Runs the command for a GPU elsewhere; of `refuses` none compiles, `compiled` has the others."""
-    configs = few_candidates(device=A100)
+    configs = few_candidates(50, device=A100)
     refuses, compiled = set(configs[::3]), {}
 
     def compile_all(wanted, device, tell, one):

@@ -20,7 +20,7 @@ from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import traffic
 from tritile.lab.explain import bounds
-from tritile.lab.report.tiling import tiling_of
+from tritile.lab.report.tiling import step_of, tiling_of
 from tritile.lab.report.tiling.texts import notes
 from tritile.planning import model
 from tritile.planning.formula import FORMULAS, Constants, shape_of
@@ -185,7 +185,10 @@ def test_reports_count_the_operand_that_is_shared_once():
     assert asked == EVEN.k * 2 * (4096 * 11 + 4096 * 32)
     assert apart == EVEN.k * 2 * (4096 * 22 + 4096 * 32)
     assert bounds.work_of(EVEN, own, H200).units == 2 * 11 * 32
+    for part in (bounds.TENSOR_CORES, bounds.SHARED):  # of a program each
+        assert bounds.parts(EVEN, own, H200)[part] == bounds.parts(EVEN, alone, H200)[part]
     tiling = tiling_of(EVEN, own, H200)
+    assert step_of(tiling, 1, 0).c[:4] == (128, 0, 128, 384)
     assert (tiling.covers, tiling.tiles, tiling.at_once) == ((128, 384), 11 * 32, 66)
     assert any("cluster of two" in note for note in notes(tiling))
     assert dict(clustered(own).kwargs)["BLOCK_N"] == 384

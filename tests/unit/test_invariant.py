@@ -101,6 +101,7 @@ FOUND = [
     (tma(64, 64, 64, split=4), HALF, HOPPER, Numerics("warpgroup", parts=4)),
     (specialised(192, 96, 64, 3), HALF, HOPPER, Numerics("warpgroup")),
     (clusters.FAMILY.configs[0], HALF, HOPPER, Numerics("warpgroup")),
+    (specialised(80, 128, 64, 2, "transposed"), HALF, HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 32), TF32, HOPPER, Numerics("warpgroup", rounding="kernel")),
     (tma(64, 64, 64), TF32, HOPPER, Numerics("warpgroup", rounding="tma")),
     (tma(64, 64, 64), of_type("float32", "tf32x3"), HOPPER, Numerics("warpgroup", step=64)),
@@ -211,9 +212,13 @@ def test_some_free_configs_would_sum_otherwise():
 
 
 def test_few_rows_take_no_more_than_the_least_tile_that_sums_so():
-    left = legal_configs(replace(HALF, m=1), HOPPER)
-    assert {config["BLOCK_M"] for config in left} == {64}
-    assert len({config.family for config in left}) == 3
+    """Transposed, rows are columns of the instruction: it sums so however few they are."""
+    rows = {}
+    for config in legal_configs(replace(HALF, m=1), HOPPER):
+        rows.setdefault(config.family, set()).add(config["BLOCK_M"])
+    assert rows["transposed"] == {16, 32, 48, 64, 80, 96}
+    others = {family: least for family, least in rows.items() if "transposed" not in family}
+    assert others == {"tile": {64}, "descriptor": {64}, "warpgroups": {64}}
 
 
 def test_all_that_may_stand_in_for_a_plan_sums_alike():

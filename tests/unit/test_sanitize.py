@@ -8,7 +8,7 @@ import triton
 from tests.gpu import sanitize
 from tritile.core.device import target_device
 from tritile.core.versions import parsed
-from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_clusters.family import TRITON
 from tritile.families.registry import FAMILIES
 from tritile.families.work import work_of
 
@@ -18,7 +18,7 @@ HOPPER = target_device("nvidia-h200")
 @pytest.mark.parametrize("name", sanitize.CASES)
 def test_every_case_has_a_config(name):
     case = sanitize.CASES[name]
-    if case.family == clusters.NAME and parsed(triton.__version__) != clusters.TRITON:
+    if "clusters" in case.family and parsed(triton.__version__) != TRITON:
         pytest.skip("clusters are made with one version of Triton")
     call = case.call("cpu")
     config = sanitize.config_of(case, call, HOPPER)
@@ -58,13 +58,23 @@ def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypa
     assert ("FOUND" in capsys.readouterr().out) == (moved is not None)
 
 
-def test_the_dispatch_of_clusters_is_in_a_function_of_its_own():
-    lines = {line for *_, line in sanitize.dispatches("clusters")}
+@pytest.mark.parametrize("family", ["clusters", "transposed_clusters"])
+def test_the_dispatch_of_clusters_is_in_a_function_of_its_own(family):
+    lines = {line for *_, line in sanitize.dispatches(family)}
     source = (sanitize.ROOT / "tritile/families/matmul_clusters/kernel.py").read_text().splitlines()
     told = [source[line - 1].strip() for line in sorted(lines)]
     assert sum("warp_specialize" in line for line in told) == 3
     assert told[-1].startswith("run(operands")
     assert not any("tma" in line for line in told)
+
+
+@pytest.mark.parametrize("family", sanitize.SPECIALISED)
+def test_the_dispatch_of_every_family_is_that_of_its_kernel(family):
+    kernel = FAMILIES["matmul"][family].kernel
+    assert {name for name, *_ in sanitize.dispatches(family)} == {kernel.__name__}
+    source = (sanitize.ROOT / kernel.__module__.replace(".", "/")).with_suffix(".py").read_text().splitlines()
+    told = [source[line - 1] for *_, line in sanitize.dispatches(family)]
+    assert sum("warp_specialize" in line for line in told) == 3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 import tritile
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.core.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem
 from tritile.errors import (
     DeviceError,
     InvalidValueError,
@@ -17,6 +17,7 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
+from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
@@ -254,6 +255,55 @@ def test_warpgroups_take_bytes_along_k_alone(layouts):
     turned = replace(FP8, a_layout=a_layout, b_layout=b_layout)
     assert "bytes must lie along K" in illegal(config, turned, HOPPER)
     assert illegal(config, replace(FP8, b_layout="column"), HOPPER) is None
+
+
+ADA = TARGETS["nvidia-geforce-rtx-4090"]
+FAST = replace(FP8, precision="fast")
+GROUPS = GroupedProblem("m", 8, 4096, 1024, 1024, "float8_e4m3fn", "bfloat16", b_layout="column")
+PARTS = replace(FP32, precision="fp16x3").core
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "blocks", "most"),
+    [
+        (FP8, HOPPER, {"m": 64}, 128),
+        (FP8, HOPPER, {"m": 256, "warps": 8}, 128),
+        (replace(FP8, dtype="float8_e5m2", b_dtype="float8_e4m3fn"), HOPPER, {"m": 64}, 128),
+        (GROUPS, HOPPER, {"m": 64}, 128),
+        (FAST, HOPPER, {"m": 64}, None),
+        (replace(GROUPS, precision="fast"), HOPPER, {"m": 64}, None),
+        (FP8, HOPPER, {"m": 16}, None),  # by mma.sync: fp8 is multiplied as fp16
+        (FP8, HOPPER, {"m": 64, "warps": 2}, None),
+        (FP8, ADA, {"m": 64}, None),
+        (FP8, TARGETS["sm_100"], {"m": 64}, None),
+        (SQUARE, HOPPER, {"m": 64}, None),
+        (PARTS, HOPPER, {"m": 64}, 64),
+        (PARTS, HOPPER, {"m": 16}, 64),
+        (PARTS, ADA, {"m": 64}, 64),
+    ],
+    ids=str,
+)
+def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
+    """Hopper's truncate sums of fp8; those of parts of fp32 are promoted on every GPU."""
+    for k in (32, 64, 128, 256):
+        fault = late_fault(tile(k=k, **blocks), problem, device)
+        late = most is not None and k > most
+        assert fault == (f"BLOCK_K = {k}: a sum of {most} is precise" if late else None)
+
+
+@pytest.mark.parametrize(
+    ("problem", "family"), [(FP8, "tile"), (FP8, "descriptor"), (GROUPS, "tile")], ids=str
+)
+def test_families_refuse_late_sums_of_fp8(problem, family):
+    fast = replace(problem, precision="fast")
+    deep = [
+        config
+        for config in FAMILIES[problem.op][family].configs
+        if config["BLOCK_K"] == 256 and not illegal(config, fast, HOPPER)
+    ]
+    late = [config for config in deep if config["BLOCK_M"] >= 64 and config.num_warps >= 4]
+    assert late
+    assert all("a sum of 128 is precise" in illegal(config, problem, HOPPER) for config in late)
 
 
 BEST, SECOND, TABLED = tile(group=1), tile(n=128), tile(k=64)

@@ -1,18 +1,24 @@
 """Products whose last tiles are split along K: how tiles are shared out, and what may be made so."""
 
 import random
+import threading
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.interleaved import Turns
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
+from tritile.families.matmul_split import kernel
 from tritile.families.matmul_split.family import FAMILY, TURNS, tail, tail_of
+from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab import traffic
@@ -67,7 +73,7 @@ def test_what_may_not_be_split_is_said(problem, why):
     assert illegal(config(), DEEP, H200) is None
     assert why in illegal(config(), problem, H200)
     assert illegal(config(), DEEP, TARGETS["sm_80"])
-    assert "BLOCK_N" in illegal(config(n=192), DEEP, H200)
+    assert "BLOCK_N" in illegal(config(n=112), DEEP, H200)
     assert "parameters" in illegal(replace(config(), kwargs=config().kwargs[:-1]), DEEP, H200)
 
 
@@ -89,6 +95,34 @@ def test_a_call_has_room_for_all_parts_and_a_counter_for_each_tile_and_consumer(
     assert work.counters == 40 * 2
 
 
+def test_its_tiles_are_those_of_persistent_warpgroups():
+    kwargs = {tuple(dict(each.kwargs, PERSISTENT=True).items()) for each in FAMILY.configs}
+    wanted = [each for each in warpgroups.FAMILY.configs if each["PERSISTENT"]]
+    assert len(FAMILY.configs) == len(wanted)
+    assert {frozenset(each) for each in kwargs} == {frozenset(each.kwargs) for each in wanted}
+    assert {each["CONSUMERS"] for each in FAMILY.configs} == {1, 2, 3}
+    assert {144, 160} <= {each["BLOCK_N"] for each in FAMILY.configs}
+
+
+@pytest.mark.parametrize(
+    ("own", "main", "rest"), [(config(n=160, stages=4), 128, 32), (config(192, 80, consumers=3), 64, 16)]
+)
+def test_boxes_hold_columns_in_two_pieces(own, main, rest):
+    work = work_of(posed(DEEP, lambda dtype, n: Pointer(getattr(torch, dtype))), own, 132, True)
+    args, rows = work.steps[-1].args, own["BLOCK_M"] // own["CONSUMERS"]
+    names = ("a_desc", "b_desc", "b_rest_desc", "out_desc", "out_rest_desc")
+    assert [args[name].block[2:] for name in names] == [
+        (rows, 64),
+        (64, main),
+        (64, rest),
+        (rows, main),
+        (rows, rest),
+    ]
+    split = tail(own, DEEP, H200)
+    assert work.scratch["parts"].elements == split.rest * split.split * own["BLOCK_M"] * own["BLOCK_N"]
+    assert work.counters == split.rest * own["CONSUMERS"]
+
+
 def test_parts_shorten_what_is_predicted_and_are_told():
     split = tail(config(), DEEP, H200)
     assert (split.rest, split.split) == (40, 3)
@@ -104,3 +138,80 @@ def test_parts_shorten_what_is_predicted_and_are_told():
     constants = formula.begin(shapes[1])
     assert formula.us(shapes[0], facts, constants) < formula.us(shapes[1], facts, constants)
     assert all(each.family == FAMILY.name for each in FAMILY.configs)
+
+
+class Meeting:
+    """Programs that made the parts of one tile, in threads that take turns before each atomic operation.
+
+    `polls` by program: how often each looks whether all parts are there.
+    """
+
+    def __init__(self, dice, split, groups, polls):
+        self.groups, self.polls = groups, polls
+        self.turns, self.local = Turns(dice.choice), threading.local()
+        self.tail = SimpleNamespace(counters=0, whole=0, rest=1, split=split)
+
+    def __gt__(self, looked):
+        return looked < self.polls[self.local.me]
+
+    def atomic_add(self, _, value, sem):
+        self.turns.switch()
+        before, self.counter = self.counter, self.counter + value
+        self.there.add(self.local.me)
+        return before
+
+    def atomic_cas(self, _, wanted, value, sem):
+        self.turns.switch()
+        before = self.counter
+        self.counter = value if before == wanted else before
+        return before
+
+    def program(self, share_of, me):
+        self.local.me = me
+        first, step = share_of(0, 0, self.tail, SimpleNamespace(CONSUMERS=1, BLOCK_M=8 * self.groups))
+        own = range(first, self.groups, step)
+        assert not own or len(self.there) == self.tail.split
+        self.summed += own
+
+    def launch(self, share_of, counter):
+        """Return what the counter holds in the end, and each group as often as it was summed."""
+        self.counter, self.there, self.summed = counter, set(), []
+        self.turns.run([partial(self.program, share_of, me) for me in range(self.tail.split)])
+        return self.counter, self.summed
+
+
+@pytest.fixture
+def share_of(monkeypatch):
+    """The kernel's own function, in Python, for the programs of a meeting."""
+
+    def of(meeting):
+        language = SimpleNamespace(
+            program_id=lambda _: meeting.local.me,
+            maximum=max,
+            where=lambda condition, yes, no: yes if condition else no,
+            atomic_add=meeting.atomic_add,
+            atomic_cas=meeting.atomic_cas,
+        )
+        monkeypatch.setattr(kernel, "gl", language)
+        monkeypatch.setattr(kernel, "POLLS", meeting)
+        return function
+
+    function = kernel.share_of.fn
+    monkeypatch.setattr(kernel, "tma", SimpleNamespace(barrier=lambda: None))
+    for name in ("ALL", "ARRIVAL", "PLACES"):
+        monkeypatch.setattr(kernel, name, getattr(kernel, name).value)
+    return of
+
+
+@pytest.mark.parametrize("polls", [(1,), (1, 2, 10**9), (10**9,)], ids=["few", "some", "many"])
+def test_every_group_of_rows_is_summed_once_all_parts_are_there(share_of, polls):
+    """Whoever comes last, waits or gives up; and the counter is as the next launch wants it."""
+    dice = random.Random(0)
+    for _ in range(60):
+        split, groups = dice.choice((2, 3, 5, 16, 40)), dice.choice((8, 16))
+        meeting, counter = Meeting(dice, split, groups, [dice.choice(polls) for _ in range(split)]), 0
+        for turn in range(3):
+            counter, summed = meeting.launch(share_of(meeting), counter)
+            assert counter % (256 * 65536) == 0
+            assert turn < counter // (256 * 65536) <= 2 * (turn + 1)
+            assert sorted(summed) == [*range(groups)]  # each by one program, whoever gives up

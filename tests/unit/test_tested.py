@@ -53,10 +53,7 @@ def changed(package, path, old, new):
     return {kernel for kernel in before if before[kernel] != after[kernel]}
 
 
-PRODUCTS = {
-    f"matmul/{family}"
-    for family in ("tile", "descriptor", "warpgroups", "split", "scaled", "clusters", "few_rows")
-}
+PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
 # Families whose modules import those of TMA's, and so those.
 BY_TMA = set(families.digests()) - {
     "matmul/tile",

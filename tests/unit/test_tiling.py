@@ -38,6 +38,11 @@ def split(parts):
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
 
 
+def transposed(persistent=False, group=4):
+    blocks = {"BLOCK_M": 80, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "transposed", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
 def product(m, n, k, batch=1):
     return parse_shape(f"{batch}x{m}x{n}x{k}", dtype="bfloat16").problem
 
@@ -54,6 +59,9 @@ POSED = {
     "persistent batch": (product(1500, 2000, 1000, 3), warped(True, 2)),
     "flat": (product(1500, 1000, 1000), warped(False)),
     "split": (product(500, 512, 4000), split(4)),
+    "bands of columns": (product(1500, 2000, 300), transposed()),
+    "bands of columns, batch": (product(700, 1200, 300, 3), transposed(True, 8)),
+    "flat by columns": (product(400, 2000, 300), transposed()),
     "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
     "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
 }
@@ -90,7 +98,7 @@ def test_blocks_of_k_are_shared_out(tiling):
         assert sorted(blocks) == list(range(tiling.blocks))
 
 
-@pytest.mark.parametrize("name", ["bands", "batch", "persistent", "split"])
+@pytest.mark.parametrize("name", ["bands", "batch", "persistent", "split", "bands of columns"])
 def test_bytes_of_all_steps_add_up(name):
     problem, config = POSED[name]
     tiling = tiling_of(problem, config, H200)
@@ -142,7 +150,19 @@ def test_sectors_of_an_aligned_transpose_by_hand():
     assert move.untiled == 32 * 32  # each element of a row of x in a row of out of its own
 
 
-@pytest.mark.parametrize("name", ["bands", "one group", "flat", "transpose"])
+def test_transposed_tiles_go_along_bands_of_columns():
+    """The order of their kernel: that of out^T."""
+    banded, flat = (tiling_of(*POSED[name], H200) for name in ("bands of columns", "flat by columns"))
+    assert (banded.rows, banded.columns, banded.group, banded.banded) == (19, 16, 4, (16, 19))
+    assert [banded.place(turn)[1:] for turn in range(6)] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+    assert banded.place(4 * 19) == Place(0, 0, 4)
+    assert flat.group == flat.columns == 16
+    assert [flat.place(turn) for turn in range(80)] == [Place(0, *divmod(turn, 16)) for turn in range(80)]
+
+
+@pytest.mark.parametrize(
+    "name", ["bands", "one group", "flat", "transpose", "bands of columns", "flat by columns"]
+)
 def test_rectangles_of_first_tiles_are_those_tiles(name):
     tiling = tiling_of(*POSED[name], H200)
     for count in range(0, tiling.rows * tiling.columns + 1, 3):
@@ -189,6 +209,15 @@ def test_notes_tell_what_is_special():
     assert "persistent" in told("persistent")
     assert "4 programs share each tile" in told("split")
     assert "words of 4 bytes" in told("packed")
+    assert "bands of 4 columns of tiles (GROUP_M), row by row in each" in told("bands of columns")
+    assert "taken row by row: neighbours in time share blocks of A" in told("flat by columns")
+    assert "taken column by column: neighbours in time share blocks of B" in told("flat")
+    assert "its share of the tile's rows" in told("flat")
+    assert "its share of the tile's columns" in told("bands of columns")
+    assert "transpose of C is made" in told("bands of columns")
+    one_column = tiling_of(product(1500, 5000, 300), transposed(group=1), H200)
+    assert "taken column by column." in " ".join(notes(one_column))
+    assert "column by column</button>" in page(*POSED["bands of columns"], H200)
     assert "needs no masks" in " ".join(
         notes(tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200))
     )

@@ -7,10 +7,12 @@ from tritile.families.family import Family
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_clusters import family as matmul_clusters
+from tritile.families.matmul_clusters import transposed as matmul_transposed_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
+from tritile.families.matmul_transposed import family as matmul_transposed
 from tritile.families.matmul_wgmma import family as matmul_wgmma
 from tritile.families.permute import boxes as permute_boxes
 from tritile.families.permute import family as permute
@@ -24,6 +26,8 @@ ALL: Final = (
     matmul_split.FAMILY,
     matmul_scaled.FAMILY,
     matmul_clusters.FAMILY,
+    matmul_transposed.FAMILY,
+    matmul_transposed_clusters.FAMILY,
     few_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,

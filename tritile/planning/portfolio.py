@@ -17,7 +17,7 @@ from tritile.planning.correction import COSINES, cosines
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
-MOST: Final = 48  # configs of a portfolio
+MOST: Final = 96  # configs of a portfolio
 RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
 _BLEND: Final = 32.0  # the largest exponent: more overflows
 _SMALLEST: Final = 1e-12  # the smallest constant

@@ -2,8 +2,9 @@
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import GroupedProblem, PermuteProblem, Product
+from tritile.core.problem import SCALE_K, GroupedProblem, PermuteProblem, Product
 from tritile.core.problem.parts import PROMOTED_EVERY
+from tritile.families.common.products import warpgroup_mma
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
@@ -42,9 +43,18 @@ def least_blocks(problem: Product) -> dict[str, int]:
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
 
 
-def promotes_late(config: Config, problem: Product) -> bool:
-    """Tell whether one block of K is more than tensor cores may sum of parts of fp32."""
-    return problem.promoted and config["BLOCK_K"] > PROMOTED_EVERY
+def late_fault(config: Config, problem: Product, device: Device) -> str | None:
+    """Say why tensor cores may not sum a whole block of K, None where they may.
+
+    Hopper's truncate: what they sum of parts of fp32 and of fp8 goes to a total in fp32 after so many of K.
+    """
+    if problem.promoted:
+        most = PROMOTED_EVERY
+    elif problem.totals and device.nvidia == 90 and warpgroup_mma(config, problem, device):
+        most = SCALE_K
+    else:
+        return None
+    return f"BLOCK_K = {config['BLOCK_K']}: a sum of {most} is precise" if config["BLOCK_K"] > most else None
 
 
 def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:

@@ -1,7 +1,7 @@
 """Say how kernels add up a product's terms."""
 
 from tritile.core.config import Config
-from tritile.core.problem import FP8_DTYPES, SCALE_K, MatmulProblem
+from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.core.problem.parts import PROMOTED_EVERY
 from tritile.core.views import MatmulCall
 
@@ -23,12 +23,3 @@ def promoted_turns(call: MatmulCall, config: Config) -> int:
     if call.dtype in FP8_DTYPES and call.precision != "fast":
         return max(1, SCALE_K // int(config["BLOCK_K"]))
     return 0
-
-
-def by_pieces(problem: MatmulProblem) -> bool:
-    """Tell whether `scaled` makes a product with scales for each 128 of K, and `warpgroups` need not.
-
-    These are the types whose results were compared on a GPU: e4m3 by e4m3, into bfloat16.
-    """
-    alike = problem.dtype == "float8_e4m3fn" and not problem.b_dtype
-    return bool(problem.block_scales) and alike and problem.out_dtype == "bfloat16"

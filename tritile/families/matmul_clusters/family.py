@@ -37,7 +37,8 @@ _FEWEST_ROWS: Final = 64
 _RESERVED: Final = 1024  # bytes of shared memory beside Triton's
 # Of a program, (BLOCK_M, BLOCK_N, CONSUMERS, SUBTILES): the stages that shared memory holds, and each DOWN by
 # which it was the fastest or nearly so.
-_SHAPES: Final[dict[tuple[int, ...], tuple[int, tuple[int, ...]]]] = {
+Shapes = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]
+_SHAPES: Final[Shapes] = {
     (192, 128, 3, 2): (5, (1, 2)),
     (128, 192, 2, 1): (4, (1, 2)),
     (128, 160, 2, 2): (5, (1, 2)),
@@ -45,20 +46,25 @@ _SHAPES: Final[dict[tuple[int, ...], tuple[int, tuple[int, ...]]]] = {
     (256, 128, 2, 2): (4, (1,)),
     (128, 128, 1, 1): (6, (2,)),
     (64, 128, 1, 1): (8, (2,)),
+    (192, 192, 3, 2): (3, (1, 2)),
+    (256, 160, 2, 2): (3, (1, 2)),
+    (192, 144, 3, 2): (4, (1, 2)),
+    (128, 144, 2, 1): (5, (1, 2)),
+    (128, 80, 2, 1): (7, (1, 2)),
 }
 # Measured time by the time that the formula of single programs gives: see `predicted_us`.
 _ON_SECTORS: Final = 1.02
 _OFF_SECTORS: Final = 0.85
 
 
-def _arranged(config: Config) -> tuple[int, int]:
+def arranged(config: Config) -> tuple[int, int]:
     """Return how many tiles of a cluster lie one below the other, and how many side by side."""
     return config["DOWN"], PROGRAMS // config["DOWN"]
 
 
 def clustered(config: Config) -> Config:
     """Return the config with the rows and columns of a cluster as its blocks."""
-    down, across = _arranged(config)
+    down, across = arranged(config)
     sides = {"BLOCK_M": down * config["BLOCK_M"], "BLOCK_N": across * config["BLOCK_N"]}
     found: Config = replace(config, kwargs=tuple((k, sides.get(k, v)) for k, v in config.kwargs))
     return found
@@ -80,16 +86,16 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     return warpgroups.shared_bytes(_as_warpgroups(config), problem) + _RESERVED
 
 
-def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
+def fault(config: Config, problem: MatmulProblem, device: Device, shapes: Shapes) -> str | None:
+    """Say why a config, with tiles of these shapes, may not run `problem` on `device`; None where it may."""
     if parsed(device.triton) != TRITON:
         return f"triton {device.triton}: clusters were checked with {TRITON[0]}.{TRITON[1]} alone"
     if tuple(name for name, _ in config.kwargs) != PARAMETERS:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
     if config["DOWN"] not in (1, PROGRAMS) or config.num_ctas != PROGRAMS:
         return f"DOWN must be 1 or {PROGRAMS}, num_ctas {PROGRAMS}"
-    if _shape(config) not in _SHAPES or config["BLOCK_K"] != _BLOCK_K:
-        return f"{config}: tiles of clusters are {', '.join(map(str, _SHAPES))}, BLOCK_K {_BLOCK_K}"
+    if _shape(config) not in shapes or config["BLOCK_K"] != _BLOCK_K:
+        return f"{config}: tiles of clusters are {', '.join(map(str, shapes))}, BLOCK_K {_BLOCK_K}"
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is not summed by clusters"
     reason = warpgroups.illegal(_as_warpgroups(config), problem, device)
@@ -103,8 +109,14 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     return None
 
 
-def _configs() -> Iterator[Config]:
-    for (m, n, consumers, subtiles), (stages, downs) in _SHAPES.items():
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device`, None where it may."""
+    return fault(config, problem, device, _SHAPES)
+
+
+def configs_of(shapes: Shapes) -> Iterator[Config]:
+    """Yield the configs with tiles of these shapes."""
+    for (m, n, consumers, subtiles), (stages, downs) in shapes.items():
         for down, group, persistent in itertools.product(downs, (1, 8), (False, True)):
             kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": _BLOCK_K, "CONSUMERS": consumers, "DOWN": down}
             rest = {"GROUP_M": group, "PERSISTENT": persistent, "SUBTILES": subtiles}
@@ -149,13 +161,13 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
     formula does not know that: a factor that was measured tells it.
     """
     alone = _as_warpgroups(config)
-    down, across = _arranged(config)
+    down, across = arranged(config)
     made = warpgroups.programs(alone, problem)._replace(down=down, across=across)
     factor = _OFF_SECTORS if _off_sectors(problem) else _ON_SECTORS
     return factor * tma_us(alone, problem, device, made, fit)
 
 
-def _described(seen: Seen, dtype: str, rows: int, columns: int, down: int, across: int) -> Descriptor:
+def described(seen: Seen, dtype: str, rows: int, columns: int, down: int, across: int) -> Descriptor:
     """Return the descriptor of tiles of so many rows and columns a program, `down` x `across` a cluster."""
     kind = getattr(gl, dtype)
     parts = (across, down) if seen.transposed else (down, across)
@@ -177,17 +189,18 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     read, out = inputs(call, early), output_of(call)
     consumers, main, depth = config["CONSUMERS"], main_columns(config), config["BLOCK_K"]
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
-    down, across = _arranged(config)
+    down, across = arranged(config)
     grid, flat = grid_of(call, clustered(config), 1, processors // PROGRAMS)
-    stored = functools.partial(_described, out.seen, call.out_dtype, rows)
+    stored = functools.partial(described, out.seen, call.out_dtype, rows)
     by = out.by_descriptor
     values = arguments(call, config, read, out, early) | {
-        "a_desc": _described(read.a, call.dtype, rows, depth, down, 1),
-        "b_desc": _described(read.b, call.dtype, depth, main, 1, across),
-        "b_rest_desc": _described(read.b, call.dtype, depth, rest, 1, across) if rest else None,
+        "a_desc": described(read.a, call.dtype, rows, depth, down, 1),
+        "b_desc": described(read.b, call.dtype, depth, main, 1, across),
+        "b_rest_desc": described(read.b, call.dtype, depth, rest, 1, across) if rest else None,
         "out_desc": stored(main // config["SUBTILES"], down, across) if by else None,
         "out_rest_desc": stored(rest, down, across) if by and rest else None,
         "MAIN_N": main, "REGISTERS": REGISTERS[consumers], "STAGES": config.num_stages, "FLAT": flat,
+        "TRANSPOSED": False,
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "num_ctas": PROGRAMS, "launch_pdl": early}
     return Work((*read.steps, step_of(matmul_clusters, grid, values, options)), read.scratch)
@@ -198,7 +211,7 @@ FAMILY: Final = Family(
     name=NAME,
     kernel=matmul_clusters,
     also=(repack,),
-    space=_configs,
+    space=functools.partial(configs_of, _SHAPES),
     illegal=illegal,
     pointless=pointless,
     predicted_us=predicted_us,

@@ -26,7 +26,7 @@ class How(NamedTuple):
     """Hold the compile-time parameters of `matmul_clusters`.
 
     DOWN and ACROSS: how many tiles of a cluster lie one below the other, and side by side: 2 and 1, or 1
-    and 2. BLOCK_M and BLOCK_N are those of a program.
+    and 2. BLOCK_M and BLOCK_N are those of a program. TRANSPOSED: all this is of out^T.
     """
 
     A_ROW: Any
@@ -47,6 +47,7 @@ class How(NamedTuple):
     BATCHED: Any
     EPILOGUE: Any
     VERDICTS: Any
+    TRANSPOSED: Any
 
 
 @gluon.constexpr_function
@@ -168,7 +169,15 @@ def multiply(WHICH: gl.constexpr, acc, rest, turns, stage, phase, shared, places
 
 @gluon.jit
 def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
-    """Store through shared memory, once the store before has let go of it; masked where no descriptor can."""
+    """Store through shared memory, once the store before has let go of it; masked where no descriptor can.
+
+    TRANSPOSED: `part`, m and n are of out^T.
+    """
+    DOWN: gl.constexpr = how.ACROSS if how.TRANSPOSED else how.DOWN
+    ACROSS: gl.constexpr = how.DOWN if how.TRANSPOSED else how.ACROSS
+    if how.TRANSPOSED:
+        part = part.permute((1, 0))
+        m, n = n, m
     if how.EPILOGUE is not None:
         rows_of_part = m + gl.arange(0, part.shape[0], gl.SliceLayout(1, part.type.layout))
         columns_of_part = n + gl.arange(0, part.shape[1], gl.SliceLayout(0, part.type.layout))
@@ -185,9 +194,9 @@ def store_part(desc, tile, part, outer, inner, m, n, result, how: gl.constexpr):
     else:
         ROWS: gl.constexpr = part.shape[0]
         COLUMNS: gl.constexpr = part.shape[1]
-        AT_ONCE: gl.constexpr = 32 if COLUMNS // how.ACROSS >= 32 else COLUMNS // how.ACROSS
+        AT_ONCE: gl.constexpr = 32 if COLUMNS // ACROSS >= 32 else COLUMNS // ACROSS
         layout: gl.constexpr = gl.BlockedLayout(
-            [1, 1], [32 // AT_ONCE, AT_ONCE], [4, 1], [1, 0], spread(how.DOWN, how.ACROSS)
+            [1, 1], [32 // AT_ONCE, AT_ONCE], [4, 1], [1, 0], spread(DOWN, ACROSS)
         )
         flat(tile).store(part)
         part = flat(tile).load(layout)
@@ -301,12 +310,14 @@ def matmul_clusters(
     MAIN_N: gl.constexpr, REGISTERS: gl.constexpr, STAGES: gl.constexpr, FLAT: gl.constexpr,
     BATCHED: gl.constexpr, EPILOGUE: gl.constexpr, VERDICTS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, DOWN: gl.constexpr,
-    GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, SUBTILES: gl.constexpr,
+    GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, SUBTILES: gl.constexpr, TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i], for a batch of two dimensions; parameters as those of `matmul_warpgroups`.
 
     DOWN: 2 where the tiles of a cluster's programs lie one below the other and share tiles of b, 1 where
     they lie side by side and share tiles of a. GROUP_M counts rows of clusters.
+    TRANSPOSED: out^T is made, and a, b, blocks and DOWN are those of out^T = a b; M, N, the output's
+    descriptors and its strides are those of out.
     """
     ACROSS: gl.constexpr = 2 // DOWN
     REST_N: gl.constexpr = BLOCK_N - MAIN_N
@@ -321,7 +332,10 @@ def matmul_clusters(
         b_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, MAIN_N, 1, ACROSS)
     else:
         b_tiles = tiles_in_shared_memory(dtype, STAGES, MAIN_N, BLOCK_K, ACROSS, 1)
-    out_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, MAIN_N // SUBTILES, DOWN, ACROSS)
+    if TRANSPOSED:
+        out_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, MAIN_N // SUBTILES, ROWS, ACROSS, DOWN)
+    else:
+        out_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, MAIN_N // SUBTILES, DOWN, ACROSS)
     b_rest_tiles = b_tiles
     out_rest_tiles = out_tiles
     if REST_N:
@@ -329,7 +343,10 @@ def matmul_clusters(
             b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, BLOCK_K, REST_N, 1, ACROSS)
         else:
             b_rest_tiles = tiles_in_shared_memory(dtype, STAGES, REST_N, BLOCK_K, ACROSS, 1)
-        out_rest_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, REST_N, DOWN, ACROSS)
+        if TRANSPOSED:
+            out_rest_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, REST_N, ROWS, ACROSS, DOWN)
+        else:
+            out_rest_tiles = tiles_in_shared_memory(out_dtype, CONSUMERS, ROWS, REST_N, DOWN, ACROSS)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -342,11 +359,11 @@ def matmul_clusters(
         out_desc, out_rest_desc, out_ptr, out_tiles, out_rest_tiles,
         M, N, stride_oo, stride_oi, stride_om, stride_on, None, extra,
     )  # fmt: skip
-    tiles_m = gl.cdiv(M, BLOCK_M * DOWN)
-    tiles_n = gl.cdiv(N, BLOCK_N * ACROSS)
+    tiles_m = gl.cdiv(N if TRANSPOSED else M, BLOCK_M * DOWN)
+    tiles_n = gl.cdiv(M if TRANSPOSED else N, BLOCK_N * ACROSS)
     walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K), verdict_ptr)
     how: gl.constexpr = How(
         A_ROW, B_ROW, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, MAIN_N, BLOCK_K, GROUP_M,
-        STAGES, CONSUMERS, SUBTILES, DOWN, ACROSS, FLAT, BATCHED, EPILOGUE, VERDICTS,
+        STAGES, CONSUMERS, SUBTILES, DOWN, ACROSS, FLAT, BATCHED, EPILOGUE, VERDICTS, TRANSPOSED,
     )  # fmt: skip
     run(operands, shared, result, walk, REGISTERS, how)

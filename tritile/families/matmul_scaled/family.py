@@ -15,7 +15,6 @@ from tritile.families.common.descriptors import arguments, check_sizes, grid_of,
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.repack import repack
-from tritile.families.common.sums import by_pieces
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
 from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
@@ -184,7 +183,6 @@ FAMILY: Final = Family(
     pointless=pointless,
     predicted_us=predicted_us,
     resident=resident,
-    contends=by_pieces,
     work=work,
     numerics=functools.partial(of_product, specialised=True),
     canonical=canonical_product,

@@ -21,8 +21,6 @@ from tritile.families.matmul_wgmma import family as warpgroups
 
 NAME: Final = "split"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "SUBTILES")
-_COLUMNS: Final = (64, 128, 256)
-_CONSUMERS: Final = (1, 2)
 TURNS: Final = 4  # K iterations of a part, at the least
 _MEETING_US: Final = 4.5  # to store parts, and to wait for the last one
 _MOST: Final = 255  # parts that the kernel's counters can count
@@ -64,8 +62,6 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is summed by warpgroups that split no tile"
-    if config["BLOCK_N"] not in _COLUMNS or config["CONSUMERS"] not in _CONSUMERS:
-        return f"BLOCK_N is none of {_COLUMNS}, or CONSUMERS none of {_CONSUMERS}"
     reason = warpgroups.illegal(_as_warpgroups(config, True), problem, device)
     if reason is not None:
         return reason
@@ -76,7 +72,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
 
 def _configs() -> Iterator[Config]:
     for config in warpgroups.FAMILY.configs:
-        if config["PERSISTENT"] and config["BLOCK_N"] in _COLUMNS and config["CONSUMERS"] in _CONSUMERS:
+        if config["PERSISTENT"]:
             kwargs = tuple(pair for pair in config.kwargs if pair[0] != "PERSISTENT")
             yield replace(config, family=NAME, kwargs=kwargs)
 
@@ -93,8 +89,8 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
     programs = warpgroups.programs(dense, problem)
     if not several:
         return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
-    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes; one SM reads all parts of a tile
-    summed_us = (1 + made.split) * part / fit.l2_bytes / (device.clock_ghz * 1e3)
+    part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes that an SM leaves, and that it sums
+    summed_us = 2 * part / fit.l2_bytes / (device.clock_ghz * 1e3)
     waves = made.whole // device.processors
     least = memory_us(config, problem, device, fit.short, fit.bandwidth)
     us = tma_us(dense, problem, device, programs, fit) * (waves + 1 / made.split) / (waves + 1)
@@ -116,16 +112,19 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     read, out = inputs(call, early), output_of(call)
     block_m, columns, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     consumers = config["CONSUMERS"]
-    rows, stored = block_m // consumers, columns // config["SUBTILES"]
+    main, by = warpgroups.main_columns(config), out.by_descriptor
+    rows, rest = block_m // consumers, columns - main
     m, n, k, batch, _ = sizes_of(call)
     made = tail_of(batch * -(-m // block_m) * -(-n // columns), -(-k // block_k), processors)
     inward, outward = warpgroups.swizzled(call.dtype), warpgroups.swizzled(call.out_dtype)
     values = arguments(call, config, read, out, early) | {
         "a_desc": read.a.descriptor(rows, block_k, inward),
-        "b_desc": read.b.descriptor(block_k, columns, inward),
-        "out_desc": out.seen.descriptor(rows, stored, outward) if out.by_descriptor else None,
+        "b_desc": read.b.descriptor(block_k, main, inward),
+        "b_rest_desc": read.b.descriptor(block_k, rest, inward) if rest else None,
+        "out_desc": out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
+        "out_rest_desc": out.seen.descriptor(rows, rest, outward) if by and rest else None,
         "parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS),
-        "whole": made.whole, "rest": made.rest, "split": made.split,
+        "whole": made.whole, "rest": made.rest, "split": made.split, "MAIN_N": main,
         "REGISTERS": warpgroups.REGISTERS[consumers], "STAGES": config.num_stages,
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "launch_pdl": early}

@@ -12,11 +12,11 @@ from tritile.core.problem import FP8_DTYPES, MatmulProblem, Product
 from tritile.core.views import MatmulCall, View
 from tritile.families.common.blocks import (
     blocks_fault,
+    late_fault,
     launch_fault,
     least_blocks,
     order_fault,
     oversized,
-    promotes_late,
     shared_fault,
 )
 from tritile.families.common.fused import block_scales, extra, verdict
@@ -71,10 +71,9 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
-    if promotes_late(config, problem) or (
-        problem.promoted and config["BLOCK_K"] > 64 and not warpgroup_mma(config, problem, device)
-    ):  # a block that is summed apart is held in registers
-        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
+    late = late_fault(config, problem, device)
+    if late is not None:
+        return late
     words = accumulator_words(config, problem, device)
     most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
     if words > most:

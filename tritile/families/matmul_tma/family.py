@@ -16,7 +16,7 @@ from tritile.core.problem import ITEMSIZE, MatmulProblem, Product, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
-from tritile.families.common.blocks import blocks_fault, least_blocks, order_fault, oversized, promotes_late
+from tritile.families.common.blocks import blocks_fault, late_fault, least_blocks, order_fault, oversized
 from tritile.families.common.descriptors import (
     BARRIER,
     arguments,
@@ -75,7 +75,7 @@ def fault(config: Config, problem: Product, device: Device, parameters: tuple[st
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
     if config["SUBTILES"] > 2 or config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype] < 16:
         return f"SUBTILES = {config['SUBTILES']} of {config['BLOCK_N']} columns"
-    return None
+    return late_fault(config, problem, device)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
@@ -92,8 +92,6 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     ):
         if extent * problem.itemsize < 16:
             return f"{name} = {extent} is under 16 bytes of {problem.dtype}"
-    if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     if config["SPLIT_K"] > 1:
         if problem.rights > 1:
             return "tiles of gated products are not shared: SPLIT_K must be 1"

@@ -12,12 +12,12 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
-from tritile.families.common.blocks import order_fault, promotes_late
+from tritile.families.common.blocks import late_fault, order_fault
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.repack import repack
-from tritile.families.common.sums import by_pieces, in_parts, promoted_turns
+from tritile.families.common.sums import in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
 from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
@@ -30,7 +30,8 @@ PARAMETERS: Final = (
 REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # registers of a consumer's thread, by the number of consumers
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
 _ROWS: Final = (64, 128)  # of a tile, for one consumer
-_COLUMNS: Final = (32, 64, 96, 128, 160, 192, 256)
+_COLUMNS: Final = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
+_LARGEST: Final = 256 * 160  # elements of a tile
 _GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
 
 
@@ -82,12 +83,10 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
     if problem.rights > 1:
         return "gated products are made by tile and descriptor"
-    reason = _values_fault(config) or reachable(problem)
+    reason = _values_fault(config) or reachable(problem) or late_fault(config, problem, device)
     if reason is not None:
         return reason
     words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
-    if promotes_late(config, problem):
-        return f"BLOCK_K = {config['BLOCK_K']} is too much of parts to be summed at once"
     # A total takes as many again, but is only added to, and needs no room beside it except for scales.
     beside = 64 if problem.block_scales else 32
     if words > REGISTERS[config["CONSUMERS"]] - 56 or (
@@ -110,7 +109,7 @@ def _configs() -> Iterator[Config]:
             m % consumers
             or rows not in _ROWS
             or rows * n // 128 > REGISTERS[consumers] - 56
-            or m * n > 128 * 256
+            or m * n > _LARGEST
         ):
             continue
         for stages, group, persistent in itertools.product((3, 4, 5, 6, 8, 10), (1, 8, 16), (False, True)):
@@ -138,7 +137,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 def contends(problem: MatmulProblem) -> bool:
     """Tell whether the family can be the fastest: not where `scaled` makes what has scales within K."""
-    return not by_pieces(problem)
+    return not problem.block_scales
 
 
 def programs(config: Config, problem: MatmulProblem) -> Programs:
