@@ -30,6 +30,11 @@ def split(parts=4):
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
 
 
+def transposed(persistent=False):
+    blocks = {"BLOCK_M": 80, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 4}
+    return Config.of(4, 4, "transposed", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
 def mover(family="tile"):
     return Config.of(4, 1, family, BLOCK_M=32, BLOCK_N=32, GROUP_M=2)
 
@@ -171,6 +176,9 @@ POSED = [
     (product("3x1500x2000x1000"), warped(group=2)),
     (product("1500x1000x1000"), warped(persistent=False)),
     (product("500x512x4000"), split()),
+    (product("1500x2000x300"), transposed()),
+    (product("400x2000x300"), transposed()),
+    (product("3x700x1200x300"), transposed(True)),
     (PermuteProblem.turned(2, 301, 203, 1), mover("packed")),
     (PermuteProblem.turned(2, 71, 31, 2), mover()),
     (PermuteProblem.of((40, 5, 33), (1, 40 * 33, 40), (165, 33, 1), 4), mover()),

@@ -1,5 +1,6 @@
 """Every family of matmul kernels on a GPU: answers, the same bits each time, streams, graphs, threads."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from tritile.runtime import launch
 from tritile.runtime.native import NativeLaunch
 
 pytestmark = pytest.mark.gpu
-FAMILIES = ("tile", "descriptor", "warpgroups", "split", "clusters")
+FAMILIES = (
+    "tile", "descriptor", "warpgroups", "split", "clusters", "transposed", "transposed_clusters"
+)  # fmt: skip
 HALF = (torch.float16, torch.bfloat16)
 # (a, b) as they lie: N in rows, T turned, S with gaps, O at an odd address
 TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
@@ -41,6 +44,10 @@ def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
     return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
+def transposed(m, n, consumers, stages, **more):
+    return replace(warpgroups(m, n, 64, consumers, stages, **more), family="transposed")
+
+
 def split(m, n, k, consumers, stages, *, subtiles=1):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
     return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
@@ -50,6 +57,11 @@ def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
     own = Config.of(4, stages, "clusters", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
     return replace(own, num_ctas=2)
+
+
+def transposed_clusters(*sides, **more):
+    """Consumers share columns; of `down` 2 the cluster's tiles lie side by side."""
+    return replace(clusters(*sides, **more), family="transposed_clusters")
 
 
 CONFIGS = [
@@ -66,6 +78,14 @@ CONFIGS = [
     warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(256, 128, 64, 2, 3, persistent=True),
     warpgroups(192, 160, 128, 3, 2),
+    warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2),
+    warpgroups(64, 16, 64, 1, 8),
+    transposed(16, 64, 1, 8),
+    transposed(80, 128, 2, 4),
+    transposed(144, 128, 1, 4, subtiles=2),
+    transposed(96, 192, 3, 4, persistent=True),
+    transposed(160, 256, 2, 3, persistent=True, subtiles=2),
+    transposed(256, 128, 2, 3),
     clusters(192, 128, 3, 5, 1, persistent=True, subtiles=2),
     clusters(192, 128, 3, 3, 2, subtiles=2),
     clusters(128, 192, 2, 3, 2, persistent=True),
@@ -74,12 +94,23 @@ CONFIGS = [
     clusters(128, 256, 2, 4, 2, persistent=True, subtiles=2),
     clusters(128, 128, 1, 4, 2),
     clusters(64, 128, 1, 8, 2),
+    transposed_clusters(48, 64, 1, 8, 1),
+    transposed_clusters(80, 64, 1, 8, 2, persistent=True),
+    transposed_clusters(80, 128, 2, 5, 1, persistent=True),
+    transposed_clusters(96, 128, 2, 4, 2),
+    transposed_clusters(96, 192, 3, 4, 1),
+    transposed_clusters(144, 192, 3, 3, 2, persistent=True, subtiles=2),
+    transposed_clusters(160, 256, 2, 3, 1, persistent=True, subtiles=2),
     split(64, 64, 64, 1, 4),
     split(128, 128, 64, 2, 3),
     split(128, 256, 64, 2, 3, subtiles=2),
+    split(128, 160, 64, 2, 3, subtiles=2),
+    split(192, 80, 64, 3, 4),
 ]
-SPLIT = CONFIGS[-3:]
-CLUSTERS = CONFIGS[-11:-3]
+SPLIT, CLUSTERS, TRANSPOSED, TRANSPOSED_CLUSTERS = (
+    [config for config in CONFIGS if config.family == name]
+    for name in ("split", "clusters", "transposed", "transposed_clusters")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +288,7 @@ def test_a_capture_from_a_cold_plan(family, monkeypatch):
     a, b = operands(192, 200, 2056, torch.bfloat16)
     torch.matmul(a, b)
     device = devices.gpu(0)
-    if family == "clusters" and parsed(device.triton) != TRITON:
+    if "clusters" in family and parsed(device.triton) != TRITON:
         pytest.skip("clusters are made with one version of Triton")
     original = model.ranked
     monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
@@ -357,11 +388,18 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
 @pytest.mark.parametrize("config", SPLIT, ids=str)
 @pytest.mark.parametrize(
     "size",
-    [(100, 200, 16000), (1500, 1400, 1000), (1408, 1536, 2048), (2300, 1000, 515), (64, 64, 70000)],
+    [
+        (100, 200, 16000),
+        (1500, 1400, 1000),
+        (1408, 1536, 2048),
+        (2300, 1000, 515),
+        (64, 64, 70000),  # a tile in as many parts as there are SMs: most have one group of rows, or none
+        (129, 75, 35000),
+    ],
     ids=str,
 )
 def test_split_tails_repeat_their_bits(config, size):
-    """Whole tiles and parts, one wave and several: parts are summed in one order, whoever comes last."""
+    """Whole tiles and parts, one wave and several: parts are summed in one order, whoever sums them."""
     m, n, k = size
     a, b = operands(m, n, k, torch.bfloat16, "NT")
     buffer, out = frame((m, n), a.dtype, "row", "cuda")
@@ -375,12 +413,17 @@ def test_split_tails_repeat_their_bits(config, size):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize("config", CLUSTERS, ids=str)
-@pytest.mark.parametrize("turn", ["NN", "NT"])
+ALIKE = [
+    *itertools.product(CLUSTERS, ("NN", "NT")),
+    *itertools.product((*TRANSPOSED, *TRANSPOSED_CLUSTERS), ("NN", "NT", "TN", "TT")),
+]
+
+
+@pytest.mark.parametrize(("config", "turn"), ALIKE, ids=str)
 @pytest.mark.parametrize(
     "size", [(1, 131, 64), (577, 1000, 72), (2100, 6120, 136), (300, 5003, 1032), (5000, 129, 2056)], ids=str
 )
-def test_clusters_have_the_bits_of_warpgroups(config, turn, size):
+def test_clusters_and_transposed_tiles_have_the_bits_of_warpgroups(config, turn, size):
     """Odd numbers of tiles, one wave and several, rows off sectors and ends off 16 bytes: 30 times."""
     m, n, k = size
     a, b = operands(m, n, k, torch.bfloat16, turn)
@@ -398,7 +441,7 @@ def test_clusters_have_the_bits_of_warpgroups(config, turn, size):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize("config", CLUSTERS[::3], ids=str)
+@pytest.mark.parametrize("config", [*CLUSTERS[::3], *TRANSPOSED_CLUSTERS[::3]], ids=str)
 def test_clusters_run_beside_kernels_of_one_program(config):
     """On the same SMs, on other streams, and launched by Triton's own launcher."""
     a, b = operands(1500, 1400, 1000, torch.bfloat16)

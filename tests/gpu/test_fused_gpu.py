@@ -56,10 +56,23 @@ def groups(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
     return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
+def transposed(m, n, consumers, stages, **more):
+    return replace(groups(m, n, 64, consumers, stages, **more), family="transposed")
+
+
 def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
     own = Config.of(4, stages, "clusters", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
     return replace(own, num_ctas=2)
+
+
+def transposed_clusters(*sides, **more):
+    return replace(clusters(*sides, **more), family="transposed_clusters")
+
+
+def split(m, n, consumers, stages, subtiles=1):
+    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers}
+    return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
 
 
 CONFIGS = [
@@ -76,9 +89,17 @@ CONFIGS = [
     groups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
     groups(192, 96, 64, 3, 3),
     groups(128, 192, 64, 2, 3, persistent=True),
+    transposed(80, 128, 2, 4),
+    transposed(96, 192, 3, 3, persistent=True),
+    transposed(144, 128, 2, 3, subtiles=2),
     clusters(192, 128, 3, 4, 1, persistent=True, subtiles=2),
     clusters(128, 160, 2, 4, 2, subtiles=2),
     clusters(128, 192, 2, 3, 1),
+    transposed_clusters(80, 128, 2, 5, 1),
+    transposed_clusters(96, 192, 3, 4, 2, persistent=True),
+    transposed_clusters(144, 192, 3, 3, 1, subtiles=2),
+    split(128, 160, 2, 4, 2),
+    split(192, 80, 3, 4),
 ]
 SIDES = [
     ("row", "", "gelu", 1.0, 1.0),
@@ -439,8 +460,8 @@ def test_products_by_pieces_are_those_of_warpgroups_bit_for_bit(config, shared):
             if illegal(made, call.problem, devices.gpu(0)) is None:
                 launch.prepare(call, made)(*call.tensors)
                 assert_block_scaled(out, a, b, *scales, shared)
-                assert guard_intact(buffer, out)
-                outs.append(out)
+                outs.append(out.clone())
+                assert guard_intact(buffer, out)  # which overwrites it
         if not outs:
             pytest.skip(illegal(config, call.problem, devices.gpu(0)))
         assert all(torch.equal(out, outs[-1]) for out in outs)

@@ -61,6 +61,10 @@ def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
     return replace(own, num_ctas=2)
 
 
+def transposed_clusters(*sides, **more):
+    return replace(clusters(*sides, **more), family="transposed_clusters")
+
+
 PRODUCTS = [
     tile(64, 64, 32),
     tma(64, 64, 64, 4, 3),
@@ -70,10 +74,17 @@ PRODUCTS = [
     warpgroups(128, 128, 64, 2, 3, True, 2),
     warpgroups(192, 96, 64, 3, 3),
     warpgroups(128, 192, 64, 2, 3, True, 2),
+    warpgroups(80, 128, 64, 2, 3, family="transposed"),
+    warpgroups(96, 192, 64, 3, 3, True, family="transposed"),
+    warpgroups(144, 128, 64, 2, 3, subtiles=2, family="transposed"),
     clusters(192, 128, 3, 3, 1, persistent=True, subtiles=2),
     clusters(128, 160, 2, 3, 2, subtiles=2),
     clusters(128, 192, 2, 3, 1),
     clusters(64, 128, 1, 8, 2),
+    transposed_clusters(80, 128, 2, 4, 1),
+    transposed_clusters(96, 192, 3, 3, 2, persistent=True),
+    transposed_clusters(144, 192, 3, 3, 1, subtiles=2),
+    transposed_clusters(48, 64, 1, 8, 2),
 ]
 KINDS = [
     *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),

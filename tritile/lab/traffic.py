@@ -16,6 +16,7 @@ from tritile.families.common import operands
 from tritile.families.common.grids import unit
 from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -25,6 +26,11 @@ from tritile.lab.counting import SECTOR
 
 _ROW: Final = 128  # rows of a copied operand are multiples of these bytes
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
+# The families that make tiles by clusters of programs, and what gives a cluster's rows and columns.
+CLUSTERED: Final = {
+    clusters.NAME: clusters.clustered,
+    transposed_clusters.NAME: transposed_clusters.clustered,
+}
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,22 @@ def _row(count: int, step: int, size: int, starts: int) -> float:
     return sectors((count - 1) * step * size + size, starts) * SECTOR
 
 
-def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Return the rows and columns of a product's tile: of a cluster's, whose programs share operands."""
+def clustered(config: Config) -> Config:
+    """Return the config with the rows and columns of its cluster, if it has one, as its blocks."""
+    found: Config = CLUSTERED[config.family](config) if config.family in CLUSTERED else config
+    return found
+
+
+def own_tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of the tile that one program makes of a product."""
     if config.family == few_rows.NAME:
         return few_rows.tile_of(config, problem)
-    if config.family == clusters.NAME:
-        config = clusters.clustered(config)
     return config["BLOCK_M"], config["BLOCK_N"]
+
+
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of a product's tile: of a cluster's, whose programs share operands."""
+    return own_tile_of(clustered(config), problem)
 
 
 def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:

@@ -85,7 +85,7 @@ def parts(problem: Known, config: Config, device: Device) -> dict[str, float]:
 
 def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
     problem, clocks_us = problem.core, device.clock_ghz * 1e3
-    m, n = traffic.tile_of(config, problem)
+    m, n = traffic.own_tile_of(config, problem)
     work, iterations = work_of(problem, config, device), -(-problem.k // config["BLOCK_K"])
     busiest = -(-work.units // device.processors) * iterations / (work.units / work.tiles)
     if config.family == split.NAME:

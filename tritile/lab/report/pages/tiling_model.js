@@ -7,19 +7,29 @@ const waves = Math.ceil(turns / F.at_once);
 const product = F.op === "matmul";
 
 // Return the tile of a turn: matrix after matrix, in each down bands of `group` tile rows, column by column.
+// Where F.by_columns, bands are of tile columns, and in each tiles go row by row.
+const [bandedRows, bandedColumns] = F.by_columns ? [F.columns, F.rows] : [F.rows, F.columns];
 function place(turn, group = F.group) {
   const index = turn % tiles, matrix = Math.floor(index / perMatrix), here = index % perMatrix;
-  const first = Math.floor(here / (group * F.columns)) * group, within = here % (group * F.columns);
-  const high = Math.min(F.rows - first, group);
-  return { matrix, row: first + (within % high), column: Math.floor(within / high) };
+  const first = Math.floor(here / (group * bandedColumns)) * group, within = here % (group * bandedColumns);
+  const high = Math.min(bandedRows - first, group), row = first + (within % high), column = Math.floor(within / high);
+  return F.by_columns ? { matrix, row: column, column: row } : { matrix, row, column };
+}
+
+// Return the turn of a tile of the first part: the inverse of `place`.
+function turnAt(matrix, row, column, group = F.group) {
+  if (F.by_columns) [row, column] = [column, row];
+  const first = Math.floor(row / group) * group, high = Math.min(bandedRows - first, group);
+  return matrix * perMatrix + first * bandedColumns + column * high + row - first;
 }
 
 // Cover the first `count` tiles of a matrix by at most three rectangles: [row, column, rows, columns].
 function prefix(count, group) {
-  const first = Math.floor(count / (group * F.columns)) * group, within = count % (group * F.columns);
-  const high = Math.min(F.rows - first, group), whole = high > 0 ? Math.floor(within / high) : 0;
-  const all = [[0, 0, Math.min(first, F.rows), F.columns], [first, 0, high, whole], [first, whole, within - whole * high, 1]];
-  return all.filter(([, , rows, columns]) => rows > 0 && columns > 0);
+  const first = Math.floor(count / (group * bandedColumns)) * group, within = count % (group * bandedColumns);
+  const high = Math.min(bandedRows - first, group), whole = high > 0 ? Math.floor(within / high) : 0;
+  const all = [[0, 0, Math.min(first, bandedRows), bandedColumns], [first, 0, high, whole], [first, whole, within - whole * high, 1]];
+  const found = all.filter(([, , rows, columns]) => rows > 0 && columns > 0);
+  return F.by_columns ? found.map(([row, column, rows, columns]) => [column, row, columns, rows]) : found;
 }
 
 // Return the tiles of a matrix that turns `from` to `to` make, as rectangles that cancel where two overlap.

@@ -107,9 +107,8 @@ picture.addEventListener("click", (event) => {
     if (key === "a" || key === "b" || m < 0 || n < 0 || m >= frame.rows || n >= frame.columns) continue;
     if (key === "out" && F.turned) [m, n] = [n, m];
     const row = Math.min(F.rows - 1, Math.floor(m / F.covers[0])), column = Math.min(F.columns - 1, Math.floor(n / F.covers[1]));
-    const first = Math.floor(row / state.group) * state.group, high = Math.min(F.rows - first, state.group);
     pause();
-    const turn = place(state.turn).matrix * perMatrix + first * F.columns + column * high + row - first;
+    const turn = turnAt(place(state.turn).matrix, row, column, state.group);
     go(state.wave ? Math.floor(turn / F.at_once) * F.at_once : turn, state.step);
   }
 });

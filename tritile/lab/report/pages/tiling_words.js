@@ -72,7 +72,7 @@ function tellTurn({ turn, step, group }) {
 
 function tellWave({ turn, step, group }) {
   const wave = Math.floor(turn / F.at_once), shared = sharing(wave, step, group), plain = sharing(wave, step, group === 1 ? F.group : 1);
-  const different = shared.a + shared.b, hits = shared.loads - different, other = group === 1 ? F.orders : "Row by row";
+  const different = shared.a + shared.b, hits = shared.loads - different, other = group === 1 ? F.orders : F.plain[0].toUpperCase() + F.plain.slice(1);
   say(`${shared.turns === 1 ? "1 program runs at a time. At this step it loads" : `${number(shared.turns)} programs run at the same time. At this step they load`} ${counted(shared.loads, "block")}, yet only `,
     ["a", `${number(shared.a)} different ones of A`], " and ", ["b", `${number(shared.b)} of B`],
     `: programs of one row of tiles want the same block of A, those of one column the same of B. The first to ask brings it from memory; the others find it in the L2 cache.`);

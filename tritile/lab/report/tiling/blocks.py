@@ -70,7 +70,7 @@ def _matmul(tiling: Tiling) -> MatmulProblem:
 def step_of(tiling: Tiling, turn: int, step: int) -> Step:
     """Return a step of a turn of a product, both counted from 0. Both must exist."""
     problem, config, place = _matmul(tiling), tiling.config, tiling.place(turn)
-    height, width, depth = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    (height, width), depth = tiling.covers, config["BLOCK_K"]
     m, n, k = place.row * height, place.column * width, tiling.k_blocks(turn)[step] * depth
     a = cut(m, k, height, depth, (problem.m, problem.k))
     b = cut(k, n, depth, width, (problem.k, problem.n))

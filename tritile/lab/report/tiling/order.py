@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -16,13 +16,17 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
 from tritile.families.few_rows import family as few_rows
-from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_split import family as split
+from tritile.families.matmul_transposed import family as transposed
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
+from tritile.lab import traffic
+
+TRANSPOSED: Final = (transposed.NAME, transposed_clusters.NAME)  # the families that make out^T
 
 
 class Place(NamedTuple):
@@ -43,7 +47,8 @@ class Tiling:
     A cluster of programs counts as one, which makes the tiles of all as a single one.
 
     `rows` and `columns` count the tiles in each of `matrices` matrices. `group` counts the tile rows in a
-    band; tiles are taken down a band, column by column. `resident` is how many programs an SM holds at once.
+    band; tiles are taken down a band, column by column. `by_columns`: a band is of tile columns, and its
+    tiles are taken row by row. `resident` is how many programs an SM holds at once.
     `covers` has the rows and columns of a tile: those of its block or, in a permutation, fewer where tiles
     would overlap too far. `copied` names operands that are copied first, as the kernel cannot read them, or
     not fast.
@@ -61,6 +66,12 @@ class Tiling:
     covers: tuple[int, int]
     parts: int = 1
     copied: tuple[str, ...] = ()
+    by_columns: bool = False
+
+    @property
+    def banded(self) -> tuple[int, int]:
+        """Count the rows of tiles that bands divide, and the columns; `by_columns` the other way round."""
+        return (self.columns, self.rows) if self.by_columns else (self.rows, self.columns)
 
     @property
     def tiles(self) -> int:
@@ -105,8 +116,8 @@ class Tiling:
     def place(self, turn: int) -> Place:
         """Return the tile of a turn, going down bands of `group` tile rows, matrix after matrix."""
         matrix, index = divmod(_among(turn, self.turns, "turn") % self.tiles, self.rows * self.columns)
-        row, column = grouped_tile.fn(index, self.rows, self.columns, self.group)  # the kernels' own function
-        return Place(matrix, row, column)
+        at = grouped_tile.fn(index, *self.banded, self.group)  # the kernels' own function
+        return Place(matrix, *(at[::-1] if self.by_columns else at))
 
     def k_blocks(self, turn: int) -> range:
         """Return the blocks of K that a turn goes through, step by step."""
@@ -189,7 +200,7 @@ def tiling_of(
         assert isinstance(problem, PermuteProblem)
         lanes = permute.WORD // problem.itemsize
         high = permute.whole_rows(problem) // lanes
-    whole = clusters.clustered(config) if config.family == clusters.NAME else config
+    whole, by_columns = traffic.clustered(config), config.family in TRANSPOSED
     m, n = whole["BLOCK_M"] // lanes, whole["BLOCK_N"]
     rows, columns = -(-high // m), -(-problem.n // n)
     covers = lanes * _covers(high, rows, "M", m, values), _covers(problem.n, columns, "N", n, values)
@@ -198,10 +209,11 @@ def tiling_of(
         parts = values["split"]
     return Tiling(
         problem, config, device, rows, columns, problem.batch,
-        group=rows if values.get("FLAT") else config["GROUP_M"],
+        group=(columns if by_columns else rows) if values.get("FLAT") else config["GROUP_M"],
         programs=min(prod(step.grid), tiles * parts),  # further programs find no matrix
         resident=resident or _resident_of(problem, config, device),
         covers=covers,
         parts=parts,
         copied=_copied(work),
+        by_columns=by_columns,
     )  # fmt: skip

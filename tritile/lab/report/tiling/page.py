@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.order import Tiling, tiling_of
-from tritile.lab.report.tiling.texts import lead, notes, order_name, title
+from tritile.lab.report.tiling.texts import lead, notes, order_name, plain_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 
@@ -34,6 +34,7 @@ def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
         "columns",
         "matrices",
         "group",
+        "by_columns",
         "programs",
         "resident",
         "parts",
@@ -47,6 +48,7 @@ def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
         **_of_problem(tiling),
         "processors": tiling.device.processors // tiling.config.num_ctas,
         "orders": order_name(tiling),
+        "plain": plain_name(tiling),
         "turn_name": "Program" if tiling.programs == tiling.turns else "Tile",
         "start": start,
     }
@@ -87,6 +89,6 @@ def page(
     facts = _facts(tiling, start)
     return PAGES.get_template("tiling.html").render(
         title=title(tiling), lead=lead(tiling), label=problem.label, device=device.name, config=str(config),
-        notes=notes(tiling), orders=facts["orders"], turn_name=facts["turn_name"],
+        notes=notes(tiling), orders=facts["orders"], plain=facts["plain"], turn_name=facts["turn_name"],
         facts=json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c"),
     )  # fmt: skip

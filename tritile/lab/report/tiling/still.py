@@ -74,11 +74,14 @@ class Frame(NamedTuple):
 
 def first_tiles(tiling: Tiling, count: int) -> list[tuple[int, int, int, int]]:
     """Cover the first `count` tiles of a matrix by up to three rectangles: row, column, rows, columns."""
-    band, within = divmod(count, tiling.group * tiling.columns)
-    first = min(band * tiling.group, tiling.rows)
-    high = min(tiling.rows - first, tiling.group)
+    rows, columns = tiling.banded
+    band, within = divmod(count, tiling.group * columns)
+    first = min(band * tiling.group, rows)
+    high = min(rows - first, tiling.group)
     whole, rest = divmod(within, high) if high else (0, 0)
-    parts = [(0, 0, first, tiling.columns), (first, 0, high, whole), (first, whole, rest, 1)]
+    parts = [(0, 0, first, columns), (first, 0, high, whole), (first, whole, rest, 1)]
+    if tiling.by_columns:
+        parts = [(column, row, wide, tall) for row, column, tall, wide in parts]
     return [part for part in parts if part[2] and part[3]]
 
 

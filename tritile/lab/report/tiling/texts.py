@@ -3,15 +3,16 @@
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.operands import realigned, turned
-from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_scaled import family as scaled
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.lab import traffic
 from tritile.lab.report.tiling.blocks import total_bytes
 from tritile.lab.report.tiling.moves import lanes_of
-from tritile.lab.report.tiling.order import Tiling
+from tritile.lab.report.tiling.order import TRANSPOSED, Tiling
 
+_SPECIALISED = {warpgroups.NAME, split.NAME, scaled.NAME, *TRANSPOSED, *traffic.CLUSTERED}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -61,11 +62,21 @@ def lead(tiling: Tiling) -> str:
     )
 
 
+_BY_ROWS, _BY_COLUMNS = "row by row", "column by column"
+
+
+def plain_name(tiling: Tiling) -> str:
+    """Name the order in which tiles go where each band has a single row of them, or a single column."""
+    return _BY_COLUMNS if tiling.by_columns else _BY_ROWS
+
+
 def order_name(tiling: Tiling) -> str:
-    """Name the order of tiles, "" where tiles go row by row."""
-    if tiling.group == 1 or min(tiling.rows, tiling.columns) == 1 or tiling.problem.op != "matmul":
+    """Name the order of tiles, "" where it is the plain one."""
+    if tiling.group == 1 or min(tiling.banded) == 1 or tiling.problem.op != "matmul":
         return ""
-    return "column by column" if tiling.group >= tiling.rows else f"GROUP_M = {tiling.group}"
+    if tiling.group < tiling.banded[0]:
+        return f"GROUP_M = {tiling.group}"
+    return _BY_ROWS if tiling.by_columns else _BY_COLUMNS
 
 
 def _order(tiling: Tiling) -> str:
@@ -74,18 +85,17 @@ def _order(tiling: Tiling) -> str:
     if min(tiling.rows, tiling.columns) == 1:
         return f"{shape}, one after the other."
     if tiling.group == 1:
-        return f"{shape}, taken row by row."
-    if tiling.group >= tiling.rows:
-        share = ": neighbours in time share blocks of B" if isinstance(tiling.problem, MatmulProblem) else ""
-        return f"{shape}, taken column by column{share}."
+        return f"{shape}, taken {plain_name(tiling)}."
+    within, shared = (_BY_ROWS, "A") if tiling.by_columns else (_BY_COLUMNS, "B")
+    if tiling.group >= tiling.banded[0]:
+        share = f": neighbours in time share blocks of {shared}"
+        return f"{shape}, taken {within}{share if isinstance(tiling.problem, MatmulProblem) else ''}."
+    lines = "columns" if tiling.by_columns else "rows"
+    bands = f"{shape}, taken down bands of {tiling.group} {lines} of tiles (GROUP_M), {within} in each"
     if not isinstance(tiling.problem, MatmulProblem):
-        return (
-            f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each."
-        )
-    return (
-        f"{shape}, taken down bands of {tiling.group} rows of tiles (GROUP_M), column by column in each: "
-        "tiles made at the same time then lie together, and find each other's blocks in the L2 cache."
-    )
+        return f"{bands}."
+    near = "tiles made at the same time then lie together, and find each other's blocks in the L2 cache"
+    return f"{bands}: {near}."
 
 
 def _programs(tiling: Tiling) -> str:
@@ -145,7 +155,7 @@ def _tail(tiling: Tiling) -> str:
     tail = split.tail(tiling.config, tiling.problem.core, tiling.device)
     return (
         f"The last {tail.rest:,} tiles would leave SMs idle: {tail.split} programs share each tile, "
-        "with a range of K each, and the last of them to finish adds their sums in the order of K."
+        "with a range of K each. Then each of them adds up all sums of some of its rows, in the order of K."
     )
 
 
@@ -164,15 +174,21 @@ def notes(tiling: Tiling) -> list[str]:
         for name in tiling.copied
     ]
     found.append(_edges(tiling, config))
-    if config.family == clusters.NAME:
+    if config.family in traffic.CLUSTERED:
         found.append(
             "Each of these programs is a cluster of two, on two SMs. Each of the two makes half of the tile, "
             "and the blocks that both need are fetched once for both."
         )
-    if config.family in (warpgroups.NAME, split.NAME, scaled.NAME, clusters.NAME):
+    if config.family in TRANSPOSED:
+        found.append(
+            "The transpose of C is made, of those of B and A: columns of a tile are the rows of the tensor "
+            "cores, which come by 64. The tile is turned as it is stored."
+        )
+    if config.family in _SPECIALISED:
+        share = "columns" if config.family in TRANSPOSED else "rows"
         found.append(
             f"One warp of a program fetches blocks by TMA, up to {config.num_stages} steps ahead, and "
-            f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's rows."
+            f"{config['CONSUMERS']} warpgroups multiply, each its share of the tile's {share}."
         )
     elif config.family == descriptor.NAME:
         found.append(
