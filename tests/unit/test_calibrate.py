@@ -105,10 +105,10 @@ def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
     shipped, *_ = gpu_tables.shipped(H200)
     problems = drawn("halves-nt", 5, "candidates")
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
-    found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 150)
+    found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 250)
     own = {sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs}
     assert own <= set(found)
-    assert len(set(found)) == len(found) == 150
+    assert len(set(found)) == len(found) == 250
     few = run.candidates("halves-nt", [*problems, deep], H200, [], 20)
     assert len(few) == 20
     for problem in (*problems, deep):
