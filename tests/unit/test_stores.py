@@ -23,7 +23,7 @@ from tritile.ops import groups, linear
 from tritile.ops.described import Extras, described
 
 H200 = target_device("nvidia-h200")
-READ = {"a_desc", "b_desc", "b_rest_desc", "up_desc", "x_desc"}
+READ = {"a_desc", "a_rest_desc", "b_desc", "b_rest_desc", "up_desc", "x_desc"}
 WRITTEN = {"out_desc", "out_rest_desc"}
 HALF = (torch.float16, torch.bfloat16)
 PRODUCTS = [

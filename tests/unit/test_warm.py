@@ -58,7 +58,7 @@ def test_calls_of_any_size_find_what_was_compiled_for_one(filled):
     ]
     assert tuned
     assert kernels(planned(sizes + tuned)) <= kernels(requests[0])
-    assert len(requests[0]) == len(kernels(requests[0])) < 1000
+    assert len(requests[0]) == len(kernels(requests[0])) < 1500
 
 
 def test_a_class_without_a_portfolio_compiles_the_plan(filled):
