@@ -143,7 +143,7 @@ def test_totals_are_counted_among_registers():
         assert illegal(config, half, device) is None
         assert "registers" in illegal(config, SQUARE, device)
     wide = Config.of(4, 3, "descriptor", **dict(tma(64, 64, 4, 3).kwargs) | {"BLOCK_K": 128})
-    assert "summed at once" in illegal(wide, SQUARE, device)
+    assert "a sum of 64 is precise" in illegal(wide, SQUARE, device)
 
 
 def test_a_gpu_that_cannot_is_told_of():
