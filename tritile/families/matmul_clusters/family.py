@@ -4,9 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
-
-from triton.experimental.gluon import language as gl
+from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -24,7 +22,7 @@ from tritile.families.common.work import Descriptor, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_clusters.kernel import matmul_clusters
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.matmul_wgmma.family import REGISTERS, main_columns
+from tritile.families.matmul_wgmma.family import REGISTERS, main_columns, swizzled
 
 NAME: Final = "clusters"
 PARAMETERS: Final = (
@@ -62,6 +60,7 @@ def arranged(config: Config) -> tuple[int, int]:
     return config["DOWN"], PROGRAMS // config["DOWN"]
 
 
+@functools.cache
 def clustered(config: Config) -> Config:
     """Return the config with the rows and columns of a cluster as its blocks."""
     down, across = arranged(config)
@@ -70,6 +69,7 @@ def clustered(config: Config) -> Config:
     return found
 
 
+@functools.cache
 def _as_warpgroups(config: Config) -> Config:
     """Return the config of the warpgroups family whose programs do the same."""
     kwargs = tuple(pair for pair in config.kwargs if pair[0] != "DOWN")
@@ -169,14 +169,8 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
 
 def described(seen: Seen, dtype: str, rows: int, columns: int, down: int, across: int) -> Descriptor:
     """Return the descriptor of tiles of so many rows and columns a program, `down` x `across` a cluster."""
-    kind = getattr(gl, dtype)
     parts = (across, down) if seen.transposed else (down, across)
-    basis = [0, 0, parts[0] - 1, parts[1] - 1]
-
-    def layout(block: Any) -> Any:
-        return gl.NVMMASharedLayout.get_default_for(list(block), kind, cga_layout=[basis])
-
-    return seen.descriptor(rows * down, columns * across, layout)
+    return seen.descriptor(rows * down, columns * across, swizzled(dtype, (0, 0, parts[0] - 1, parts[1] - 1)))
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:

@@ -41,12 +41,14 @@ _SHAPES: Final[Shapes] = {
 }
 
 
+@functools.cache
 def _mirrored(config: Config) -> Config:
     """Return the config of `clusters` that makes out^T so. DOWN counts tiles of out^T in both families."""
     found: Config = replace(mirrored(config), family=clusters.NAME)
     return found
 
 
+@functools.cache
 def clustered(config: Config) -> Config:
     """Return the config with the rows and columns of a cluster as its blocks."""
     return mirrored(clusters.clustered(_mirrored(config)))

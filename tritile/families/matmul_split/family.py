@@ -1,5 +1,6 @@
 """Make 16-bit products by specialised warps that split the last tiles along K, on Hopper."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -44,6 +45,7 @@ def tail_of(made: int, turns: int, processors: int) -> Tail:
     return Tail(processors if made > processors else rest * split, made - rest, rest, split)
 
 
+@functools.cache
 def _as_warpgroups(config: Config, persistent: bool) -> Config:
     """Return the config of the warpgroups family that makes whole tiles as this one does."""
     kwargs: tuple[tuple[str, Any], ...] = (*config.kwargs, ("PERSISTENT", persistent))

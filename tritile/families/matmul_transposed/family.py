@@ -24,6 +24,7 @@ NAME: Final = "transposed"
 _LAYOUTS: Final = {"row": "column", "column": "row"}
 
 
+@functools.cache
 def mirrored(config: Config) -> Config:
     """Return the config of the warpgroups family that makes out^T so."""
     sides = {"BLOCK_M": config["BLOCK_N"], "BLOCK_N": config["BLOCK_M"]}
@@ -32,6 +33,7 @@ def mirrored(config: Config) -> Config:
     return found
 
 
+@functools.lru_cache(16)  # all configs of a problem ask in turn
 def as_made(problem: MatmulProblem) -> MatmulProblem:
     """Return the problem of out^T = b^T a^T, as if its result were stored row by row."""
     a, b = (_LAYOUTS.get(layout, layout) for layout in (problem.b_layout, problem.a_layout))

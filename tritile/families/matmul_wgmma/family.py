@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from triton.experimental.gluon import language as gl
@@ -158,10 +158,15 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
     return tma_us(config, problem, device, programs(config, problem), fit)
 
 
-def swizzled(dtype: str) -> Any:
-    """Return the layout in shared memory of a block of this dtype."""
+@functools.cache
+def swizzled(dtype: str, second: tuple[int, ...] | None = None) -> Callable[[tuple[int, ...]], Any]:
+    """Return the layout in shared memory of a block of this dtype, as a function of the block.
+
+    `second`: where the second program of a cluster has its part of the block; None: there is no cluster.
+    """
     kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
-    return lambda block: gl.NVMMASharedLayout.get_default_for(list(block), kind)
+    shared = {} if second is None else {"cga_layout": [[*second]]}
+    return functools.cache(lambda block: gl.NVMMASharedLayout.get_default_for([*block], kind, **shared))
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
