@@ -89,11 +89,15 @@ ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, True))
 @pytest.mark.parametrize(
     ("config", "epilogue"),
     [
-        *((BY_WARPGROUPS[0], epilogue) for epilogue in EPILOGUES),
-        (BY_WARPGROUPS[1], EPILOGUES[2]),
+        (BY_WARPGROUPS[0], EPILOGUES[0]),
+        (BY_WARPGROUPS[0], EPILOGUES[1]),
+        later(BY_WARPGROUPS[0], EPILOGUES[2]),
         *(later(BY_WARPGROUPS[1], epilogue) for epilogue in EPILOGUES[:2]),
-        *((ACROSS[0], epilogue) for epilogue in EPILOGUES),
-        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES),
+        (BY_WARPGROUPS[1], EPILOGUES[2]),
+        (ACROSS[0], EPILOGUES[2]),
+        *(later(ACROSS[0], epilogue) for epilogue in EPILOGUES[:2]),
+        (ACROSS[1], EPILOGUES[1]),
+        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES[::2]),
     ],
     ids=str,
 )
@@ -106,7 +110,7 @@ def test_by_warpgroups(epilogue, config):
     ("config", "epilogue"),
     [
         (paired_across(96, 192, 1, True), EPILOGUES[0]),
-        (paired_across(144, 128, 2), EPILOGUES[1]),
+        later(paired_across(144, 128, 2), EPILOGUES[1]),
         (paired_across(144, 128, 1), EPILOGUES[2]),
         *(later(paired_across(96, 192, 2), epilogue) for epilogue in EPILOGUES),
     ],

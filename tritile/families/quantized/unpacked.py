@@ -5,6 +5,7 @@ whatever M is. The fused kernels move none of these, but unpack the weight again
 their tensor cores wait.
 """
 
+import functools
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +31,7 @@ NAME: Final = "unpacked"
 _TILE: Final = (16, 256, 4)
 
 
+@functools.cache
 def dense(config: Config) -> Config:
     """Return the config of the dense kernel that multiplies by the unpacked weight."""
     return replace(config, family=warpgroups.NAME)
