@@ -32,12 +32,15 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torc
 
 
 def promoted_product(a: torch.Tensor, b: torch.Tensor, every: int) -> torch.Tensor:
-    """a @ b of parts: two thirds of K in one sum, then sums of `every` that are added in fp32."""
+    """a @ b of parts: two thirds of K in one sum, then sums of `every`, added as `carried_sum` does."""
     small = a.shape[1] // 3 * 2
     acc = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     total = tensor_core_sum(a[:, :small], b[:small], acc).float()
+    lost = torch.zeros_like(total)
     for k in range(small, a.shape[1], every):
-        total += tensor_core_sum(a[:, k : k + every], b[k : k + every], acc).float()
+        sums = tensor_core_sum(a[:, k : k + every], b[k : k + every], lost.double()).float()
+        added = (total + sums) - total
+        total, lost = total + added, sums - added
     return total
 
 

@@ -118,6 +118,8 @@ def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp
     assert len(inner) >= config["CONSUMERS"]  # of small terms
     assert all(body.count("FADD") == 0 for body in inner)
     assert sum(body.count("FADD") > 0 for body in bodies) >= config["CONSUMERS"]  # of large ones
+    sums = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128  # of a thread
+    assert 4 * sums in [body.count("FADD") for body in bodies]  # `carried_sum`, as it is written
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tritile.ops.gated import gated_of
 from tritile.ops.products import Product, checked
 from tritile.tune.deploy import rows
 
-LARGE = (2048, 2048, 256)
+LARGE = (2048, 2048, 384)
 HOPPER = target_device("nvidia-h200")
 
 
@@ -37,12 +37,14 @@ def _hopper(monkeypatch):
 
 def test_large_products_are_made_of_parts():
     assert precision_of(*operands(*LARGE)) == "fp16x3"
-    x, weight = torch.empty(3, 1024, 300, device="meta"), torch.empty(4096, 300, device="meta")
+    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
     of = linear_of(x, weight, None, None, "gelu")
     assert checked(of, None, None, None)[2] == "fp16x3"
 
 
-@pytest.mark.parametrize("sizes", [(2047, 2048, 256), (2048, 2048, 255), (511, 10000, 1024)])
+@pytest.mark.parametrize(
+    "sizes", [(2047, 2048, 384), (2048, 2048, 383), (2048, 2048, 8449), (511, 10000, 1024)]
+)
 def test_others_are_made_in_fp32(sizes):
     assert precision_of(*operands(*sizes)) == "ieee"
 
@@ -69,7 +71,7 @@ def test_other_dtypes_have_no_parts(dtype):
 
 
 def test_gated_products_have_no_parts():
-    x, weight = torch.empty(2048, 256, device="meta"), torch.empty(2048, 256, device="meta")
+    x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
     of = gated_of((x, weight, weight, None, None), "silu", None)
     assert checked(of, None, None, None)[2] == "ieee"
 

@@ -73,6 +73,16 @@ def compensated_sum(total, lost, part):
 
 
 @triton.jit
+def carried_sum(total, part):
+    """total + part of finite numbers, and what rounding lost of it, from which the next part starts.
+
+    This is Kahan's summation with no registers of its own: tensor cores add the next part to what was lost.
+    """
+    added = (total + part) - total
+    return total + added, part - added
+
+
+@triton.jit
 def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
     """By what the product of block `block` of K is multiplied: see `tritile.problem.BLOCK_SCALES`.
 

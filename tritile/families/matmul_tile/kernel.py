@@ -8,6 +8,7 @@ from tritile.families.common.tiles import (
     batch_index,
     batch_offset,
     block_scale,
+    carried_sum,
     compensated_sum,
     grouped_tile,
     load_tile,
@@ -39,7 +40,8 @@ def matmul_tile(
     method, so that the rounding error does not grow with K. SCALE_BLOCKS, `scales`: each block of K is
     multiplied by scales of its own (see `block_scale`). EPILOGUE, `extra`: what is done to the sums, and
     with what (see `finished`).
-    PROMOTE: in the last third of K the sum of each block goes from tensor cores to a total in fp32.
+    PROMOTE: in the last third of K the sum of each block goes from tensor cores to a total in fp32 (see
+    `carried_sum`).
     `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
     """
     if verdict_ptr is not None:
@@ -103,7 +105,7 @@ def matmul_tile(
             elif a.dtype.is_fp8():
                 acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
             elif third:
-                acc += tl.dot(a, b, max_num_imprecise_acc=BLOCK_K)  # else the compiler has dot add to acc
+                acc, lost = carried_sum(acc, tl.dot(a, b, lost))
             elif PRECISION == "tf32":
                 acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
             else:

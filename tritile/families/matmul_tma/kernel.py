@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.families.common.shared_k import share_parts, store_part
-from tritile.families.common.tiles import block_scale, grouped_tile
+from tritile.families.common.tiles import block_scale, carried_sum, grouped_tile
 from tritile.families.common.verdict import wanted
 
 
@@ -32,11 +32,13 @@ def multiply(
     SCALE_BLOCKS, `scales`: each block is multiplied by scales of its own (see `block_scale`).
     Programs that share a tile then read side by side in memory, and not each in a far place of its own.
     There is a block for each of them. Unless told so, ptxas serialises the products of some layouts.
-    PROMOTE: in the last third the sum of each block goes from tensor cores to a total in fp32.
+    PROMOTE: in the last third the sum of each block goes from tensor cores to a total in fp32 (see
+    `carried_sum`).
     """
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
     tl.assume(blocks > part)
+    lost = tl.zeros((BLOCK_M, BLOCK_N), acc.dtype)
     for third in tl.static_range(2 if PROMOTE else 1):
         small = (blocks * 2 - 2) // 3  # blocks before the last third, none of it among them
         start = part
@@ -61,7 +63,7 @@ def multiply(
             elif a.dtype.is_fp8():
                 acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
             elif third:
-                acc += tl.dot(a, b, max_num_imprecise_acc=BLOCK_K)  # else the compiler has dot add to acc
+                acc, lost = carried_sum(acc, tl.dot(a, b, lost))
             else:
                 acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.families.common.epilogue import finished
+from tritile.families.common.tiles import carried_sum
 from tritile.families.common.verdict import wanted
 from tritile.families.matmul_wgmma import tma
 
@@ -324,6 +325,8 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
         if how.PROMOTE:
             m = row * how.BLOCK_M + WHICH * ROWS
             n = column * how.BLOCK_N
+            lost = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
+            rest_lost = gl.zeros((ROWS, REST), gl.float32, rest_layout)
             small = walk.turns * 0
             if how.IN_PARTS:
                 small = gl.maximum((walk.turns * 2 - 2) // 3, 1)
@@ -341,14 +344,17 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
                         rest_rows, rest_columns = block_scales(
                             result, m, n + MAIN_N, block, ROWS, REST, rest_layout, how
                         )
-                none = gl.zeros((ROWS, MAIN_N), gl.float32, layout)
-                no_rest = gl.zeros((ROWS, REST), gl.float32, rest_layout)
                 sums, rest_sums, stage, phase = multiply(
-                    WHICH, none, no_rest, first, after, stage, phase, shared, how
+                    WHICH, lost, rest_lost, first, after, stage, phase, shared, how
                 )
-                acc = added(acc, sums, of_rows, of_columns, how)
-                if REST_N:
-                    rest = added(rest, rest_sums, rest_rows, rest_columns, how)
+                if how.IN_PARTS:
+                    acc, lost = carried_sum(acc, sums)
+                    if REST_N:
+                        rest, rest_lost = carried_sum(rest, rest_sums)
+                else:
+                    acc = added(acc, sums, of_rows, of_columns, how)
+                    if REST_N:
+                        rest = added(rest, rest_sums, rest_rows, rest_columns, how)
         else:
             acc, rest, stage, phase = multiply(WHICH, acc, rest, 0, walk.turns, stage, phase, shared, how)
         m = row * how.BLOCK_M + WHICH * ROWS
