@@ -16,11 +16,13 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
+from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_transposed.family import FAMILY, mirrored
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.matmul_wgmma import kernel
+from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import traffic
@@ -406,6 +408,27 @@ def test_predictions_of_clusters_are_those_of_clusters_mirrored():
         for own in legal_configs(problem, PAIRED, "transposed_clusters")[::20]:
             wanted = clusters.predicted_us(of_clusters(own), turned(problem), PAIRED)
             assert model.predict_us(own, problem, PAIRED) == pytest.approx(wanted)
+
+
+OFF_SECTORS = MatmulProblem(1, 2696, 1584, 3256, "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("own", [config(80, 128, 2), paired(80, 128)], ids=str)
+@pytest.mark.parametrize("size", [(2696, 1584, 3256), (1824, 2744, 2112), (2160, 3472, 1640)], ids=str)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_predictions_count_the_copies_that_a_call_makes(own, size, layouts):
+    """An estimate by b's layout decides about them, and that of out^T has another layout."""
+    (m, n, k), (a, b) = size, layouts
+    problem = replace(OFF_SECTORS, m=m, n=n, k=k, a_layout=a, b_layout=b)
+    call = posed(problem, lambda dtype, count: Pointer(getattr(torch, dtype)))
+    copies = set(work_of(call, own, PAIRED.processors, True).scratch)
+    moved = 2 * k * (m * ("copy_a" in copies) + n * ("copy_b" in copies)) * problem.itemsize
+    family = FAMILIES["matmul"][own.family]
+    slow = replace(TMA_FITTED, repack_us=1e6, repack_share=1e-9)
+    bare = replace(TMA_FITTED, repack_us=0.0, repack_share=1e9)
+    us = family.predicted_us(own, problem, PAIRED, slow) - family.predicted_us(own, problem, PAIRED, bare)
+    wanted = 1e6 + moved / (PAIRED.memory_gbps * 1e-6) if moved else 0.0
+    assert us / wanted == pytest.approx(1, rel=0.2) if moved else us == 0  # clusters multiply it by a factor
 
 
 @pytest.mark.parametrize("down", [1, 2])
