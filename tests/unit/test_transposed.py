@@ -431,6 +431,16 @@ def test_predictions_count_the_copies_that_a_call_makes(own, size, layouts):
     assert us / wanted == pytest.approx(1, rel=0.2) if moved else us == 0  # clusters multiply it by a factor
 
 
+@pytest.mark.parametrize("own", [config(80, 128, 2), paired(80, 128)], ids=str)
+def test_predictions_count_what_an_epilogue_reads(own):
+    thin = replace(EVEN, m=8192, n=8192, k=64)
+    bare, fused = (
+        model.predict_us(own, replace(thin, epilogue=text), PAIRED) for text in ("", "bias=row residual=full")
+    )
+    moved_us = (replace(thin, epilogue="residual=full").bytes - thin.bytes) / (PAIRED.memory_gbps * 1e3)
+    assert fused > bare + moved_us / 2
+
+
 @pytest.mark.parametrize("down", [1, 2])
 def test_the_formula_counts_clusters_and_what_they_read(down):
     shape = shape_of(paired(144, 192, down), EVEN, PAIRED)
