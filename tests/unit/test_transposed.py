@@ -327,6 +327,13 @@ def test_other_gpus_and_versions_of_triton_have_no_clusters(version):
     assert "has no warpgroup" in illegal(paired(), EVEN, replace(TARGETS["sm_100"], triton="3.7.1"))
 
 
+@pytest.mark.parametrize("own", [paired(persistent=True), of_clusters(paired(80, 128, 2))], ids=str)
+def test_a_gpu_of_one_sm_has_no_clusters(own):
+    """A grid of persistent clusters would have no program, and nothing would be stored."""
+    assert "too few SMs" in (illegal(own, EVEN, replace(PAIRED, processors=1)) or "legal")
+    assert illegal(own, EVEN, replace(PAIRED, processors=2)) is None
+
+
 def test_sums_of_clusters_are_those_of_batch_invariant_calls():
     for own in transposed_clusters.FAMILY.configs:
         assert numerics.numerics(own, EVEN, PAIRED) == numerics.canonical(EVEN, PAIRED)

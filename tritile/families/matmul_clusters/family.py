@@ -92,6 +92,8 @@ def fault(config: Config, problem: MatmulProblem, device: Device, shapes: Shapes
         return f"triton {device.triton}: clusters were checked with {TRITON[0]}.{TRITON[1]} alone"
     if tuple(name for name, _ in config.kwargs) != PARAMETERS:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
+    if device.processors < PROGRAMS:  # as many clusters as persist would be none
+        return f"{device.name} has too few SMs for a cluster"
     if config["DOWN"] not in (1, PROGRAMS) or config.num_ctas != PROGRAMS:
         return f"DOWN must be 1 or {PROGRAMS}, num_ctas {PROGRAMS}"
     if _shape(config) not in shapes or config["BLOCK_K"] != _BLOCK_K:
