@@ -7,7 +7,7 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import Epilogue, MatmulProblem, epilogue_of
+from tritile.core.problem import MatmulProblem, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.numerics import canonical_product, of_product
@@ -35,14 +35,13 @@ def mirrored(config: Config) -> Config:
 def as_made(problem: MatmulProblem) -> MatmulProblem:
     """Return the problem of out^T = b^T a^T, as if its result were stored row by row.
 
-    Of its epilogue it has the operands that may be as large as the result.
+    Epilogues of types that are not made so are left out: not all have a mirror image.
     """
-    fused = epilogue_of(problem.epilogue)
-    sides = Epilogue(bias=fused.bias, residual=fused.residual).transposed
+    fused = epilogue_of(problem.epilogue if problem.itemsize == 2 else "").transposed
     a, b = (_LAYOUTS.get(layout, layout) for layout in (problem.b_layout, problem.a_layout))
     return replace(
         problem, m=problem.n, n=problem.m, a_layout=a, b_layout=b, a_align=problem.b_align,
-        b_align=problem.a_align, epilogue=str(sides),
+        b_align=problem.a_align, epilogue=str(fused),
     )  # fmt: skip
 
 
