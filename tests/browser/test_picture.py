@@ -30,6 +30,12 @@ def split(parts=4):
     return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
 
 
+def ranged():
+    """Parts of a tile that take a range of K each, and not every few blocks."""
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8}
+    return Config.of(4, 6, "split", **blocks, CONSUMERS=2, SUBTILES=1)
+
+
 def transposed(persistent=False):
     blocks = {"BLOCK_M": 80, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 4}
     return Config.of(4, 4, "transposed", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
@@ -176,6 +182,7 @@ POSED = [
     (product("3x1500x2000x1000"), warped(group=2)),
     (product("1500x1000x1000"), warped(persistent=False)),
     (product("500x512x4000"), split()),
+    (product("500x512x4000"), ranged()),
     (product("1500x2000x300"), transposed()),
     (product("400x2000x300"), transposed()),
     (product("3x700x1200x300"), transposed(True)),

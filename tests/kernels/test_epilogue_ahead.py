@@ -12,7 +12,9 @@ from tests.kernels.test_ahead import (
     across,
     groups,
     later,
+    paired,
     paired_across,
+    split,
     tile,
     tma,
     with_clusters,
@@ -118,6 +120,57 @@ def test_by_warpgroups(epilogue, config):
 )
 def test_by_transposed_clusters(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), replace(config, num_stages=3), "nvidia-h200")
+
+
+READS = "bias=row residual=full gelu"
+WIDE = [  # which may not read a matrix beside gelu, and whether they may have gelu alone
+    (groups(64, 256, 64, 1, 4, False, 1), True),
+    (groups(128, 256, 64, 2, 3, True, 2), True),
+    (groups(192, 128, 64, 3, 4, True, 1), True),
+    (groups(256, 144, 64, 2, 3, True, 2), False),
+    (across(160, 192, 3, 4, False, 2), True),
+    (split(256, 160, 64, 2, 3, 2), False),
+    (paired(192, 128, 2), True),
+    (paired(192, 192, 1, True), False),
+    (paired_across(160, 256, 2), False),
+    (paired_across(192, 192, 1), False),
+]
+
+
+@pytest.mark.parametrize(("config", "alone"), WIDE, ids=str)
+def test_specialised_tiles_leave_room_for_gelu(config, alone):
+    """With more sums it spills up to kilobytes; other activations do not."""
+    device = replace(target_device("nvidia-h200"), triton="3.7.1")
+
+    def reason(epilogue):  # so few tiles that `split` splits them
+        return illegal(config, replace(PLAIN, m=300, n=300, epilogue=epilogue), device) or "legal"
+
+    assert reason("") == reason("bias=row silu") == reason("bias=row gelu_tanh") == "legal"
+    assert (reason("bias=row gelu") == "legal") is alone
+    for epilogue in (READS, "bias=full gelu"):
+        assert "accumulator registers a thread, above" in reason(epilogue)
+
+
+def test_split_tiles_leave_room_for_a_matrix_that_an_epilogue_reads():
+    device, problem = target_device("nvidia-h200"), replace(PLAIN, m=300, n=300, epilogue="residual=full")
+    for wide in (split(256, 160, 64, 2, 3, 2), split(192, 192, 64, 3, 3, 2), split(128, 144, 64, 1, 4, 2)):
+        assert "accumulator registers a thread, above" in (illegal(wide, problem, device) or "legal")
+        assert illegal(wide, replace(problem, epilogue="bias=row"), device) is None
+    assert illegal(split(128, 256, 64, 2, 3, 2), problem, device) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        groups(128, 192, 64, 2, 4, True, 1),
+        later(groups(64, 192, 64, 1, 6, False, 1)),
+        later(split(128, 192, 64, 2, 4, 2)),
+        later(across(96, 128, 1, 6)),
+    ],
+    ids=str,
+)
+def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config):
+    fits(replace(PLAIN, m=300, n=300, epilogue=READS), config, "nvidia-h200")
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])

@@ -16,11 +16,13 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
+from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_transposed.family import FAMILY, mirrored
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.matmul_wgmma import kernel
+from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import traffic
@@ -325,6 +327,13 @@ def test_other_gpus_and_versions_of_triton_have_no_clusters(version):
     assert "has no warpgroup" in illegal(paired(), EVEN, replace(TARGETS["sm_100"], triton="3.7.1"))
 
 
+@pytest.mark.parametrize("own", [paired(persistent=True), of_clusters(paired(80, 128, 2))], ids=str)
+def test_a_gpu_of_one_sm_has_no_clusters(own):
+    """A grid of persistent clusters would have no program, and nothing would be stored."""
+    assert "too few SMs" in (illegal(own, EVEN, replace(PAIRED, processors=1)) or "legal")
+    assert illegal(own, EVEN, replace(PAIRED, processors=2)) is None
+
+
 def test_sums_of_clusters_are_those_of_batch_invariant_calls():
     for own in transposed_clusters.FAMILY.configs:
         assert numerics.numerics(own, EVEN, PAIRED) == numerics.canonical(EVEN, PAIRED)
@@ -406,6 +415,37 @@ def test_predictions_of_clusters_are_those_of_clusters_mirrored():
         for own in legal_configs(problem, PAIRED, "transposed_clusters")[::20]:
             wanted = clusters.predicted_us(of_clusters(own), turned(problem), PAIRED)
             assert model.predict_us(own, problem, PAIRED) == pytest.approx(wanted)
+
+
+OFF_SECTORS = MatmulProblem(1, 2696, 1584, 3256, "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("own", [config(80, 128, 2), paired(80, 128)], ids=str)
+@pytest.mark.parametrize("size", [(2696, 1584, 3256), (1824, 2744, 2112), (2160, 3472, 1640)], ids=str)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_predictions_count_the_copies_that_a_call_makes(own, size, layouts):
+    """An estimate by b's layout decides about them, and that of out^T has another layout."""
+    (m, n, k), (a, b) = size, layouts
+    problem = replace(OFF_SECTORS, m=m, n=n, k=k, a_layout=a, b_layout=b)
+    call = posed(problem, lambda dtype, count: Pointer(getattr(torch, dtype)))
+    copies = set(work_of(call, own, PAIRED.processors, True).scratch)
+    moved = 2 * k * (m * ("copy_a" in copies) + n * ("copy_b" in copies)) * problem.itemsize
+    family = FAMILIES["matmul"][own.family]
+    slow = replace(TMA_FITTED, repack_us=1e6, repack_share=1e-9)
+    bare = replace(TMA_FITTED, repack_us=0.0, repack_share=1e9)
+    us = family.predicted_us(own, problem, PAIRED, slow) - family.predicted_us(own, problem, PAIRED, bare)
+    wanted = 1e6 + moved / (PAIRED.memory_gbps * 1e-6) if moved else 0.0
+    assert us / wanted == pytest.approx(1, rel=0.2) if moved else us == 0  # clusters multiply it by a factor
+
+
+@pytest.mark.parametrize("own", [config(80, 128, 2), paired(80, 128)], ids=str)
+def test_predictions_count_what_an_epilogue_reads(own):
+    thin = replace(EVEN, m=8192, n=8192, k=64)
+    bare, fused = (
+        model.predict_us(own, replace(thin, epilogue=text), PAIRED) for text in ("", "bias=row residual=full")
+    )
+    moved_us = (replace(thin, epilogue="residual=full").bytes - thin.bytes) / (PAIRED.memory_gbps * 1e3)
+    assert fused > bare + moved_us / 2
 
 
 @pytest.mark.parametrize("down", [1, 2])

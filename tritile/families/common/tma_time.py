@@ -55,6 +55,7 @@ class Programs(NamedTuple):
     - `added`: clocks of a K iteration in which sums are scaled; None where all are scaled after all products.
     - `down`, `across`: tiles of a cluster, one below the other and side by side: each program copies its part
       of the operand that they share to all.
+    - `copied`: which operands are copied first, where the problem is not the one that tells (see `copied`).
     """
 
     pieces: list[tuple[int, int]]
@@ -66,6 +67,7 @@ class Programs(NamedTuple):
     added: float | None = None
     down: int = 1
     across: int = 1
+    copied: tuple[bool, bool] | None = None
 
 
 def resident(made: Programs, device: Device) -> int:
@@ -73,9 +75,9 @@ def resident(made: Programs, device: Device) -> int:
     return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 
-def _repack_us(problem: MatmulProblem, device: Device, fit: TmaFit) -> float:
-    """Return microseconds of copying the operands that no descriptor can read."""
-    a, b = copied(problem)
+def _repack_us(problem: MatmulProblem, device: Device, made: Programs, fit: TmaFit) -> float:
+    """Return microseconds of copying the operands that no descriptor can read, or not fast."""
+    a, b = copied(problem) if made.copied is None else made.copied
     moved = 2 * problem.batch * problem.k * (problem.m * a + problem.n * b) * problem.itemsize
     return fit.repack_us + moved / (device.memory_gbps * fit.repack_share * 1e3) if moved else 0.0
 
@@ -131,6 +133,5 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     busy = max(0.05, min(1.0, fit.reach * programs / device.processors))
     moved_us = memory_us(config, problem, device, fit.short, fit.bandwidth) / busy
     compute_us = total / (device.clock_ghz * 0.82 * 1e3)
-    return (
-        max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + 1.0 + _repack_us(problem, device, fit)
-    )
+    us = max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + 1.0
+    return us + _repack_us(problem, device, made, fit)

@@ -92,6 +92,8 @@ def fault(config: Config, problem: MatmulProblem, device: Device, shapes: Shapes
         return f"triton {device.triton}: clusters were checked with {TRITON[0]}.{TRITON[1]} alone"
     if tuple(name for name, _ in config.kwargs) != PARAMETERS:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
+    if device.processors < PROGRAMS:  # as many clusters as persist would be none
+        return f"{device.name} has too few SMs for a cluster"
     if config["DOWN"] not in (1, PROGRAMS) or config.num_ctas != PROGRAMS:
         return f"DOWN must be 1 or {PROGRAMS}, num_ctas {PROGRAMS}"
     if _shape(config) not in shapes or config["BLOCK_K"] != _BLOCK_K:
@@ -144,27 +146,34 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return warpgroups.resident(_as_warpgroups(config), problem, device)
 
 
-def _off_sectors(problem: MatmulProblem) -> bool:
+def _off_sectors(problem: MatmulProblem, copies: tuple[bool, bool]) -> bool:
     """Tell whether rows of an operand start off sectors where the kernel reads them."""
     rows = (
         problem.m if problem.a_layout == "column" else problem.k,
         problem.k if problem.b_layout == "column" else problem.n,
     )
     off = (row * problem.itemsize % SECTOR != 0 for row in rows)
-    return any(own and not copy for own, copy in zip(off, copied(problem), strict=True))
+    return any(own and not copy for own, copy in zip(off, copies, strict=True))
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Return predicted microseconds of a config.
+def copied_us(
+    config: Config, problem: MatmulProblem, device: Device, fit: TmaFit, copies: tuple[bool, bool]
+) -> float:
+    """Return predicted microseconds of a config, where `copies` of a and b are made first.
 
     Rows that start off sectors take more of the L2 cache, which programs of a cluster read less of. The
     formula does not know that: a factor that was measured tells it.
     """
     alone = _as_warpgroups(config)
     down, across = arranged(config)
-    made = warpgroups.programs(alone, problem)._replace(down=down, across=across)
-    factor = _OFF_SECTORS if _off_sectors(problem) else _ON_SECTORS
+    made = warpgroups.programs(alone, problem)._replace(down=down, across=across, copied=copies)
+    factor = _OFF_SECTORS if _off_sectors(problem, copies) else _ON_SECTORS
     return factor * tma_us(alone, problem, device, made, fit)
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+    """Return predicted microseconds of a config."""
+    return copied_us(config, problem, device, fit, copied(problem))
 
 
 def described(seen: Seen, dtype: str, rows: int, columns: int, down: int, across: int) -> Descriptor:

@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.numerics import canonical_product, of_product
-from tritile.families.common.operands import inputs, reachable
+from tritile.families.common.operands import copied, inputs, reachable
 from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit
 from tritile.families.common.work import Work, step_of
@@ -80,7 +80,8 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
     """Return predicted microseconds of a config."""
-    return clusters.predicted_us(_mirrored(config), as_made(problem), device, fit)
+    copies = copied(problem)[::-1]
+    return clusters.copied_us(_mirrored(config), as_made(problem), device, fit, copies)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.families.common.descriptors import arguments, check_sizes, output_of, sizes_of
 from tritile.families.common.numerics import Numerics, canonical_product
@@ -67,6 +67,9 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = warpgroups.illegal(_as_warpgroups(config, True), problem, device)
     if reason is not None:
         return reason
+    fused, (words, roomy) = epilogue_of(problem.epilogue), warpgroups.accumulators(config)
+    if words > roomy and "full" in (fused.bias, fused.residual):
+        return f"{words} accumulator registers a thread, above {roomy}"  # two epilogues, which spill
     if -(-problem.k // config["BLOCK_K"]) * _MOST >= 2**31:
         return f"K = {problem.k} is more than is counted in parts"
     return None if tail(config, problem, device).rest else "no tile is split: warpgroups makes the same"

@@ -7,11 +7,11 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.numerics import canonical_product, of_product
-from tritile.families.common.operands import inputs, reachable
+from tritile.families.common.operands import copied, inputs, reachable
 from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
 from tritile.families.common.work import Work, step_of
@@ -35,11 +35,15 @@ def mirrored(config: Config) -> Config:
 
 @functools.lru_cache(16)  # all configs of a problem ask in turn
 def as_made(problem: MatmulProblem) -> MatmulProblem:
-    """Return the problem of out^T = b^T a^T, as if its result were stored row by row."""
+    """Return the problem of out^T = b^T a^T, as if its result were stored row by row.
+
+    Epilogues of types that are not made so are left out: not all have a mirror image.
+    """
+    fused = epilogue_of(problem.epilogue if problem.itemsize == 2 else "").transposed
     a, b = (_LAYOUTS.get(layout, layout) for layout in (problem.b_layout, problem.a_layout))
     return replace(
         problem, m=problem.n, n=problem.m, a_layout=a, b_layout=b, a_align=problem.b_align,
-        b_align=problem.a_align, epilogue="",
+        b_align=problem.a_align, epilogue=str(fused),
     )  # fmt: skip
 
 
@@ -72,9 +76,10 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Return predicted microseconds of a config."""
+    """Return predicted microseconds of a config. The problem, and not that of out^T, tells what is copied."""
     made, turned = mirrored(config), as_made(problem)
-    return tma_us(made, turned, device, warpgroups.programs(made, turned), fit)
+    programs = warpgroups.programs(made, turned)._replace(copied=copied(problem)[::-1])
+    return tma_us(made, turned, device, programs, fit)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
+from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import late_fault, order_fault
@@ -71,6 +71,28 @@ def _values_fault(config: Config) -> str | None:
     return None
 
 
+def accumulators(config: Config) -> tuple[int, int]:
+    """Return the registers of a thread that hold sums, and how many leave room for a long epilogue."""
+    words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
+    return words, REGISTERS[config["CONSUMERS"]] * 9 // 16
+
+
+def _registers_fault(config: Config, problem: MatmulProblem) -> str | None:
+    """Say that a thread has too few registers for a tile's sums and for what is held beside them.
+
+    A total takes as many again, but is only added to, and needs no room beside it except for scales. Gelu
+    holds steps of many elements at a time, above all beside a matrix that the epilogue reads: with more sums
+    it spills, as compiled.
+    """
+    most, fused = REGISTERS[config["CONSUMERS"]], epilogue_of(problem.epilogue)
+    (words, roomy), fits = accumulators(config), most - 56
+    if problem.totals:
+        fits = min(fits, (most - (64 if problem.block_scales else 32)) // 2)
+    if fused.activation == "gelu":
+        fits = min(fits, (most - 40) // 2 if "full" in (fused.bias, fused.residual) else roomy)
+    return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
+
+
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia != 90:
@@ -86,13 +108,9 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = _values_fault(config) or reachable(problem) or late_fault(config, problem, device)
     if reason is not None:
         return reason
-    words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
-    # A total takes as many again, but is only added to, and needs no room beside it except for scales.
-    beside = 64 if problem.block_scales else 32
-    if words > REGISTERS[config["CONSUMERS"]] - 56 or (
-        problem.totals and 2 * words > REGISTERS[config["CONSUMERS"]] - beside
-    ):
-        return f"{words} accumulator registers a thread, of {REGISTERS[config['CONSUMERS']]}"
+    reason = _registers_fault(config, problem)
+    if reason is not None:
+        return reason
     if tiles(config, problem) >= 2**31:
         return "more tiles than a launch counts"
     shared = shared_bytes(config, problem)

@@ -165,7 +165,7 @@ function tint(frame, rectangles, color, opacity, id) {
 function loaded(frame, block, along, turn, step, color) {
   const strips = [], count = F.parts === 1 ? Math.min(step, 1) : step, size = F.block_k * (F.parts === 1 ? step : 1);
   for (let i = 0; i < count; i++) {
-    const k = (partOf(turn) + i * F.parts) * F.block_k;
+    const k = depthAt(turn, i);
     strips.push(along === "row" ? [block.top, k, block.rows, size] : [k, block.left, size, block.columns]);
   }
   return tint(frame, strips, color, 0.3);

@@ -42,7 +42,18 @@ function madeIn(from, to, matrix, group) {
 
 const partOf = (turn) => Math.floor(turn / tiles);
 const programOf = (turn) => turn % F.programs;
-const stepsOf = (turn) => (product ? Math.ceil((F.blocks - partOf(turn)) / F.parts) : 2);
+
+// Return the blocks of K of a turn: the first, the step to the next, and how many. F.ranges: a range for each part.
+function blocksOf(turn) {
+  const part = partOf(turn), beginOf = (index) => Math.floor((index * F.blocks) / F.parts);
+  if (F.ranges) return [beginOf(part), 1, beginOf(part + 1) - beginOf(part)];
+  return [part, F.parts, Math.ceil((F.blocks - part) / F.parts)];
+}
+const stepsOf = (turn) => (product ? blocksOf(turn)[2] : 2);
+function depthAt(turn, step) {
+  const [first, stride] = blocksOf(turn);
+  return (first + step * stride) * F.block_k;
+}
 
 function cut(top, left, height, width, rows, columns) {
   return { top, left, height, width, rows: Math.min(height, rows - top), columns: Math.min(width, columns - left) };
@@ -53,7 +64,7 @@ const whole = (block) => block.height * block.width;
 // Return a step of a product: its blocks of A, B and C, and bytes.
 function stepOf(turn, step, group = F.group) {
   const { row, column } = place(turn, group), [height, width] = F.covers, depth = F.block_k;
-  const k = (partOf(turn) + step * F.parts) * depth;
+  const k = depthAt(turn, step);
   const a = cut(row * height, k, height, depth, F.m, F.k), b = cut(k, column * width, depth, width, F.k, F.n);
   const c = cut(row * height, column * width, height, width, F.m, F.n), done = step * depth + a.columns;
   return {

@@ -119,10 +119,15 @@ class Tiling:
         at = grouped_tile.fn(index, *self.banded, self.group)  # the kernels' own function
         return Place(matrix, *(at[::-1] if self.by_columns else at))
 
+    @property
+    def ranges(self) -> bool:
+        """Tell whether each part of a tile takes a range of K, and not every few blocks of it."""
+        return self.config.family == split.NAME
+
     def k_blocks(self, turn: int) -> range:
         """Return the blocks of K that a turn goes through, step by step."""
         part = self.part(turn)
-        if self.config.family == split.NAME:  # each part takes a range
+        if self.ranges:
             return range(part * self.blocks // self.parts, (part + 1) * self.blocks // self.parts)
         return range(part, self.blocks, self.parts)
 

@@ -38,6 +38,7 @@ def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
         "programs",
         "resident",
         "parts",
+        "ranges",
         "blocks",
         "at_once",
         "covers",
