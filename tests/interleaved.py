@@ -64,7 +64,8 @@ class Turns:
 def interleaved(choose: Callable[[Sequence[int]], int]) -> Iterator[None]:
     """Launches in the interpreter whose programs take turns; `choose` gets the numbers of those not done."""
     turns = Turns(choose)
-    make, atomic = GridExecutor.__init__, InterpreterBuilder.create_atomic_rmw
+    make = GridExecutor.__init__
+    atomics = {name: getattr(InterpreterBuilder, name) for name in ("create_atomic_rmw", "create_atomic_cas")}
     builder = interpreter.interpreter_builder
 
     def made(self: Any, fn: Any, names: Any, grid: Any, *rest: Any, **named: Any) -> None:
@@ -86,14 +87,21 @@ def interleaved(choose: Callable[[Sequence[int]], int]) -> Iterator[None]:
         later.__signature__ = inspect.signature(fn)
         make(self, later, names, grid, *rest, **named)
 
-    def switched(self: Any, *given: Any) -> Any:
-        where = builder.grid_idx
-        turns.switch()
-        builder.set_grid_idx(*where)
-        return atomic(self, *given)
+    def switching(atomic: Callable[..., Any]) -> Callable[..., Any]:
+        def switched(self: Any, *given: Any) -> Any:
+            where = builder.grid_idx
+            turns.switch()
+            builder.set_grid_idx(*where)
+            return atomic(self, *given)
 
-    GridExecutor.__init__, InterpreterBuilder.create_atomic_rmw = made, switched
+        return switched
+
+    GridExecutor.__init__ = made
+    for name, atomic in atomics.items():
+        setattr(InterpreterBuilder, name, switching(atomic))
     try:
         yield
     finally:
-        GridExecutor.__init__, InterpreterBuilder.create_atomic_rmw = make, atomic
+        GridExecutor.__init__ = make
+        for name, atomic in atomics.items():
+            setattr(InterpreterBuilder, name, atomic)

@@ -181,27 +181,30 @@ def told(text):
     return found[-1] if found else (text.strip().splitlines() or ["nothing said"])[-1][:150]
 
 
-# Of a family that specialises warps: its folder, its kernel, and the functions that dispatch.
+# Of a family that specialises warps: its folder and its kernel.
 SPECIALISED = {
-    "warpgroups": ("matmul_wgmma", "matmul_warpgroups", ("matmul_warpgroups",)),
-    "scaled": ("matmul_scaled", "matmul_scaled", ("matmul_scaled",)),
-    "split": ("matmul_split", "matmul_split", ("matmul_split",)),
-    "clusters": ("matmul_clusters", "matmul_clusters", ("matmul_clusters", "run")),
-    "transposed_clusters": ("matmul_clusters", "matmul_clusters", ("matmul_clusters", "run")),
-    "transposed": ("matmul_transposed", "matmul_transposed", ("matmul_transposed",)),
+    "warpgroups": ("matmul_wgmma", "matmul_warpgroups"),
+    "scaled": ("matmul_scaled", "matmul_scaled"),
+    "split": ("matmul_split", "matmul_split"),
+    "clusters": ("matmul_clusters", "matmul_clusters"),
+    "transposed_clusters": ("matmul_clusters", "matmul_clusters"),
+    "transposed": ("matmul_transposed", "matmul_transposed"),
 }
 
 
 def dispatches(family="warpgroups"):
-    """Return the lines that belong to Triton's dispatch of warps: the kernel's first, and each dispatch."""
-    folder, name, dispatching = SPECIALISED.get(family, SPECIALISED["warpgroups"])
-    path = ROOT / "tritile" / "families" / folder / "kernel.py"
-    tops = {getattr(top, "name", ""): top for top in ast.parse(path.read_text(encoding="utf-8")).body}
-    found = {tops[name].lineno, *(decorator.lineno for decorator in tops[name].decorator_list)}
-    for node in (node for each in dispatching for node in tops[each].body):
-        if "warp_specialize" in ast.unparse(node) or ast.unparse(node).startswith("run("):
-            found |= set(range(node.lineno, node.end_lineno + 1))
-    return {(name, path.name, line) for line in found}
+    """Return the lines that belong to Triton's dispatch of warps: the kernel's first, and the way to it."""
+    folder, kernel = SPECIALISED.get(family, SPECIALISED["warpgroups"])
+    found = set()
+    for room, name, step in ((folder, kernel, "start_warps("), ("common/warps", "start_warps", "warp_spec")):
+        path = ROOT / "tritile" / "families" / room / ("kernel.py" if name == kernel else "consume.py")
+        tops = {getattr(top, "name", ""): top for top in ast.parse(path.read_text(encoding="utf-8")).body}
+        nodes = [node for node in tops[name].body if step in ast.unparse(node)]
+        lines = {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
+        if name == kernel:
+            lines |= {tops[name].lineno, *(decorator.lineno for decorator in tops[name].decorator_list)}
+        found |= {(kernel, path.name, line) for line in lines}
+    return found
 
 
 def races(text):

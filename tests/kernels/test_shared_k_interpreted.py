@@ -13,7 +13,7 @@ from tests.reference import assert_product, values
 from tritile.core.config import Config
 from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
-from tritile.ops.described import described
+from tritile.ops.described import NOTHING, Extras, described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import interpret
 
@@ -40,16 +40,19 @@ def one_ahead(seed):
     return lambda left: left[seed % len(left)] if draw.random() < 0.9 else draw.choice(left)
 
 
-def launched(config, counters, choose):
-    out = torch.full((40, 20), float("nan"))
-    call = described(A, B, out, "tf32")  # computed as fp32 here
+def split_by(split):
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
+    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+
+
+def launched(config, counters, choose, out, extras=NOTHING):
+    call = described(A, B, out, "tf32", extras)  # computed as fp32 here
     work = work_of(call, config, PROGRAMS_AT_ONCE, False)
     (step,) = work.steps
     scratch = {name: torch.full((s.elements,), float("nan")) for name, s in work.scratch.items()}
     buffers = call.buffers | scratch | {COUNTERS: counters[: work.counters]}
     with interleaved(choose):
         interpret(step.kernel, step.grid, tuple(launch._bound(arg, buffers) for arg in step.values), {})
-    assert_product(out, A, B)
 
 
 ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (one_ahead, 3), (one_ahead, 8)]
@@ -59,10 +62,27 @@ ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (o
 @pytest.mark.parametrize("split", [2, 4])
 def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
     monkeypatch.setattr("tritile.families.common.descriptors._POLLS", polls)
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
-    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
-    counters = torch.zeros(8, dtype=torch.int64)
+    config, counters = split_by(split), torch.zeros(8, dtype=torch.int64)
     for seed in range(3):
-        launched(config, counters, order(seed))
-        assert not (counters & 65535).any()  # of those who gave up
-        assert not ((counters >> 16) % 256).any()  # of those who came
+        out = torch.full((40, 20), float("nan"))
+        launched(config, counters, order(seed), out)
+        assert_product(out, A, B)
+        assert not (counters % 2**24).any()  # of those who gave up and of those who came
+
+
+def shuffled(seed):
+    """Every other program is held back for a while: some give up, and others find all parts there."""
+    draw = random.Random(seed)
+    weights = [draw.choice((1, 30)) for _ in range(PROGRAMS_AT_ONCE)]
+    return lambda left: draw.choices(left, [weights[each] for each in left])[0]
+
+
+@pytest.mark.parametrize("polls", [1, 3, 8])
+def test_a_result_that_is_its_own_residual_gets_the_product_once(monkeypatch, polls):
+    """Where some gave up the last to arrive sums all rows: one that finds all parts there sums none."""
+    monkeypatch.setattr("tritile.families.common.descriptors._POLLS", polls)
+    counters = torch.zeros(8, dtype=torch.int64)
+    for seed in range(20):
+        out = torch.zeros((40, 20))
+        launched(split_by(4), counters, shuffled(seed), out, Extras(residual=out))
+        assert_product(out, A, B)

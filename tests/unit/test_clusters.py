@@ -13,8 +13,8 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families import numerics
+from tritile.families.common.warps import order
 from tritile.families.matmul_clusters.family import FAMILY, clustered
-from tritile.families.matmul_wgmma import kernel as warpgroups
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
@@ -62,7 +62,12 @@ def test_every_tile_is_made_once(monkeypatch, size, down, group, persistent):
     rows, columns, across = own["BLOCK_M"], own["BLOCK_N"], 2 // down
     tiles_m, tiles_n = -(-m // (rows * down)), -(-n // (columns * across))
     walk = SimpleNamespace(
-        tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles_m * tiles_n * batch, inner_batch=batch, verdict=None
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        tiles=tiles_m * tiles_n * batch,
+        inner_batch=batch,
+        flag=None,
+        tail=None,
     )
     how = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=group, BATCHED=batch > 1)
     made = []
@@ -70,9 +75,9 @@ def test_every_tile_is_made_once(monkeypatch, size, down, group, persistent):
         language = SimpleNamespace(
             program_id=place.__getitem__, num_programs=step.grid.__getitem__, minimum=min
         )
-        monkeypatch.setattr(warpgroups, "gl", language)
-        for index in range(*warpgroups.tiles_of.fn(walk, how)):
-            outer, inner, row, column = warpgroups.tile_at.fn(index, walk, how)
+        monkeypatch.setattr(order, "gl", language)
+        for index in range(*order.pieces_of.fn(walk, how)):
+            outer, inner, row, column = order.tile_at.fn(index, walk, how)
             for rank in (0, 1):
                 down_by, across_by = (rank, 0) if down == 2 else (0, rank)
                 made.append((outer * batch + inner, row * down + down_by, column * across + across_by))

@@ -8,6 +8,7 @@ import triton
 from tests.gpu import sanitize
 from tritile.core.device import target_device
 from tritile.core.versions import parsed
+from tritile.families.common.warps.consume import start_warps
 from tritile.families.matmul_clusters.family import TRITON
 from tritile.families.registry import FAMILIES
 from tritile.families.work import work_of
@@ -35,7 +36,7 @@ def test_every_family_has_a_case():
 REPORT = """\
 ========= Error: Race reported between Read access at matmul_warpgroups+0x120 in kernel.py:{read}
 =========     and Write access at matmul_warpgroups+0xe00 in kernel.py:{first} [6 hazards]
-=========     and Write access at matmul_warpgroups+0x28e0 in kernel.py:{second} [2 hazards]
+=========     and Write access at matmul_warpgroups+0x28e0 in consume.py:{second} [2 hazards]
 =========
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
@@ -49,32 +50,31 @@ def said(monkeypatch, code, report):
 
 @pytest.mark.parametrize("moved", ["read", "first", "second", None])
 def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypatch, capsys):
-    lines = sorted(line for *_, line in sanitize.dispatches())
-    at = {"read": lines[0], "first": lines[0], "second": lines[-1]}
+    lines = {file: line for _, file, line in sorted(sanitize.dispatches())}
+    at = {"read": lines["kernel.py"], "first": lines["kernel.py"], "second": lines["consume.py"]}
     if moved:
-        at[moved] = lines[0] - 100  # a statement of a consumer
+        at[moved] = 1  # a line of something else
     said(monkeypatch, sanitize.FOUND, REPORT.format(**at))
     assert sanitize.checked("warpgroups", "racecheck", tmp_path) == (moved is None)
     assert ("FOUND" in capsys.readouterr().out) == (moved is not None)
 
 
-@pytest.mark.parametrize("family", ["clusters", "transposed_clusters"])
-def test_the_dispatch_of_clusters_is_in_a_function_of_its_own(family):
-    lines = {line for *_, line in sanitize.dispatches(family)}
-    source = (sanitize.ROOT / "tritile/families/matmul_clusters/kernel.py").read_text().splitlines()
-    told = [source[line - 1].strip() for line in sorted(lines)]
-    assert sum("warp_specialize" in line for line in told) == 3
-    assert told[-1].startswith("run(operands")
-    assert not any("tma" in line for line in told)
-
-
 @pytest.mark.parametrize("family", sanitize.SPECIALISED)
-def test_the_dispatch_of_every_family_is_that_of_its_kernel(family):
-    kernel = FAMILIES["matmul"][family].kernel
-    assert {name for name, *_ in sanitize.dispatches(family)} == {kernel.__name__}
-    source = (sanitize.ROOT / kernel.__module__.replace(".", "/")).with_suffix(".py").read_text().splitlines()
-    told = [source[line - 1] for *_, line in sanitize.dispatches(family)]
-    assert sum("warp_specialize" in line for line in told) == 3
+def test_the_dispatch_of_every_family_is_from_its_kernel_to_the_warps(family):
+    kernel, places = FAMILIES["matmul"][family].kernel, sanitize.dispatches(family)
+    assert {name for name, *_ in places} == {kernel.__name__}
+    modules = {"kernel.py": kernel.__module__, "consume.py": start_warps.__module__}
+    told = [
+        (sanitize.ROOT / modules[file].replace(".", "/"))
+        .with_suffix(".py")
+        .read_text()
+        .splitlines()[line - 1]
+        for _, file, line in sorted(places)
+    ]
+    assert sum("gl.warp_specialize(" in line for line in told) == 1
+    assert sum(line.startswith("    start_warps(") for line in told) == 1
+    assert sum("def " in line for line in told) == 1
+    assert not any("tma" in line for line in told)
 
 
 @pytest.mark.parametrize(

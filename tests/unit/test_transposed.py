@@ -17,11 +17,11 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
 from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.common.warps import order
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_transposed.family import FAMILY, mirrored
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.matmul_wgmma import kernel
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
@@ -191,7 +191,7 @@ SIZES = [(1, 1, 1), (1, 257, 577), (1, 2000, 131), (1, 130, 5000), (3, 700, 900)
 def order_of(monkeypatch, step, rows, columns, batch):
     """(matrix, row, column) of tiles as they start, by the kernel's own functions, which count in out^T."""
     walk = SimpleNamespace(
-        tiles_m=columns, tiles_n=rows, tiles=rows * columns * batch, inner_batch=batch, verdict=None
+        tiles_m=columns, tiles_n=rows, tiles=rows * columns * batch, inner_batch=batch, flag=None, tail=None
     )
     how = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=step.args["GROUP_M"], BATCHED=batch > 1)
     made = []
@@ -199,9 +199,9 @@ def order_of(monkeypatch, step, rows, columns, batch):
         language = SimpleNamespace(
             program_id=place[::-1].__getitem__, num_programs=step.grid.__getitem__, minimum=min
         )
-        monkeypatch.setattr(kernel, "gl", language)
-        for index in range(*kernel.tiles_of.fn(walk, how)):
-            outer, inner, column, row = kernel.tile_at.fn(index, walk, how)
+        monkeypatch.setattr(order, "gl", language)
+        for index in range(*order.pieces_of.fn(walk, how)):
+            outer, inner, column, row = order.tile_at.fn(index, walk, how)
             made.append((outer * batch + inner, row, column))
     return made
 

@@ -37,11 +37,12 @@ def share_parts(
     """Leave `acc`, one of SPLIT_K parts of tile `index`; once all are there, sum the tile's rows and store.
 
     Each program sums some of the rows, in the order of the parts, so that all work at once. None needs
-    another to be running: one that has looked POLLS times whether all parts are there says that it gives up,
-    and goes; then the last to arrive sums all rows. Where POLLS is 0 it always does.
+    another to be running: a program that has looked POLLS times whether all parts are there says that it
+    gives up, and sums nothing; then the last to arrive sums all rows, and no other program any: the result
+    may be an operand of the epilogue. Where POLLS is 0 the last to arrive always sums all.
 
-    The tile's counter holds, from bit 16 on, arrivals, which a launch brings to the next multiple of ALL; and
-    below, programs that gave up, which a launch brings back to 0.
+    The tile's counter holds, below bit 16, programs that gave up before the last arrived; from bit 16 on,
+    arrivals; and from bit 24 on, a number that a launch moves on by 1, or by 2 if any gave up.
     """
     BLOCK_M: tl.constexpr = acc.shape[0]
     BLOCK_N: tl.constexpr = acc.shape[1]
@@ -57,12 +58,14 @@ def share_parts(
     tl.store(parts + part * (BLOCK_M * BLOCK_N) + within, acc, cache_modifier=".cg")
     tl.debug_barrier()  # every thread has written before one of them says so
     before = tl.atomic_add(counter, ARRIVAL, sem="acq_rel")
+    launch = before // ALL
     share = part
     end = part
     if (before & ARRIVALS) == ALL - ARRIVAL:  # the last to arrive
         gone = before & 65535
+        if gone > 0:
+            tl.atomic_add(counter, ALL - gone, sem="relaxed")
         if (gone > 0) | (POLLS == 0):
-            tl.atomic_add(counter, -gone, sem="relaxed")
             share = 0
             end = SHARES
         else:
@@ -70,14 +73,15 @@ def share_parts(
     elif (part < SHARES) & (POLLS > 0):
         seen = tl.atomic_add(counter, 0, sem="acquire")
         polls = 1
-        while ((seen & ARRIVALS) != 0) & (polls < POLLS):
+        while (seen // ALL == launch) & (polls < POLLS):
             seen = tl.atomic_add(counter, 0, sem="acquire")
             polls += 1
-        if (seen & ARRIVALS) != 0:
-            seen = tl.atomic_add(counter, 1, sem="acq_rel")
-            if (seen & ARRIVALS) == 0:  # the last came before that: it counts on this program
-                tl.atomic_add(counter, -1, sem="relaxed")
-        if (seen & ARRIVALS) == 0:
+        giving_up = seen // ALL == launch
+        while giving_up:  # until the counter says so, or the last has come before that
+            found = tl.atomic_cas(counter, seen, seen + 1, sem="acq_rel")
+            giving_up = (found != seen) & (found // ALL == launch)
+            seen = found
+        if seen == (launch + 1) * ALL:  # all are there, and none gave up
             end = part + 1
     of_share = tl.arange(0, ROWS)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     while share < end:

@@ -5,8 +5,6 @@ of one piece; the piece's total adds these sums, times the block's scales, in fp
 another is scaled: of another consumer, or, AHEAD, of the same one.
 """
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,82 +13,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
-from tritile.families.common.epilogue import finished
-from tritile.families.matmul_wgmma import tma
-from tritile.families.matmul_wgmma.kernel import (
-    Result,
-    Shared,
-    Walk,
-    fetch,
-    flat,
-    operand,
-    store_part,
-    tile_at,
-    tiles_in_shared_memory,
-    tiles_of,
-)
-
-
-class How(NamedTuple):
-    """Hold the compile-time parameters of `matmul_scaled`."""
-
-    BY_DESCRIPTOR: Any
-    WAIT: Any
-    BLOCK_M: Any
-    BLOCK_N: Any
-    BLOCK_K: Any
-    GROUP_M: Any
-    STAGES: Any
-    CONSUMERS: Any
-    PIECE: Any
-    AHEAD: Any
-    FLAT: Any
-    BATCHED: Any
-    EPILOGUE: Any
-    SCALE_BLOCKS: Any
-    VERDICTS: Any
-
-
-@gluon.jit
-def produce(a_desc, b_desc, shared, walk, how: gl.constexpr):
-    """Keep the stages of shared memory filled with tiles of a and b, in the order they are consumed."""
-    HIGH: gl.constexpr = how.BLOCK_M // 64
-    WIDE: gl.constexpr = how.BLOCK_N // how.PIECE
-    BYTES: gl.constexpr = (how.BLOCK_M + how.BLOCK_N) * how.BLOCK_K
-    stage = 0
-    phase = 1
-    if how.WAIT:
-        gdc_wait()
-    mine, end, step = tiles_of(walk, how)
-    for index in range(mine, end, step):
-        outer, inner, row, column = tile_at(index, walk, how)
-        m = row * how.BLOCK_M
-        n = column * how.BLOCK_N
-        for turn in range(walk.turns):
-            k = turn * how.BLOCK_K
-            full = shared.full.index(stage)
-            mbarrier.wait(shared.empty.index(stage), phase)
-            mbarrier.expect(full, BYTES)
-            for i in gl.static_range(HIGH):
-                fetch(a_desc, outer, inner, m + i * 64, k, True, full, shared.a.index(stage * HIGH + i))
-            for i in gl.static_range(WIDE):
-                tile = shared.b.index(stage * WIDE + i)
-                fetch(b_desc, outer, inner, k, n + i * how.PIECE, False, full, tile)
-            stage += 1
-            if stage == how.STAGES:
-                stage = 0
-                phase ^= 1
-    if how.WAIT:
-        gdc_launch_dependents()
+from tritile.families.common.warps import tma
+from tritile.families.common.warps.consume import start_warps
+from tritile.families.common.warps.facts import How, Operands, Result
+from tritile.families.common.warps.order import Walk, corner_of, counts_of, pieces_of, tile_at
+from tritile.families.common.warps.pipeline import flat, following, operand, shared_of
+from tritile.families.common.warps.store import converted, store_part
 
 
 @gluon.jit
 def sums_of(WHICH: gl.constexpr, piece: gl.constexpr, spent, stage, shared, how: gl.constexpr):
     """Start to sum a block of K of a consumer's piece, from zero, in the registers of sums that are spent."""
     HIGH: gl.constexpr = how.BLOCK_M // 64
-    WIDE: gl.constexpr = how.BLOCK_N // how.PIECE
+    WIDE: gl.constexpr = how.BLOCK_N // how.COLUMNS
     first: gl.constexpr = WHICH * (HIGH // how.CONSUMERS) + piece // WIDE
     a = operand(shared.a.index(stage * HIGH + first), True)
     b = operand(shared.b.index(stage * WIDE + piece % WIDE), False)
@@ -99,8 +36,8 @@ def sums_of(WHICH: gl.constexpr, piece: gl.constexpr, spent, stage, shared, how:
 
 @gluon.jit
 def row_scales(m, block, result, how: gl.constexpr):
-    """Scales of a of the consumer's rows, 64 at a time, in a block of K."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
+    """Return the scales of a of the consumer's rows, 64 at a time, in a block of K."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.COLUMNS, 32])
     scales = result.scales
     found = ()
     for i in gl.static_range(how.BLOCK_M // how.CONSUMERS // 64):
@@ -112,13 +49,13 @@ def row_scales(m, block, result, how: gl.constexpr):
 
 @gluon.jit
 def column_scales(n, block, result, how: gl.constexpr):
-    """Scales of b in a block of K, of PIECE columns each, where these share one; else nothing."""
+    """Return the scales of b in a block of K, of PIECE columns each, where these share one; else nothing."""
     OF_B: gl.constexpr = how.SCALE_BLOCKS[1]
     scales = result.scales
     found = ()
-    if OF_B % how.PIECE == 0:
-        for i in gl.static_range(how.BLOCK_N // how.PIECE):
-            column = n + i * how.PIECE
+    if OF_B % how.COLUMNS == 0:
+        for i in gl.static_range(how.BLOCK_N // how.COLUMNS):
+            column = n + i * how.COLUMNS
             ptr = scales[3] + column // OF_B * scales[5] + block.to(gl.int64) * scales[4]
             found = found + (gl.load(ptr, mask=column < result.N, other=0.0),)
     return found
@@ -126,14 +63,14 @@ def column_scales(n, block, result, how: gl.constexpr):
 
 @gluon.jit
 def own_scales(piece: gl.constexpr, n, block, result, how: gl.constexpr):
-    """Scales of b of a piece's columns in a block of K, where these have one each; else anything."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
+    """Return the scales of b of a piece's columns in a block of K, if these have one each; else anything."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.COLUMNS, 32])
     OF_B: gl.constexpr = how.SCALE_BLOCKS[1]
     scales = result.scales
-    columns = n + piece % (how.BLOCK_N // how.PIECE) * how.PIECE
-    columns += gl.arange(0, how.PIECE, gl.SliceLayout(0, layout))
+    columns = n + piece % (how.BLOCK_N // how.COLUMNS) * how.COLUMNS
+    columns += gl.arange(0, how.COLUMNS, gl.SliceLayout(0, layout))
     found = columns
-    if OF_B % how.PIECE != 0:
+    if OF_B % how.COLUMNS != 0:
         ptrs = scales[3] + columns // OF_B * scales[5] + block.to(gl.int64) * scales[4]
         found = gl.load(ptrs, mask=columns < result.N, other=0.0)
     return found
@@ -141,8 +78,8 @@ def own_scales(piece: gl.constexpr, n, block, result, how: gl.constexpr):
 
 @gluon.jit
 def summed(pending: gl.constexpr, sums, own, how: gl.constexpr):
-    """Sums, and scales of their columns, once no more than `pending` later sums are under way."""
-    if how.SCALE_BLOCKS[1] % how.PIECE == 0:
+    """Return sums, and scales of their columns, once no more than `pending` later sums are under way."""
+    if how.SCALE_BLOCKS[1] % how.COLUMNS == 0:
         sums = warpgroup_mma_wait(num_outstanding=pending, deps=(sums,))
     else:
         sums, own = warpgroup_mma_wait(num_outstanding=pending, deps=(sums, own))
@@ -151,12 +88,12 @@ def summed(pending: gl.constexpr, sums, own, how: gl.constexpr):
 
 @gluon.jit
 def added(totals, piece: gl.constexpr, sums, of_a, of_b, own, how: gl.constexpr):
-    """Totals of all pieces, of which one gets `sums` of a block of K, times the block's scales.
+    """Return the totals of all pieces, of which one gets `sums` of a block of K, times the block's scales.
 
     In assembly that keeps its place: a compiler that adds later needs registers for more sums at a time.
     """
-    WIDE: gl.constexpr = how.BLOCK_N // how.PIECE
-    if how.SCALE_BLOCKS[1] % how.PIECE == 0:
+    WIDE: gl.constexpr = how.BLOCK_N // how.COLUMNS
+    if how.SCALE_BLOCKS[1] % how.COLUMNS == 0:
         scale = (of_a[piece // WIDE] * of_b[piece % WIDE])[:, None]
     else:
         scale = of_a[piece // WIDE][:, None] * own[None, :]
@@ -167,27 +104,17 @@ def added(totals, piece: gl.constexpr, sums, of_a, of_b, own, how: gl.constexpr)
 
 
 @gluon.jit
-def following(stage, phase, how: gl.constexpr):
-    """The next stage, and its phase."""
-    stage += 1
-    if stage == how.STAGES:
-        stage = 0
-        phase ^= 1
-    return stage, phase
-
-
-@gluon.jit
 def blocks_of(
-    BLOCKS: gl.constexpr, WHICH: gl.constexpr, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
-    result, shared, turns, how: gl.constexpr,
+    BLOCKS: gl.constexpr, WHICH: gl.constexpr, totals, one, other, of_a, of_b, m, n, block, stage, phase,
+    result, shared, blocks, how: gl.constexpr,
 ):  # fmt: skip
     """Add BLOCKS blocks of K to totals. `one` and, AHEAD, `other`: registers for the sums of a piece."""
-    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.PIECE)
+    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.COLUMNS)
     mbarrier.wait(shared.full.index(stage), phase)
     one = sums_of(WHICH, 0, one, stage, shared, how)
-    own = own_scales(0, n, turn, result, how)
+    own = own_scales(0, n, block, result, how)
     for i in gl.static_range(BLOCKS):
-        after = gl.minimum(turn + i + 1, turns - 1)
+        after = gl.minimum(block + i + 1, blocks - 1)
         next_a = row_scales(m, after, result, how)
         next_b = column_scales(n, after, result, how)
         for piece in gl.static_range(PIECES):
@@ -199,7 +126,7 @@ def blocks_of(
                 if piece == PIECES - 1:
                     mbarrier.wait(shared.full.index(stage), phase)
                 other = sums_of(WHICH, (piece + 1) % PIECES, other, stage, shared, how)
-                next_own = own_scales((piece + 1) % PIECES, n, turn + i + (piece + 1) // PIECES, result, how)
+                next_own = own_scales((piece + 1) % PIECES, n, block + i + (piece + 1) // PIECES, result, how)
                 one, own = summed(1, one, own, how)
             else:
                 one, own = summed(0, one, own, how)
@@ -208,7 +135,7 @@ def blocks_of(
             totals = added(totals, piece, one, of_a, of_b, own, how)
             if not how.AHEAD and piece < PIECES - 1:
                 one = sums_of(WHICH, piece + 1, one, stage, shared, how)
-                next_own = own_scales(piece + 1, n, turn, result, how)
+                next_own = own_scales(piece + 1, n, block, result, how)
             elif how.AHEAD and (piece < PIECES - 1 or i < BLOCKS - 1 or BLOCKS * PIECES % 2 == 0):
                 one, other = other, one
             own = next_own
@@ -219,36 +146,36 @@ def blocks_of(
 
 @gluon.jit
 def opaque_zeros(like):
-    """Zeros that no compiler moves behind a product."""
+    """Return zeros that no compiler moves behind a product."""
     return gl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [gl.zeros_like(like)], gl.float32, False, 1)
 
 
 @gluon.jit
-def multiply(WHICH: gl.constexpr, m, n, stage, phase, result, shared, turns, how: gl.constexpr):
-    """Totals of the pieces of a tile that are consumer WHICH's; and the stage that is next."""
-    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.PIECE)
+def multiply(WHICH: gl.constexpr, m, n, stage, phase, result, shared, blocks, how: gl.constexpr):
+    """Return the totals of the pieces of a tile that are consumer WHICH's; and the next stage."""
+    PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * (how.BLOCK_N // how.COLUMNS)
     BLOCKS: gl.constexpr = 2 if how.AHEAD and PIECES == 1 else 1  # AHEAD is within these
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.PIECE, 32])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, how.COLUMNS, 32])
     totals = ()
     for _ in gl.static_range(PIECES):
-        totals = totals + (gl.zeros((64, how.PIECE), gl.float32, layout),)
-    of_a = row_scales(m, turns * 0, result, how)
-    of_b = column_scales(n, turns * 0, result, how)
+        totals = totals + (gl.zeros((64, how.COLUMNS), gl.float32, layout),)
+    of_a = row_scales(m, blocks * 0, result, how)
+    of_b = column_scales(n, blocks * 0, result, how)
     one = opaque_zeros(totals[0])
     other = m
     if how.AHEAD:
         other = opaque_zeros(totals[0])
-    whole = turns // BLOCKS * BLOCKS
-    for turn in range(0, whole, BLOCKS):
+    whole = blocks // BLOCKS * BLOCKS
+    for block in range(0, whole, BLOCKS):
         totals, one, other, of_a, of_b, stage, phase = blocks_of(
-            BLOCKS, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
-            result, shared, turns, how,
+            BLOCKS, WHICH, totals, one, other, of_a, of_b, m, n, block, stage, phase,
+            result, shared, blocks, how,
         )  # fmt: skip
     if BLOCKS > 1:
-        for turn in range(whole, turns):
+        for block in range(whole, blocks):
             totals, one, other, of_a, of_b, stage, phase = blocks_of(
-                1, WHICH, totals, one, other, of_a, of_b, m, n, turn, stage, phase,
-                result, shared, turns, how,
+                1, WHICH, totals, one, other, of_a, of_b, m, n, block, stage, phase,
+                result, shared, blocks, how,
             )  # fmt: skip
     return totals, stage, phase
 
@@ -256,29 +183,23 @@ def multiply(WHICH: gl.constexpr, m, n, stage, phase, result, shared, turns, how
 @gluon.jit
 def store_all(WHICH: gl.constexpr, totals, outer, inner, m, n, result, how: gl.constexpr):
     """Store all pieces of a consumer, each through room of its own in shared memory."""
-    WIDE: gl.constexpr = how.BLOCK_N // how.PIECE
+    WIDE: gl.constexpr = how.BLOCK_N // how.COLUMNS
     PIECES: gl.constexpr = (how.BLOCK_M // how.CONSUMERS // 64) * WIDE
     if how.BY_DESCRIPTOR:
         tma.store_wait(0)
         for piece in gl.static_range(PIECES):
-            part = totals[piece]
-            if how.EPILOGUE is not None:
-                rows = m + piece // WIDE * 64 + gl.arange(0, 64, gl.SliceLayout(1, part.type.layout))
-                columns = gl.arange(0, how.PIECE, gl.SliceLayout(0, part.type.layout))
-                part = finished(
-                    part, rows, n + piece % WIDE * how.PIECE + columns, result.M, result.N, (outer, inner),
-                    (1, 1), result.extra, how.EPILOGUE,
-                )  # fmt: skip
-            flat(result.tile.index(WHICH * PIECES + piece)).store(part.to(result.ptr.dtype.element_ty))
+            row = m + piece // WIDE * 64
+            column = n + piece % WIDE * how.COLUMNS
+            part = converted(totals[piece], outer, inner, row, column, result, how)
+            flat(result.tile.index(WHICH * PIECES + piece)).store(part)
         fence_async_shared()
         for piece in gl.static_range(PIECES):
-            at = [outer, inner, m + piece // WIDE * 64, n + piece % WIDE * how.PIECE]
-            tile = result.tile.index(WHICH * PIECES + piece)
-            tma.async_copy_shared_to_global(result.desc, at, tile)
+            at = [outer, inner, m + piece // WIDE * 64, n + piece % WIDE * how.COLUMNS]
+            tma.async_copy_shared_to_global(result.desc, at, result.tile.index(WHICH * PIECES + piece))
     else:
         for piece in gl.static_range(PIECES):
             row = m + piece // WIDE * 64
-            column = n + piece % WIDE * how.PIECE
+            column = n + piece % WIDE * how.COLUMNS
             tile = result.tile.index(WHICH * PIECES + piece)
             store_part(result.desc, tile, totals[piece], outer, inner, row, column, result, how)
 
@@ -290,12 +211,11 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     phase = 0
     if how.WAIT:
         gdc_wait()  # scales are read ahead of the first tile
-    mine, end, step = tiles_of(walk, how)
-    for index in range(mine, end, step):
+    first, last, step = pieces_of(walk, how)
+    for index in range(first, last, step):
         outer, inner, row, column = tile_at(index, walk, how)
-        m = row * how.BLOCK_M + WHICH * (how.BLOCK_M // how.CONSUMERS)
-        n = column * how.BLOCK_N
-        totals, stage, phase = multiply(WHICH, m, n, stage, phase, result, shared, walk.turns, how)
+        m, n = corner_of(WHICH, row, column, how)
+        totals, stage, phase = multiply(WHICH, m, n, stage, phase, result, shared, walk.iterations, how)
         store_all(WHICH, totals, outer, inner, m, n, result, how)
     tma.store_wait(0)
 
@@ -310,48 +230,23 @@ def matmul_scaled(
     GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, PERSISTENT: gl.constexpr,
     PIECE: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
+    """Make out[i] = a[i] @ b[i], for a batch of two dimensions, the inner one of size `inner_batch`.
 
     BLOCK_K is what shares a scale. `scales`, SCALE_BLOCKS: see `block_scale`. PIECE, AHEAD: see above. The
     rest is as in `matmul_warpgroups`.
     """
-    HIGH: gl.constexpr = BLOCK_M // 64
-    WIDE: gl.constexpr = BLOCK_N // PIECE
-    a_tiles = tiles_in_shared_memory(a_desc.dtype, STAGES * HIGH, 64, BLOCK_K)
-    b_tiles = tiles_in_shared_memory(b_desc.dtype, STAGES * WIDE, PIECE, BLOCK_K)
-    out_tiles = tiles_in_shared_memory(out_ptr.dtype.element_ty, HIGH * WIDE, 64, PIECE)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=CONSUMERS)
-    shared = Shared(a_tiles, b_tiles, None, full, empty)
+    how: gl.constexpr = How(
+        True, False, BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_N, 64, PIECE,
+        GROUP_M, STAGES, CONSUMERS, 1, FLAT, BATCHED, EPILOGUE, VERDICTS,
+        SCALE_BLOCKS=SCALE_BLOCKS, AHEAD=AHEAD,
+    )  # fmt: skip
+    operands = Operands(a_desc, b_desc, None)
+    shared, tile, rest_tile = shared_of(a_desc.dtype, b_desc.dtype, out_ptr.dtype.element_ty, how)
     result = Result(
-        out_desc, None, out_ptr, out_tiles, None,
+        out_desc, None, out_ptr, tile, rest_tile,
         M, N, stride_oo, stride_oi, stride_om, stride_on, scales, extra,
     )  # fmt: skip
-    tiles_m = gl.cdiv(M, BLOCK_M)
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    walk = Walk(tiles_m, tiles_n, inner_batch, tiles_m * tiles_n * batch, gl.cdiv(K, BLOCK_K), verdict_ptr)
-    how: gl.constexpr = How(
-        BY_DESCRIPTOR, WAIT, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, STAGES, CONSUMERS, PIECE, AHEAD,
-        FLAT, BATCHED, EPILOGUE, SCALE_BLOCKS, VERDICTS,
-    )  # fmt: skip
-    if CONSUMERS == 1:
-        gl.warp_specialize([
-            (consume, (0, result, shared, walk, how)),
-            (produce, (a_desc, b_desc, shared, walk, how)),
-        ], [1], [24])  # fmt: skip
-    elif CONSUMERS == 2:
-        gl.warp_specialize([
-            (consume, (0, result, shared, walk, how)),
-            (consume, (1, result, shared, walk, how)),
-            (produce, (a_desc, b_desc, shared, walk, how)),
-        ], [4, 1], [REGISTERS, 24])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume, (0, result, shared, walk, how)),
-            (consume, (1, result, shared, walk, how)),
-            (consume, (2, result, shared, walk, how)),
-            (produce, (a_desc, b_desc, shared, walk, how)),
-        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
+    tiles_m, tiles_n, iterations = counts_of(M, N, K, how)
+    tiles = tiles_m * tiles_n * batch
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles, iterations, verdict_ptr, None)
+    start_warps(consume, operands, result, shared, walk, REGISTERS, how)

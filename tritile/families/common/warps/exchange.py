@@ -13,19 +13,19 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def asm(text: gl.constexpr, constraints: gl.constexpr, args):
-    """What PTX of side effects returns, an int32: each thread executes it."""
+    """Return the int32 that PTX with side effects returns: each thread executes it."""
     return gl.inline_asm_elementwise(text, constraints, args, dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def rank():
-    """0 in the cluster's first program, which copies what both read, and 1 in its second."""
+    """Return 0 in the cluster's first program, which copies what both read, and 1 in its second."""
     return asm("mov.u32 $0, %cluster_ctarank;", "=r", [])
 
 
 @gluon.jit
 def reserve():
-    """Address of 1 KB of shared memory for barriers: Triton's own begins behind, on 1 KB as before."""
+    """Return the address of 1 KB of shared memory for barriers; Triton's own begins behind, on 1 KB too."""
     return asm("{ .shared .align 1024 .b8 stages[1024]; mov.u32 $0, stages; }", "=r", [])
 
 
@@ -56,7 +56,7 @@ def meet():
 
 @gluon.jit
 def addressed(barriers):
-    """Where this thread is to `arrive`: its program's barriers, the first program's, or, for most, 0.
+    """Return where this thread is to `arrive`: its program's barriers, the first program's, or, for most, 0.
 
     Of each warp the first thread arrives in its own program, and the second thread in the first program if
     that is the other one.
