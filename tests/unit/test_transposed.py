@@ -66,6 +66,7 @@ def test_its_configs_are_those_of_warpgroups_mirrored():
     for own in FAMILY.configs:
         assert own.family == "transposed"
         assert replace(mirrored(mirrored(own)), family="transposed") == own
+        assert own.key != mirrored(own).key == Config.from_dict(mirrored(own).to_dict()).key
     assert {own["BLOCK_N"] for own in FAMILY.configs} == {64, 128, 192, 256}
     assert {own["BLOCK_M"] for own in FAMILY.configs} == {16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256}
     assert max(own["BLOCK_M"] * own["BLOCK_N"] for own in FAMILY.configs) == 256 * 160

@@ -3,8 +3,8 @@
 import functools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import triton
@@ -87,6 +87,17 @@ class Config:
         """Return the config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
         return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, family=family)
 
+    def derived(self, kwargs: Iterable[tuple[str, Any]] | None = None, **changes: Any) -> "Config":
+        """Return this config with other kwargs, sorted by name, and other fields changed. Nothing is checked.
+
+        It is for values that follow from those of this config, which were checked.
+        """
+        values = self.kwargs if kwargs is None else tuple(kwargs)
+        own = {each.name: getattr(self, each.name) for each in _FIELDS}
+        made = object.__new__(Config)
+        vars(made).update(own | changes, kwargs=values, _values=dict(values))
+        return made
+
     def __getitem__(self, name: str) -> Any:
         """Return the value of one parameter. Raises KeyError where there is none of that name."""
         return self._values[name]
@@ -147,3 +158,6 @@ class Config:
             config.num_ctas,
             config.maxnreg,
         )
+
+
+_FIELDS: Final = tuple(each for each in fields(Config) if each.init)

@@ -60,21 +60,17 @@ def arranged(config: Config) -> tuple[int, int]:
     return config["DOWN"], PROGRAMS // config["DOWN"]
 
 
-@functools.cache
 def clustered(config: Config) -> Config:
     """Return the config with the rows and columns of a cluster as its blocks."""
     down, across = arranged(config)
     sides = {"BLOCK_M": down * config["BLOCK_M"], "BLOCK_N": across * config["BLOCK_N"]}
-    found: Config = replace(config, kwargs=tuple((k, sides.get(k, v)) for k, v in config.kwargs))
-    return found
+    return config.derived((k, sides.get(k, v)) for k, v in config.kwargs)
 
 
-@functools.cache
 def _as_warpgroups(config: Config) -> Config:
     """Return the config of the warpgroups family whose programs do the same."""
-    kwargs = tuple(pair for pair in config.kwargs if pair[0] != "DOWN")
-    found: Config = replace(config, family=warpgroups.NAME, kwargs=kwargs, num_ctas=1)
-    return found
+    kwargs = (pair for pair in config.kwargs if pair[0] != "DOWN")
+    return config.derived(kwargs, family=warpgroups.NAME, num_ctas=1)
 
 
 def _shape(config: Config) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from tritile.core.config import Config
@@ -41,14 +40,11 @@ _SHAPES: Final[Shapes] = {
 }
 
 
-@functools.cache
 def _mirrored(config: Config) -> Config:
     """Return the config of `clusters` that makes out^T so. DOWN counts tiles of out^T in both families."""
-    found: Config = replace(mirrored(config), family=clusters.NAME)
-    return found
+    return mirrored(config).derived(family=clusters.NAME)
 
 
-@functools.cache
 def clustered(config: Config) -> Config:
     """Return the config with the rows and columns of a cluster as its blocks."""
     return mirrored(clusters.clustered(_mirrored(config)))
@@ -65,7 +61,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
 
 def _configs() -> Iterator[Config]:
     for config in clusters.configs_of(_SHAPES):
-        yield replace(mirrored(config), family=NAME)
+        yield mirrored(config).derived(family=NAME)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:

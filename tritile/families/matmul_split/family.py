@@ -1,6 +1,5 @@
 """Make 16-bit products by specialised warps that split the last tiles along K, on Hopper."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -45,12 +44,10 @@ def tail_of(made: int, turns: int, processors: int) -> Tail:
     return Tail(processors if made > processors else rest * split, made - rest, rest, split)
 
 
-@functools.cache
 def _as_warpgroups(config: Config, persistent: bool) -> Config:
     """Return the config of the warpgroups family that makes whole tiles as this one does."""
     kwargs: tuple[tuple[str, Any], ...] = (*config.kwargs, ("PERSISTENT", persistent))
-    made: Config = replace(config, family=warpgroups.NAME, kwargs=tuple(sorted(kwargs)))
-    return made
+    return config.derived(sorted(kwargs), family=warpgroups.NAME)
 
 
 def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:

@@ -24,13 +24,11 @@ NAME: Final = "transposed"
 _LAYOUTS: Final = {"row": "column", "column": "row"}
 
 
-@functools.cache
 def mirrored(config: Config) -> Config:
     """Return the config of the warpgroups family that makes out^T so."""
     sides = {"BLOCK_M": config["BLOCK_N"], "BLOCK_N": config["BLOCK_M"]}
-    kwargs = tuple((name, sides.get(name, value)) for name, value in config.kwargs)
-    found: Config = replace(config, family=warpgroups.NAME, kwargs=kwargs)
-    return found
+    kwargs = ((name, sides.get(name, value)) for name, value in config.kwargs)
+    return config.derived(kwargs, family=warpgroups.NAME)
 
 
 @functools.lru_cache(16)  # all configs of a problem ask in turn

@@ -5,7 +5,6 @@ whatever M is. The fused kernels move none of these, but unpack the weight again
 their tensor cores wait.
 """
 
-import functools
 from dataclasses import replace
 from typing import Final
 
@@ -31,10 +30,9 @@ NAME: Final = "unpacked"
 _TILE: Final = (16, 256, 4)
 
 
-@functools.cache
 def dense(config: Config) -> Config:
     """Return the config of the dense kernel that multiplies by the unpacked weight."""
-    return replace(config, family=warpgroups.NAME)
+    return config.derived(family=warpgroups.NAME)
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
