@@ -599,7 +599,7 @@ def test_layers_that_there_are_not_are_refused(tmp_path, options, wanted):
 def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkeypatch):
     found, _, _ = gpu_tables.portfolio("halves-nt", H200)
     shipped = asked(*TARGET, "--layout", "NT")
-    other = replace(found, configs=found.configs[-2:], constants=found.constants[-2:])
+    other = replace(found, configs=found.configs[-2:], constants=found.constants[-2:], correction=None)
     file = tmp_path / "table.json"
     table.write(table.Table(H200.to_dict(), True, families.digests(), (), None, {"halves-nt": other}), file)
     given = asked("--table", str(file), "--layout", "NT")
@@ -616,8 +616,10 @@ def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkey
 def test_what_is_warmed_is_found(monkeypatch, tmp_path, quick, request):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     whole, *rest = gpu_tables.portfolio(class_of(TURN), H200)
-    first = {name: getattr(whole, name)[:4] for name in ("configs", "constants", "weights")}
-    monkeypatch.setattr(gpu_tables, "portfolio", lambda *asked: (replace(whole, **first), *rest))
+    first = {name: getattr(whole, name)[:4] for name in ("configs", "constants")}
+    monkeypatch.setattr(
+        gpu_tables, "portfolio", lambda *asked: (replace(whole, **first, correction=None), *rest)
+    )
     plans.forget()
     request.addfinalizer(plans.forget)
     plan = tritile.plan(TURN, device=H200)

@@ -26,8 +26,8 @@ from tritile.lab.report import doctor
 from tritile.ops import run
 from tritile.planning import export, gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, ROWS, SIDES, class_of
-from tritile.planning.correction import COSINES, cosines
-from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, product_us, shape_of
+from tritile.planning.correction import UNITS, Correction, factors, inputs_of
+from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, shape_of
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, RACED, Loss, Portfolio, portfolio_of
 from tritile.planning.store import store_of
@@ -38,6 +38,7 @@ from tritile.tune.calibrate.run import _EARNED, Measured
 from tritile.tune.calibrate.sweep import Row
 
 H200 = target_device("nvidia-h200")
+product_us = FORMULAS["matmul"].us
 A100 = target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 TAKEN = {  # of whom other problems take the portfolio
@@ -216,33 +217,65 @@ def test_a_portfolio_is_written_and_read():
     assert portfolio_of("halves-nt", read.to_dict()) == read
 
 
+def inputs_at(problem, portfolio):
+    """The inputs of a correction, config by config, from numbers."""
+    formula, rows = FORMULAS[problem.op], []
+    for config, constants in zip(portfolio.configs, portfolio.constants, strict=True):
+        facts = formula.facts(problem, H200, formula.key(config))
+        parts = formula.parts(formula.shape(config, problem, H200), facts, constants)
+        rows.append(inputs_of(np.array(parts, dtype=float), formula.traits(problem)))
+    return np.array(rows)
+
+
 def corrected():
-    """The same portfolio, with corrections."""
-    dice = random.Random(5)
-    weights = [[dice.uniform(-0.1, 0.1) for _ in range(COSINES)] for _ in members().configs]
-    return replace(members(), weights=tuple(map(tuple, weights)))
+    """The same portfolio, with a correction by inputs from 0 to 2."""
+    dice, inputs = random.Random(5), inputs_at(PRODUCT, members()).shape[1]
+    rows = [[dice.uniform(-0.1, 0.1) for _ in range(1 + inputs)] for _ in range(UNITS)]
+    weights = [[dice.uniform(-0.1, 0.1) for _ in range(1 + UNITS)] for _ in members().configs]
+    tuples = (tuple(map(tuple, each)) for each in ([[0.0] * inputs, [2.0] * inputs], rows, weights))
+    return replace(members(), correction=Correction(*tuples))
 
 
-def test_corrections_change_times_by_their_weighted_cosines():
-    portfolio = corrected()
-    expected = [
-        us * math.exp(sum(w * c for w, c in zip(weights, cosines(PRODUCT), strict=True)))
-        for us, weights in zip(members().times(PRODUCT, H200), portfolio.weights, strict=True)
-    ]
+def test_corrections_change_times_by_a_network():
+    portfolio, expected = corrected(), []
+    units, weights = portfolio.correction.units, portfolio.correction.weights
+    for us, inputs, own in zip(
+        members().times(PRODUCT, H200), inputs_at(PRODUCT, members()), weights, strict=True
+    ):
+        within = [1.0, *(min(2.0, max(0.0, each)) for each in inputs)]
+        sums = [sum(w * x for w, x in zip(unit, within, strict=True)) for unit in units]
+        hidden = [1.0, *map(math.tanh, sums)]
+        expected.append(us * math.exp(sum(w * h for w, h in zip(own, hidden, strict=True))))
     assert portfolio.times(PRODUCT, H200) == pytest.approx(expected)
     read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
     assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
     assert portfolio_of("halves-nt", read.to_dict()) == read
 
 
-def test_tables_hold_weights_of_these_cosines():
-    """Whoever changes traits or cosines has to fit what ships again, and raise the format of tables."""
-    assert cosines(PRODUCT)[:3] == pytest.approx([0.901247663, 0.998071542, -0.219684444], abs=1e-6)
+def test_tables_hold_corrections_by_these_inputs():
+    """Whoever changes parts or traits has to fit what ships again, and raise the format of tables."""
+    inputs = inputs_at(PRODUCT, members())[0]
+    assert len(inputs) == FORMULAS["matmul"].inputs
+    block_m = dict(members().configs[0].kwargs)["BLOCK_M"]
+    edge = math.log2(-(-777 // block_m) * block_m / 777)
+    assert inputs[[7, 11, 18, 24]] == pytest.approx([edge, math.log2(block_m), math.log2(777) / 8 - 1, 0.0])
 
 
-def test_sizes_beyond_those_that_are_drawn_are_corrected_as_the_last_of_them():
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_formula_tells_how_many_inputs_a_correction_has(name):
+    problem = drawn(name, 1, "inputs")[0]
+    formula, config = FORMULAS[problem.op], legal_configs(problem, H200)[0]
+    shape = formula.shape(config, problem, H200)
+    facts = formula.facts(problem, H200, formula.key(config))
+    assert (
+        len(formula.parts(shape, facts, formula.begin(shape))) + len(formula.traits(problem))
+        == formula.inputs
+    )
+
+
+def test_traits_beyond_those_that_are_drawn_are_as_of_the_last_of_them():
     def at(**sizes):
-        return cosines(replace(PRODUCT, **sizes)).tolist()
+        return FORMULAS["matmul"].traits(replace(PRODUCT, **sizes))
 
     assert at(m=1 << 20) == at(m=ROWS)
     assert at(k=1 << 16) == at(k=SIDES[1]) != at(k=SIDES[1] // 2)
@@ -251,15 +284,18 @@ def test_sizes_beyond_those_that_are_drawn_are_corrected_as_the_last_of_them():
 def test_corrections_take_from_other_sizes_what_the_formula_misses():
     problems = drawn("halves-nt", 300, "corrected")
     own, left_out = torch.arange(200), torch.arange(200, 300)
-    terms = torch.tensor(np.array([cosines(problem) for problem in problems]))
+    traits = np.array([FORMULAS["matmul"].traits(problem) for problem in problems])
     missed = torch.tensor([0.2 * math.sin(math.log(p.n) / 2) + 0.1 * (p.k % 64 > 0) for p in problems])
     predicted = torch.linspace(5, 50, 300, dtype=torch.float64)[:, None].repeat(1, 2)
     us = predicted * torch.stack([missed, torch.zeros(300)], 1).exp()
     us[::3, 0] = torch.nan  # not timed there
-    weights = torch.tensor(fit.corrections(terms, predicted, us, own), dtype=torch.float64)
-    told = (terms @ weights.T)[left_out]
+    parts = np.broadcast_to([1.0, 2.0], (300, 2))[..., None]  # tells the configs apart
+    inputs = inputs_of(parts, np.repeat(traits[:, None], 2, 1))
+    made = fit.correction(torch.from_numpy(inputs), predicted, us, own)
+    assert made == fit.correction(torch.from_numpy(inputs), predicted, us, own)
+    told = torch.from_numpy(factors(inputs, *made.arrays())).log()[left_out]
     assert (told[:, 0] - missed[left_out]).square().mean() < 0.25 * missed[left_out].square().mean()
-    assert told[:, 1].abs().max() < 1e-6
+    assert told[:, 1].abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.3])
@@ -274,7 +310,7 @@ def test_corrections_are_made_where_they_earn_their_keep(missed):
     measured = Measured("halves-nt", rows, H200)
     left_out = measured.left_out()
     alone, corrected = (float(measured.lost(us).log1p().mean()) for us in left_out[:2])
-    assert left_out.earned == bool(measured.portfolio(left_out).weights) == (missed > 0)
+    assert left_out.earned == bool(measured.portfolio(left_out).correction) == (missed > 0)
     assert corrected < alone - _EARNED or not missed
     assert left_out.picks is (left_out.corrected if missed else left_out.alone)
     assert not left_out._replace(corrected=left_out.alone).earned
@@ -304,11 +340,24 @@ def damaged(change):
         damaged(lambda d: d["members"][0]["config"]["kwargs"].pop("BLOCK_K")),
         damaged(lambda d: d["members"][0]["config"]["kwargs"].update(BLOCK_K=0)),
         damaged(lambda d: d["members"][0]["constants"].__setitem__(13, 400.0)),
-        damaged(lambda d: d["members"][0].update(weights=[0.0] * COSINES)),  # and others have none
-        damaged(lambda d: [each.update(weights=[0.0] * (COSINES - 1)) for each in d["members"]]),
-        damaged(lambda d: [each.update(weights=[11.0] * COSINES) for each in d["members"]]),
-        damaged(lambda d: [each.update(weights=["0"] * COSINES) for each in d["members"]]),
-        damaged(lambda d: [each.update(weights=0.0) for each in d["members"]]),
+        damaged(lambda d: d["members"][0].update(weights=[0.0])),
+        damaged(lambda d: d.update(correction=None)),
+        *(
+            damaged(lambda d, own=own: d.update(corrected().to_dict()) or own(d["correction"]))
+            for own in (
+                lambda d: d.pop("ranges"),
+                lambda d: d["ranges"].pop(),
+                lambda d: d["ranges"][1].pop(),
+                lambda d: d.update(units=d["units"][1:]),
+                lambda d: d["units"][3].pop(),
+                lambda d: d["weights"].pop(),
+                lambda d: d["weights"][0].pop(),
+                lambda d: d["weights"][0].__setitem__(1, 1e7),
+                lambda d: d["weights"][0].__setitem__(1, "0"),
+                lambda d: d["units"][0].__setitem__(1, None),
+                lambda d: d["weights"].__setitem__(0, 0.0),
+            )
+        ),
         damaged(lambda d: d.update(members=[3])),
     ],
 )  # fmt: skip
@@ -574,7 +623,7 @@ def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
 def planned_and_corrected():
     problems = drawn("halves-nn", 60, "z") + drawn("halves-nt", 60, "z")
     made = [plans.plan_for(problem, H200, "cached") for problem in problems]
-    return [[plan.config.key, plan.us] for plan in made], cosines(PRODUCT).tolist()
+    return [[plan.config.key, plan.us] for plan in made], corrected().times(PRODUCT, H200)
 
 
 def test_another_process_plans_and_corrects_alike():

@@ -1,33 +1,77 @@
 """Correct the time that a formula predicts, by what was measured at other sizes.
 
-The error of a formula changes little from one size to the next. So the logarithm of measured over predicted
-time is modelled as a smooth function of a problem's traits: a weighted sum of random cosines (Rahimi and
-Recht, "Random Features for Large-Scale Kernel Machines", 2007), the same cosines for all configs.
+A small neural network predicts the logarithm of measured over predicted time. Its inputs are the parts of the
+formula's prediction, such as the share of each bound and how full waves are, and a problem's sizes and
+alignments. All configs of a class share its hidden units, and each config has its own weights of them.
 """
 
-import functools
-import math
-import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from tritile.planning.formula import FORMULAS
+from tritile.errors import InvalidValueError
+from tritile.planning.trial import number_from
 
-COSINES: Final = 48
-_STEEP: Final = 1.8  # standard deviation of the slopes: a cosine has a period within a trait's range
+UNITS: Final = 32
+_LEAST: Final = 2.0**-30  # parts below it count as it
+_LARGEST: Final = 1e6  # of a number of a correction
 
-
-@functools.cache
-def _drawn(traits: int) -> tuple[Any, Any]:
-    """Return slopes, of shape (cosines, traits), and phases (cosines,); the same in every process."""
-    dice = random.Random(0)
-    slopes = [[dice.gauss(0.0, _STEEP) for _ in range(traits)] for _ in range(COSINES)]
-    return np.array(slopes), np.array([dice.uniform(0.0, math.tau) for _ in range(COSINES)])
+Rows = tuple[tuple[float, ...], ...]
 
 
-def cosines(problem: Any) -> Any:
-    """Return the cosines of a problem: their weighted sum is the logarithm of its correction."""
-    traits = FORMULAS[problem.op].traits(problem)
-    slopes, phases = _drawn(len(traits))
-    return np.cos(slopes @ traits + phases)
+def inputs_of(parts: Any, traits: Any) -> Any:
+    """Return inputs (..., inputs) of parts (..., parts) and of traits (..., traits)."""
+    return np.concatenate([np.log2(np.maximum(parts, _LEAST)), traits], -1)
+
+
+def factors(inputs: Any, ranges: Any, units: Any, weights: Any) -> Any:
+    """Return the factors (..., configs) by which measured times exceed predicted ones.
+
+    `inputs` is (..., configs, inputs), the others are the members of a `Correction` as arrays.
+    """
+    hidden = np.tanh(np.clip(inputs, *ranges) @ units[:, 1:].T + units[:, 0])
+    return np.exp((hidden * weights[:, 1:]).sum(-1) + weights[:, 0])
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Hold a network. The first number of a unit, and of a config's weights, is what is added to its sum.
+
+    - `ranges`: the least and the largest of each input; what is beyond counts as these.
+    - `units`: a slope by each input, for each hidden unit.
+    - `weights`: a weight of each hidden unit, for each config.
+    """
+
+    ranges: Rows
+    units: Rows
+    weights: Rows
+
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """Return the members as `factors` takes them."""
+        return np.array(self.ranges), np.array(self.units), np.array(self.weights)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary that JSON holds."""
+        return {name: [_rounded(row) for row in rows] for name, rows in vars(self).items()}
+
+
+def _rounded(row: Iterable[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in row]
+
+
+def correction_of(data: Any, inputs: int, configs: int) -> Correction:
+    """Return the correction that `to_dict` gave. Raises InvalidValueError for anything else."""
+    if not isinstance(data, Mapping) or set(data) != {"ranges", "units", "weights"}:
+        raise InvalidValueError("a correction is ranges, units and weights")
+    shapes = {"ranges": (2, inputs), "units": (UNITS, 1 + inputs), "weights": (configs, 1 + UNITS)}
+    return Correction(**{name: _rows(data[name], *shape) for name, shape in shapes.items()})
+
+
+def _rows(rows: Any, count: int, length: int) -> Rows:
+    if not isinstance(rows, list) or len(rows) != count:
+        raise InvalidValueError(f"wanted {count} rows of a correction")
+    if not all(isinstance(row, list) and len(row) == length and None not in row for row in rows):
+        raise InvalidValueError(f"wanted {length} numbers in each row of a correction")
+    return tuple(tuple(float(number_from(value, -_LARGEST, _LARGEST)) for value in row) for row in rows)

@@ -75,11 +75,11 @@ def _lesser(x: Any, y: Any) -> Any:
     return (x + y - abs(x - y)) / 2
 
 
-def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
-    """Return predicted microseconds by Constants `c`. Members of each may be numbers, tensors or arrays."""
+def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
+    """Return the parts of a prediction by Constants `c`; see `Formula`."""
     m, n, k = facts.m, facts.n, facts.k
-    tiles_m = -(-m // shape.block_m)
-    tiles = tiles_m * -(-n // shape.block_n) * facts.batch
+    tiles_m, tiles_n = -(-m // shape.block_m), -(-n // shape.block_n)
+    tiles = tiles_m * tiles_n * facts.batch
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
     processors = facts.processors // shape.sharers
@@ -110,8 +110,22 @@ def product_us(shape: Shape, facts: Facts, c: Any) -> Any:
     cache = read * slow / c.cache
     power = 1 + c.blend
     us = c.start + (wait**power + work**power + memory**power + cache**power) ** (1 / power)
-    us = us + shared / c.parts
-    return us + facts.copies * (c.copy + 2 * facts.copied / c.memory)
+    us = us + shared / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
+    waves = tiles * shape.split / (processors * shape.slots)
+    edges = tiles_m * shape.block_m / m, tiles_n * shape.block_n / n
+    bounds = wait / us, work / us, memory / us, cache / us
+    return (
+        us,
+        *bounds,
+        waves,
+        rounds / waves,
+        *edges,
+        iterations,
+        missed,
+        *shape[:5],
+        1 + shape.tail,
+        shape.sharers,
+    )
 
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
@@ -216,12 +230,13 @@ def _permute_facts(problem: PermuteProblem, device: Device, config: Config) -> t
     return (boxes if config.family == boxes.BOX else permute).parts_us(config, problem, device)
 
 
-def permute_us(shape: tuple[()], parts: Any, c: Any) -> Any:
-    """Return predicted microseconds of a permutation."""
+def _permute_parts(shape: tuple[()], parts: Any, c: Any) -> tuple[Any, ...]:
+    """Return the parts of a prediction of a permutation."""
     power = 1 + c.blend
     scaled = (c.memory * parts[0], c.cache * parts[1], c.instructions * parts[2], c.wait * parts[3])
     total = scaled[0] ** power + scaled[1] ** power + scaled[2] ** power + scaled[3] ** power
-    return c.start + total ** (1 / power)
+    us = c.start + total ** (1 / power)
+    return us, *(each / us for each in scaled)
 
 
 @dataclass(frozen=True)
@@ -232,10 +247,12 @@ class Formula:
     - `key(config)`: the part of a config that its facts depend on.
     - `facts(problem, device, key)`: what the time depends on in a problem, as numbers.
     - `shape(config, problem, device)`: what the time depends on in a config, for all problems of a kind.
-    - `us(shape, facts, constants)`: predicted microseconds.
+    - `parts(shape, facts, constants)`: predicted microseconds, and more that a correction may depend on: the
+      shares of bounds, waves and how full they are, the shape of tiles. Each is above zero or close to it.
     - `begin(shape)`: the constants to begin a fit with.
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
+    - `inputs`: how many parts and traits there are.
     - `beyond(config, problem)`: tells whether no such config is timed at such sizes, and the formula errs.
     """
 
@@ -243,10 +260,15 @@ class Formula:
     key: Callable[[Config], Any]
     facts: Callable[[Any, Device, Any], tuple[Any, ...]]
     shape: Callable[[Config, Any, Device], Any]
-    us: Callable[[Any, Any, Any], Any]
+    parts: Callable[[Any, Any, Any], tuple[Any, ...]]
     begin: Callable[[Any], Any]
     traits: Callable[[Any], list[float]]
+    inputs: int
     beyond: Callable[[Config, Any], bool] = lambda config, problem: False
+
+    def us(self, shape: Any, facts: Any, constants: Any) -> Any:
+        """Return predicted microseconds. Members of each may be numbers, tensors or arrays."""
+        return self.parts(shape, facts, constants)[0]
 
 
 _BY_POINTERS: Final = "tile"  # the family that never copies an operand first
@@ -257,27 +279,30 @@ FORMULAS: Final[dict[str, Formula]] = {
         lambda config: config.family != _BY_POINTERS,
         facts_of,
         shape_of,
-        product_us,
+        _product_parts,
         _begin,
         _product_traits,
+        25,
     ),
     packed.TILE.op: Formula(
         Constants,
         lambda config: config.family == unpacked.NAME,
         packed.facts_of,
         shape_of,
-        product_us,
+        _product_parts,
         _begin,
         _packed_traits,
+        23,
     ),
     PermuteProblem.op: Formula(
         PermuteConstants,
         lambda config: config,
         _permute_facts,
         lambda config, problem, device: (),
-        permute_us,
+        _permute_parts,
         lambda shape: PermuteConstants(),
         _permute_traits,
+        10,
         lambda config, problem: config.family != boxes.BOX and permute.oversized(config, problem),
     ),
 }

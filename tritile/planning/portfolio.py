@@ -13,7 +13,7 @@ from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning.classes import MEASURED
-from tritile.planning.correction import COSINES, cosines
+from tritile.planning.correction import Correction, correction_of, factors, inputs_of
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from
 
@@ -22,7 +22,6 @@ RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
 _BLEND: Final = 32.0  # the largest exponent: more overflows
 _SMALLEST: Final = 1e-12  # the smallest constant
 _LARGEST: Final = 1e12  # the largest
-_MOST_WEIGHT: Final = 10.0  # the largest weight of a cosine
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,17 @@ def _columns(rows: Iterable[Iterable[float]]) -> Any:
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Hold the configs of a class with the constants of their formula. Ties break by their order.
-
-    `weights`: those of the cosines of each config's correction; empty where no times were measured.
-    """
+    """Hold the configs of a class with the constants of their formula. Ties break by their order."""
 
     name: str
     configs: tuple[Config, ...]
     constants: tuple[Any, ...]
     loss: Loss
-    weights: tuple[tuple[float, ...], ...] = ()
+    correction: Correction | None = None
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
-        """Return predicted microseconds of each config, legal or not. About 0.1 ms on one core."""
+        """Return predicted microseconds of each config, legal or not. About 0.15 ms on one core."""
         formula, kind = FORMULAS[problem.op], (problem.kind, device)
         if kind not in self._known:
             shapes = [formula.shape(config, problem, device) for config in self.configs]
@@ -67,12 +63,16 @@ class Portfolio:
             different = list(dict.fromkeys(keys))
             places = np.array([different.index(key) for key in keys])
             shape = type(shapes[0])(*_columns(shapes))
-            self._known[kind] = shape, constants, np.array(self.weights), different, places
-        shape, constants, weights, different, places = self._known[kind]
+            network = self.correction.arrays() if self.correction else None
+            self._known[kind] = shape, constants, network, different, places
+        shape, constants, network, different, places = self._known[kind]
         rows = [formula.facts(problem, device, key) for key in different]
         facts = type(rows[0])(*_columns(rows).take(places, 1))
-        us = formula.us(shape, facts, constants)
-        times: list[float] = (us * np.exp(weights @ cosines(problem)) if self.weights else us).tolist()
+        us, *parts = formula.parts(shape, facts, constants)
+        if network is not None:
+            traits = np.tile(formula.traits(problem), (len(us), 1))
+            us = us * factors(inputs_of(np.array([us, *parts]).T, traits), *network)
+        times: list[float] = us.tolist()
         return times
 
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
@@ -96,45 +96,39 @@ class Portfolio:
             {"config": config.to_dict(), "constants": [float(f"{value:.3g}") for value in astuple(constants)]}
             for config, constants in zip(self.configs, self.constants, strict=True)
         ]
-        for member, weights in zip(members, self.weights, strict=False):
-            member["weights"] = [float(f"{weight:.3g}") for weight in weights]
-        return {"members": members, "loss": dict(vars(self.loss))}
+        correction = {"correction": self.correction.to_dict()} if self.correction else {}
+        return {"members": members, "loss": dict(vars(self.loss))} | correction
 
 
 def portfolio_of(name: str, data: Any) -> Portfolio:
     """Return the portfolio that `to_dict` gave. Raises InvalidValueError for anything else."""
     _check(name in MEASURED, f"portfolio {name!r}: wanted one of {', '.join(MEASURED)}")
-    _check(isinstance(data, Mapping) and set(data) == {"members", "loss"}, f"{name}: wanted members and loss")
+    known = isinstance(data, Mapping) and {*data} - {"correction"} == {"members", "loss"}
+    _check(known, f"{name}: wanted members, loss and, if it has one, a correction")
     members, loss = data["members"], data["loss"]
     kind = FORMULAS[MEASURED[name].op].constants
     count = len(fields(kind))
     _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
     configs: list[Config] = []
     constants: list[Any] = []
-    weights: list[tuple[float, ...]] = []
-    wanted = {"config", "constants"}
     for member in members:
-        if not configs and isinstance(member, Mapping) and "weights" in member:
-            wanted.add("weights")
-        _check(
-            isinstance(member, Mapping) and set(member) == wanted,
-            f"{name}: a member is a config, its constants and, if all have them, its weights",
-        )
+        known = isinstance(member, Mapping) and set(member) == {"config", "constants"}
+        _check(known, f"{name}: a member is a config and its constants")
         values = member["constants"]
         _check(isinstance(values, list) and len(values) == count, f"{name}: wanted {count} constants")
         configs.append(_offered(Config.from_dict(member["config"]), MEASURED[name].op, name))
         constants.append(kind(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
         _check(constants[-1].blend <= _BLEND, f"{name}: a blend of {constants[-1].blend}, above {_BLEND}")
-        if "weights" in wanted:
-            own = member["weights"]
-            _check(isinstance(own, list) and len(own) == COSINES, f"{name}: wanted {COSINES} weights")
-            weights.append(tuple(_number(value, -_MOST_WEIGHT, _MOST_WEIGHT) for value in own))
     _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
     names = [f.name for f in fields(Loss)]
     _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
     sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
     shares = [_number(loss[each], 0, 1e3) for each in names[1:]]
-    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares), tuple(weights))
+    correction = None
+    if "correction" in data:
+        inputs = FORMULAS[MEASURED[name].op].inputs
+        correction = correction_of(data["correction"], inputs, len(configs))
+    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares), correction)
 
 
 @functools.cache

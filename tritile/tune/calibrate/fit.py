@@ -13,6 +13,7 @@ import torch
 
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.planning.correction import UNITS, Correction
 from tritile.planning.formula import Formula
 from tritile.planning.lead import Lead, terms
 from tritile.planning.portfolio import Loss
@@ -22,7 +23,12 @@ _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shar
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
 _HOLD: Final = 1.0  # ridge penalty of a lead's weights
-_HELD: Final = 10.0  # ridge penalty of a correction's weights
+_HELD: Final = 5.0  # ridge penalty of what a config's weights of a correction differ from those of all
+_WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
+_LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
+_EPOCHS: Final = 400  # steps in which a correction is learnt
+_RATE: Final = 0.01  # the largest rate of learning
+_DECAY: Final = 0.03  # penalty of squared weights
 _LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
 _NEVER: Final = 1e9  # a ratio of times that is never predicted
 _PRESSURE: Final = 1.5  # power by which slower configs count less
@@ -136,24 +142,53 @@ def _pressed(ratios: torch.Tensor) -> torch.Tensor:
     return ratios.clamp(max=4) ** -_PRESSURE
 
 
-def corrections(
-    cosines: torch.Tensor, predicted: torch.Tensor, us: torch.Tensor, rows: torch.Tensor
-) -> list[list[float]]:
-    """Return the weights of each config's correction, fitted to its times at the sizes of `rows`.
+def correction(
+    inputs: torch.Tensor, predicted: torch.Tensor, us: torch.Tensor, rows: torch.Tensor
+) -> Correction:
+    """Return the correction fitted to the times at the sizes of `rows`.
 
-    `cosines` is (sizes, cosines), `predicted` (sizes, configs), in microseconds. A config that is predicted
-    to be near the fastest counts as much as one that is.
+    `inputs` is (sizes, configs, inputs), `predicted` (sizes, configs), in microseconds. A config that is
+    predicted to be near the fastest counts as much as one that is.
     """
+    inputs, predicted, us = inputs[rows], predicted[rows], us[rows]
     ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
-    pressed = _pressed(torch.minimum(*ratios))
-    held = _HELD * torch.eye(cosines.shape[1], dtype=us.dtype)
-    found = []
+    pressed, missed, timed = _pressed(torch.minimum(*ratios)), (us / predicted).log(), ~us.isnan()
+    middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
+    scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
+    slopes, shared = _learnt(scaled[timed], missed[timed], pressed[timed])
+    hidden = torch.cat([torch.ones_like(us)[..., None], (scaled @ slopes[:, 1:].T + slopes[:, 0]).tanh()], -1)
+    held = _HELD * torch.eye(len(shared), dtype=us.dtype)
+    weights = []
     for index in range(us.shape[1]):
-        own = rows[~us[rows, index].isnan()]
-        weights = pressed[own, index, None]
-        x, y = weights * cosines[own], weights * (us[own, index] / predicted[own, index]).log()[:, None]
-        found.append(torch.linalg.solve(x.T @ x + held, x.T @ y)[:, 0].tolist())
-    return found
+        own = timed[:, index]
+        x = pressed[own, index, None] * hidden[own, index]
+        y = pressed[own, index] * (missed[own, index] - hidden[own, index] @ shared)
+        weights.append(shared + torch.linalg.solve(x.T @ x + held, x.T @ y))
+    units = slopes[:, 1:] / spread
+    units = torch.cat([slopes[:, :1] - (units @ middle)[:, None], units], 1)
+    ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
+    return Correction(*(tuple(map(tuple, each.tolist())) for each in (ranges, units, torch.stack(weights))))
+
+
+def _learnt(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train a network that all configs share: return its units' slopes, and a weight of each after a 0."""
+    x, y, weights = (each.float() for each in (x, y, weights))
+    dice = torch.Generator().manual_seed(0)
+    slopes = torch.randn(UNITS, x.shape[1], generator=dice) / x.shape[1] ** 0.5
+    shared = torch.randn(UNITS, generator=dice) * 0.1 / UNITS**0.5
+    learnt = [each.requires_grad_() for each in (torch.zeros(UNITS), slopes, shared)]
+    best = torch.optim.Adam(learnt, _RATE)
+    rates = torch.optim.lr_scheduler.OneCycleLR(best, _RATE, total_steps=_EPOCHS)
+    for _ in range(_EPOCHS):
+        errors = weights * (y - (x @ slopes.T + learnt[0]).tanh() @ shared) / _NOISE
+        robust = ((1 + errors**2).sqrt() - 1).sum() / weights.sum()
+        decay = _DECAY * (slopes.square().sum() + shared.square().sum()) / x.shape[1]
+        best.zero_grad()
+        (robust + decay).backward()
+        best.step()
+        rates.step()
+    bias, slopes, shared = (each.detach().double() for each in learnt)
+    return torch.cat([bias[:, None], slopes], 1), torch.cat([shared.new_zeros(1), shared])
 
 
 def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:

@@ -16,7 +16,7 @@ from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.correction import cosines
+from tritile.planning.correction import factors, inputs_of
 from tritile.planning.formula import FORMULAS
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, Loss, Portfolio
@@ -110,7 +110,8 @@ class Measured:
         self.fastest = self.us.nan_to_num(torch.inf).amin(1)
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
-        self._cosines = torch.tensor(np.array([cosines(row.problem) for row in rows])) if corrected else None
+        self._traits = np.array([self._formula.traits(problem) for problem in self.problems])
+        self._corrects = corrected
 
     def chosen(self, count: int) -> list[Config]:
         """Return the configs of a portfolio of all sizes."""
@@ -135,15 +136,20 @@ class Measured:
         shapes = [formula.shape(config, self.problems[0], self.device) for config in own]
         kinds = [kind_of(config)[:2] for config in own]
         constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, indices], rows)
-        predicted = [formula.us(*each) for each in zip(shapes, facts, constants, strict=True)]
-        us, weights = torch.stack(predicted, 1), list[list[float]]()
-        corrected = us
-        if self._cosines is not None:
-            weights = fit.corrections(self._cosines, us, self.us[:, indices], rows)
-            corrected = us * (self._cosines @ torch.tensor(weights, dtype=us.dtype).T).exp()
-        loss = Loss(1, 0.0, 0.0, 0.0)
-        made = Portfolio(self.name, tuple(own), tuple(constants), loss, tuple(map(tuple, weights)))
-        return indices, made, us, corrected
+        made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
+        parts = [formula.parts(*each) for each in zip(shapes, facts, constants, strict=True)]
+        us = torch.stack([each[0] for each in parts], 1)
+        if not self._corrects:
+            return indices, made, us, us
+        inputs = np.stack([self._inputs(each) for each in parts], 1)
+        correction = fit.correction(torch.from_numpy(inputs), us, self.us[:, indices], rows)
+        corrected = us * torch.from_numpy(factors(inputs, *correction.arrays()))
+        return indices, replace(made, correction=correction), us, corrected
+
+    def _inputs(self, parts: Sequence[Any]) -> Any:
+        """Return the inputs (sizes, inputs) of a config's correction. Some parts are one number for all."""
+        columns = np.broadcast_arrays(*map(np.asarray, parts))
+        return inputs_of(np.stack(columns, -1), self._traits)
 
     def left_out(self, count: int = MOST) -> LeftOut:
         """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
@@ -167,8 +173,8 @@ class Measured:
     def portfolio(self, left_out: LeftOut, count: int = MOST) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, with the loss of picks at sizes left out."""
         _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
-        weights = made.weights if left_out.earned else ()
-        return replace(made, weights=weights, loss=fit.loss_of(self.lost(left_out.picks)))
+        correction = made.correction if left_out.earned else None
+        return replace(made, correction=correction, loss=fit.loss_of(self.lost(left_out.picks)))
 
     def lead(self, left_out: LeftOut) -> Lead | None:
         """Fit the lead, which predicts torch's time over a pick's; None if torch was timed at few sizes."""
