@@ -414,7 +414,7 @@ def test_transposed_products_compile_for_hopper(problem, config):
     [
         (SQUARE, paired_across(80, 128, 1)),
         (replace(SQUARE, a_layout="column", b_layout="column"), paired_across(80, 128, 2, True)),
-        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(96, 192, 2)),
+        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(144, 192, 2)),
         (replace(POINTED, b_layout="column"), paired_across(144, 192, 1)),
         later(replace(RAGGED, epilogue="bias=full silu"), replace(paired_across(80, 192, 1), num_stages=4)),
         later(replace(SQUARE, b_layout="column"), paired_across(48, 64, 2)),

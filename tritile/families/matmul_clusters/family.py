@@ -22,7 +22,7 @@ from tritile.families.common.work import Descriptor, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_clusters.kernel import matmul_clusters
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.matmul_wgmma.family import REGISTERS, main_columns, swizzled
+from tritile.families.matmul_wgmma.family import REGISTERS, epilogue_fault, main_columns, swizzled
 
 NAME: Final = "clusters"
 PARAMETERS: Final = (
@@ -96,7 +96,7 @@ def fault(config: Config, problem: MatmulProblem, device: Device, shapes: Shapes
         return f"{config}: tiles of clusters are {', '.join(map(str, shapes))}, BLOCK_K {_BLOCK_K}"
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is not summed by clusters"
-    reason = warpgroups.illegal(_as_warpgroups(config), problem, device)
+    reason = warpgroups.fault(_as_warpgroups(config), problem, device)
     if reason is not None:
         return reason
     if PROGRAMS * tiles(clustered(config), problem) >= 2**31:
@@ -109,7 +109,7 @@ def fault(config: Config, problem: MatmulProblem, device: Device, shapes: Shapes
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may."""
-    return fault(config, problem, device, _SHAPES)
+    return fault(config, problem, device, _SHAPES) or epilogue_fault(config, problem)
 
 
 def configs_of(shapes: Shapes) -> Iterator[Config]:

@@ -19,7 +19,7 @@ from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters.family import PROGRAMS, Shapes, arranged, described
 from tritile.families.matmul_clusters.kernel import matmul_clusters
 from tritile.families.matmul_transposed.family import as_made, mirrored
-from tritile.families.matmul_wgmma.family import REGISTERS, main_columns
+from tritile.families.matmul_wgmma.family import REGISTERS, epilogue_fault, main_columns
 
 NAME: Final = "transposed_clusters"
 # As those of clusters, of out^T: BLOCK_M here is of its rows, which are columns of out.
@@ -56,7 +56,9 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(clusters.PARAMETERS)}"
     if problem.rights > 1:
         return "gated products are made by tile and descriptor"
-    return reachable(problem) or clusters.fault(_mirrored(config), as_made(problem), device, _SHAPES)
+    made = _mirrored(config)
+    reason = reachable(problem) or clusters.fault(made, as_made(problem), device, _SHAPES)
+    return reason or epilogue_fault(made, problem, turned=True)
 
 
 def _configs() -> Iterator[Config]:

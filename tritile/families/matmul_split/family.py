@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, epilogue_of
+from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.descriptors import arguments, check_sizes, output_of, sizes_of
 from tritile.families.common.numerics import Numerics, canonical_product
@@ -61,12 +61,10 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is summed by warpgroups that split no tile"
-    reason = warpgroups.illegal(_as_warpgroups(config, True), problem, device)
+    reason = warpgroups.fault(_as_warpgroups(config, True), problem, device)
+    reason = reason or warpgroups.epilogue_fault(config, problem, split=True)
     if reason is not None:
         return reason
-    fused, (words, roomy) = epilogue_of(problem.epilogue), warpgroups.accumulators(config)
-    if words > roomy and "full" in (fused.bias, fused.residual):
-        return f"{words} accumulator registers a thread, above {roomy}"  # two epilogues, which spill
     if -(-problem.k // config["BLOCK_K"]) * _MOST >= 2**31:
         return f"K = {problem.k} is more than is counted in parts"
     return None if tail(config, problem, device).rest else "no tile is split: warpgroups makes the same"

@@ -53,8 +53,9 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"{problem.dtype} is not summed in transposed tiles"
     if tuple(name for name, _ in config.kwargs) != warpgroups.PARAMETERS:
         return f"parameters {[name for name, _ in config.kwargs]} are not {list(warpgroups.PARAMETERS)}"
-    reason = reachable(problem)
-    return reason or warpgroups.illegal(mirrored(config), as_made(problem), device)
+    made = mirrored(config)
+    reason = reachable(problem) or warpgroups.fault(made, as_made(problem), device)
+    return reason or warpgroups.epilogue_fault(made, problem, turned=True)
 
 
 def _configs() -> Iterator[Config]:

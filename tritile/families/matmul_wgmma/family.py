@@ -71,30 +71,45 @@ def _values_fault(config: Config) -> str | None:
     return None
 
 
-def accumulators(config: Config) -> tuple[int, int]:
-    """Return the registers of a thread that hold sums, and how many leave room for a long epilogue."""
-    words = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128
-    return words, REGISTERS[config["CONSUMERS"]] * 9 // 16
+def _accumulators(config: Config) -> int:
+    """Return the registers of a thread that hold sums."""
+    return int(config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128)
 
 
-def _registers_fault(config: Config, problem: MatmulProblem) -> str | None:
-    """Say that a thread has too few registers for a tile's sums and for what is held beside them.
+def _sums_fault(config: Config, problem: MatmulProblem) -> str | None:
+    """Say that the main loop has too few registers for a tile's sums, None where it has enough.
 
-    A total takes as many again, but is only added to, and needs no room beside it except for scales. Gelu
-    holds steps of many elements at a time, above all beside a matrix that the epilogue reads: with more sums
-    it spills, as compiled.
+    A total takes as many again, but is only added to, and needs no room beside it except for scales.
     """
-    most, fused = REGISTERS[config["CONSUMERS"]], epilogue_of(problem.epilogue)
-    (words, roomy), fits = accumulators(config), most - 56
+    words, most = _accumulators(config), REGISTERS[config["CONSUMERS"]]
+    fits = most - 56
     if problem.totals:
         fits = min(fits, (most - (64 if problem.block_scales else 32)) // 2)
-    if fused.activation == "gelu":
-        fits = min(fits, (most - 40) // 2 if "full" in (fused.bias, fused.residual) else roomy)
     return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
 
 
-def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
+def epilogue_fault(
+    config: Config, problem: MatmulProblem, turned: bool = False, split: bool = False
+) -> str | None:
+    """Say that an epilogue would spill registers, by hundreds of bytes as compiled; None where it does not.
+
+    Gelu holds steps of many elements at a time. It spills beside many sums where tiles are stored by
+    pointers, and beside fewer where it reads a matrix. `turned`: tiles are stored turned over, and spill
+    beside a matrix however they are stored. `split`: parts are summed too, by a second epilogue.
+    """
+    fused, most = epilogue_of(problem.epilogue), REGISTERS[config["CONSUMERS"]]
+    gelu, reads = fused.activation == "gelu", "full" in (fused.bias, fused.residual)
+    pointers = problem.out_align < 16 or problem.n * ITEMSIZE[problem.out_dtype] % 16 != 0
+    words = fits = _accumulators(config)
+    if pointers and (gelu or (reads and split)):
+        fits = most * 9 // 16
+    if gelu and reads and (pointers or turned):
+        fits = (most - 40) // 2 if pointers else 96
+    return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
+
+
+def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device` whatever its epilogue, None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
     if problem.itemsize > 2 or problem.dtype == "int8":  # Gluon's compiler has no instruction for these
@@ -108,7 +123,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = _values_fault(config) or reachable(problem) or late_fault(config, problem, device)
     if reason is not None:
         return reason
-    reason = _registers_fault(config, problem)
+    reason = _sums_fault(config, problem)
     if reason is not None:
         return reason
     if tiles(config, problem) >= 2**31:
@@ -117,6 +132,11 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     if shared > device.shared_memory:
         return f"{shared} bytes of shared memory, of {device.shared_memory}"
     return None
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device`, None where it may."""
+    return fault(config, problem, device) or epilogue_fault(config, problem)
 
 
 def _configs() -> Iterator[Config]:
