@@ -17,7 +17,7 @@ from tritile.cli import tune as command
 from tritile.cli.app import app
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, problem_from_dict
+from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.space import illegal
@@ -84,6 +84,13 @@ def test_likely_configs_are_near_the_best_and_of_one_order_of_tiles():
     assert found[sweep.banded(best)] == min(found.values())
     assert max(found.values()) <= 1.2 * min(found.values())
     assert {config["GROUP_M"] for config in found} == {8}
+
+
+def test_likely_configs_are_such_as_portfolios_hold():
+    few_rows = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+    for problem in (few_rows, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
+        assert {config.family for config in model.beside(problem, H200)}
+        assert not run.likely(problem, H200).keys() & set(model.beside(problem, H200))
 
 
 def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):

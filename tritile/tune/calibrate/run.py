@@ -13,6 +13,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError
+from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.classes import MEASURED, class_of
@@ -32,8 +33,10 @@ _EARNED: Final = 0.0025  # the least share of the picks' time that corrections m
 
 
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
-    """Return the configs predicted to come near the fastest, with their microseconds."""
-    ranked = [(model.predict_us(c, problem, device), c) for c in legal_configs(problem, device)]
+    """Return the configs of portfolios predicted to come near the fastest, with their microseconds."""
+    families = FAMILIES[problem.op]
+    held = [c for c in legal_configs(problem, device) if families[c.family].margin is None]
+    ranked = [(model.predict_us(c, problem, device), c) for c in held]
     least = min(us for us, _ in ranked)
     found: dict[Config, float] = {}
     for us, config in sorted(ranked, key=lambda pair: (pair[0], pair[1].key)):
