@@ -106,13 +106,26 @@ def rounded_to_tf32(x):
 
 
 @triton.jit
-def added(acc, lost, a, b, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr):
-    """acc + a @ b, and what rounding lost of it where sums are COMPENSATED (see `compensated_sum`)."""
-    if COMPENSATED:
-        part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
-        acc, lost = compensated_sum(acc, lost, part)
-    elif PRECISION == "tf32":
+def add_product(acc, a, b, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """Return acc + a @ b. ROUND: round fp32 to TF32, where PRECISION is that and no copy has done so."""
+    if a.dtype.is_fp8() and PRECISION != "fast":
+        # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 after each block of K.
+        acc = tl.dot(a, b, acc, max_num_imprecise_acc=a.shape[1], out_dtype=acc.dtype)
+    elif a.dtype.is_fp8():
+        acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
+    elif PRECISION == "tf32" and ROUND:
         acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def added(acc, lost, a, b, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr):
+    """Return acc + a @ b, and what rounding lost of it where COMPENSATED (see `compensated_sum`)."""
+    if COMPENSATED:
+        part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
+        acc, lost = compensated_sum(acc, lost, part)
+    else:
+        acc = add_product(acc, a, b, PRECISION, True)
     return acc, lost

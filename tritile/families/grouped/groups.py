@@ -59,11 +59,11 @@ def group_of_tile(index, ends, tile_ends, total):
 
 @triton.jit
 def range_of_group(offs_ptr, group, groups, total, BLOCK_G: tl.constexpr):
-    """Where a group starts and ends: as `ends_of_groups` has it."""
+    """Return where a group starts, as `ends_of_groups` has it, and how long it is."""
     index = tl.arange(0, BLOCK_G)
     offs = cut_offsets(offs_ptr, index, groups, total)
     start = tl.max(tl.where(index < group, offs, 0), 0)
-    return start, tl.max(tl.where(index <= group, offs, 0), 0)
+    return start, tl.max(tl.where(index <= group, offs, 0), 0) - start
 
 
 @triton.jit

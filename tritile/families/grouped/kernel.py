@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tritile.families.common.tiles import grouped_tile, load_tile, multiple, rounded_to_tf32
+from tritile.families.common.tiles import add_product, grouped_tile, load_tile, multiple
 from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
 
 
@@ -62,8 +62,7 @@ def grouped_matmul_tile(
         group = index // tiles
         index = index % tiles
         if RAGGED == "k":
-            k_start, k_end = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
-            depth = k_end - k_start
+            k_start, depth = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
     tiles_m = tl.cdiv(row_end - row_start, BLOCK_M)
     if index >= tiles_m * tiles_n:  # there are more programs than tiles, whose number the host does not know
         return
@@ -88,15 +87,7 @@ def grouped_matmul_tile(
         in_k = ks < depth - k
         a = load_tile(a_ptrs, row_mask, in_k[None, :], True, MASK_K)  # [BLOCK_M, BLOCK_K]
         b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
-        if a.dtype.is_fp8() and PRECISION != "fast":
-            # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
-            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
-        elif a.dtype.is_fp8():
-            acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
-        elif PRECISION == "tf32":
-            acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        acc = add_product(acc, a, b, PRECISION, True)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
     if SCALED:

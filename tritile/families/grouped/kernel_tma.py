@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritile.families.common.tiles import grouped_tile
+from tritile.families.common.tiles import add_product, grouped_tile
 from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
 
 FAR = tl.constexpr(2**30)  # rows of a cut descriptor, whatever the matrix has
@@ -35,19 +35,6 @@ def load_cut(desc, end, row, column):
 
 
 @triton.jit
-def add_product(acc, a, b, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + a @ b."""
-    if a.dtype.is_fp8() and PRECISION != "fast":
-        # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
-        acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
-    elif a.dtype.is_fp8():
-        acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
-    else:
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-    return acc
-
-
-@triton.jit
 def multiply_group(
     a_desc, b_desc, group, m, n, k_start, depth,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
@@ -65,13 +52,13 @@ def multiply_group(
             k = k_start + block * BLOCK_K
             a = load_cut(a_desc, k_start + depth, k, m).T
             b = load_cut(b_desc, k_start + depth, k, n)
-            acc = add_product(acc, a, b, BLOCK_K, PRECISION)
+            acc = add_product(acc, a, b, PRECISION, False)
     else:
         of_a = group if RAGGED == "none" else 0
         for block in range(tl.cdiv(depth, BLOCK_K)):
             a = load_block(a_desc, of_a, m, block * BLOCK_K, A_ROW)
             b = load_block(b_desc, group, block * BLOCK_K, n, B_ROW)
-            acc = add_product(acc, a, b, BLOCK_K, PRECISION)
+            acc = add_product(acc, a, b, PRECISION, False)
     return acc
 
 
@@ -125,8 +112,7 @@ def make_tile(
         group = index // tiles
         index = index % tiles
         if RAGGED == "k":
-            k_start, k_end = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
-            depth = k_end - k_start
+            k_start, depth = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
     row, column = grouped_tile(index, tl.cdiv(row_end - row_start, BLOCK_M), tiles_n, GROUP_M)
     m = row_start + row * BLOCK_M
     n = column * BLOCK_N

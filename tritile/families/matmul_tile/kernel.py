@@ -5,15 +5,14 @@ import triton.language as tl
 
 from tritile.families.common.epilogue import finished
 from tritile.families.common.tiles import (
+    added,
     batch_index,
     batch_offset,
     block_scale,
     carried_sum,
-    compensated_sum,
     grouped_tile,
     load_tile,
     multiple,
-    rounded_to_tf32,
 )
 from tritile.families.common.verdict import wanted
 
@@ -96,20 +95,10 @@ def matmul_tile(
             if SCALE_BLOCKS is not None:
                 part = tl.dot(a, b, out_dtype=tl.float32)
                 acc += part * block_scale(scales, rows, columns, M, N, k // 128, SCALE_BLOCKS)
-            elif COMPENSATED:
-                part = tl.dot(a, b, input_precision=PRECISION, out_dtype=acc.dtype)
-                acc, lost = compensated_sum(acc, lost, part)
-            elif a.dtype.is_fp8() and PRECISION != "fast":
-                # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
-                acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
-            elif a.dtype.is_fp8():
-                acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
             elif third:
                 acc, lost = carried_sum(acc, tl.dot(a, b, lost))
-            elif PRECISION == "tf32":
-                acc = tl.dot(rounded_to_tf32(a), rounded_to_tf32(b), acc, input_precision=PRECISION)
             else:
-                acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+                acc, lost = added(acc, lost, a, b, PRECISION, COMPENSATED)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk
     if EPILOGUE is not None:

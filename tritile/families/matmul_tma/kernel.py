@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.families.common.shared_k import share_parts, store_part
-from tritile.families.common.tiles import block_scale, carried_sum, grouped_tile
+from tritile.families.common.tiles import add_product, block_scale, carried_sum, grouped_tile
 from tritile.families.common.verdict import wanted
 
 
@@ -57,15 +57,10 @@ def multiply(
                 acc += product * block_scale(
                     scales, rows, columns, M, N, block * BLOCK_K // 128, SCALE_BLOCKS
                 )
-            elif a.dtype.is_fp8() and PRECISION != "fast":
-                # The fp8 tensor cores of Hopper keep 14 bits of a sum: move it to fp32 every BLOCK_K.
-                acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K, out_dtype=acc.dtype)
-            elif a.dtype.is_fp8():
-                acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
             elif third:
                 acc, lost = carried_sum(acc, tl.dot(a, b, lost))
             else:
-                acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+                acc = add_product(acc, a, b, PRECISION, False)
     return acc
 
 

@@ -141,6 +141,12 @@ def wait_for_registers():
     )
 
 
+@triton.jit
+def load_pairs(ptr, places, inside, MASK: tl.constexpr):
+    """Return 16-bit numbers, as words of two; zero beyond the last group."""
+    return load_tile(ptr.to(tl.pointer_type(tl.int32)) + places, inside, inside, MASK, False)
+
+
 @triton.jit(do_not_specialize=("M",))
 def linear_quantized(
     x_ptr, x_desc, words_ptr, scales_ptr, zeros_ptr, out_ptr, parts_ptr, counters_ptr,
@@ -187,11 +193,6 @@ def linear_quantized(
     width = units * 128
     groups = tl.cdiv(units * UNIT_K, GROUP_SIZE)
     stride_xm = multiple(stride_xm, ALIGN_X)
-    scale_words = scales_ptr.to(tl.pointer_type(tl.int32))
-    zero_words = scale_words
-    if ZEROS:
-        zero_words = zeros_ptr.to(tl.pointer_type(tl.int32))
-
     rows = m + tl.arange(0, BLOCK_M)
     ks = part * BLOCK_K + tl.arange(0, BLOCK_K)
     columns = part * WIDTH + tl.arange(0, WIDTH)
@@ -204,8 +205,8 @@ def linear_quantized(
         x_ptrs = x_ptr + (rows[:, None].to(tl.int64) * stride_xm + ks[None, :].to(tl.int64) * stride_xk)
         step = SPLIT_K * BLOCK_K * tl.cast(stride_xk, tl.int64)
     words_ptrs = words_ptr + (eights[:, None].to(tl.int64) * width + columns[None, :])
-    row_mask = rows[:, None] < M
 
+    row_mask = rows[:, None] < M
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     blocks = tl.cdiv(K, BLOCK_K)
     tl.assume(blocks > part)
@@ -216,14 +217,13 @@ def linear_quantized(
             x_ptrs += step
         else:
             x = x_desc.load([m, block * BLOCK_K])
-        in_row = columns[None, :] < width - ahead * WIDTH
-        words = load_tile(words_ptrs, in_row, in_row, MASK_K, False)  # [BLOCK_N / 8, WIDTH]
+        words = load_tile(words_ptrs, True, columns[None, :] < width - ahead * WIDTH, False, MASK_K)
         group = (block * BLOCK_K + tl.arange(0, SCALES)[:, None] * SPAN) // GROUP_SIZE
         places = group.to(tl.int64) * (padded_n // 2) + twos[None, :]
-        scales = load_tile(scale_words + places, group < groups, group < groups, MASK_K, False)
+        scales = load_pairs(scales_ptr, places, group < groups, MASK_K)
         zeros = scales
         if ZEROS:
-            zeros = load_tile(zero_words + places, group < groups, group < groups, MASK_K, False)
+            zeros = load_pairs(zeros_ptr, places, group < groups, MASK_K)
         weight = dequantized(
             words, scales, zeros, magic, BITS, ZEROS, DTYPE, SCALES, BLOCK_N, BLOCK_K,
             not SCALE_SUMS, SCALE_SUMS and WAIT,
@@ -235,11 +235,10 @@ def linear_quantized(
         if WAIT and BLOCK_N >= 64 and num_warps() >= 4 and not cuda_capability_geq(10, 0):
             wait_for_registers()
         words_ptrs += SPLIT_K * WIDTH
-    outer = row * 0
     if SPLIT_K > 1:
         share_parts(
             parts_ptr, counters_ptr, acc, column * tiles_m + row, part, out_ptr, 0, 0, 1, N,
-            outer, outer, n, m, N, M, extra, SPLIT_K, POLLS, EPILOGUE,
+            row * 0, row * 0, n, m, N, M, extra, SPLIT_K, POLLS, EPILOGUE,
         )  # fmt: skip
     else:
-        store_part(None, out_ptr, 0, 0, 1, N, outer, outer, n, m, N, M, acc, extra, False, EPILOGUE)
+        store_part(None, out_ptr, 0, 0, 1, N, row * 0, row * 0, n, m, N, M, acc, extra, False, EPILOGUE)
