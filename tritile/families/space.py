@@ -29,7 +29,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
     if family is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
-        return f"fp16x3 needs compute capability 8.0, and {device.name} has not"
+        return f"fp16x3 needs compute capability 8.0, which {device.name} lacks"
     if invariant(problem) and numerics.by_data(problem):
         return "its data decide how it sums, and batch-invariant products sum in one way"
     core = _core(problem)

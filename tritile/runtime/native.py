@@ -166,12 +166,36 @@ class NativeLaunch:
         self._function = function
         self._described: list[tuple[int, int, int]] = []  # each parameter, as `words` has them
         self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers.values())
-        places = {name: index for index, name in enumerate(pointers)}
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
+        addresses, sizes = self._laid_out(kernel, args, pointers)
+        self._check_parameters(library, kernel, function, sizes)
+        self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._attributes = _attributes(metadata)
+        threads = 32 * metadata.num_warps
+        self._config = _Config(
+            (grid[0] * metadata.num_ctas, *grid[1:]),
+            (threads, 1, 1),
+            metadata.shared,
+            0,
+            ctypes.addressof(self._attributes),
+            len(self._attributes),
+        )
+        self._calls = (
+            ctypes.addressof(self._config),
+            function,
+            ctypes.addressof(self._parameters),
+            None,
+        )
+
+    def _laid_out(
+        self, kernel: Any, args: Sequence[Any], pointers: Mapping[str, int]
+    ) -> tuple[list[int], list[int]]:
+        """Lay out the parameters; return the address of each, and its bytes."""
+        places = {name: index for index, name in enumerate(pointers)}
+        metas = iter(kernel.metadata.tensordesc_meta or ())
         addresses: list[int] = []
         sizes: list[int] = []
-        metas = iter(metadata.tensordesc_meta or ())
 
         def put(value: Any) -> None:
             self._values.append(value)
@@ -202,31 +226,14 @@ class NativeLaunch:
                 raise ValueError(f"an argument of type {kind}")
         put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need
         put(ctypes.c_uint64(0))
-        self._check_parameters(library, kernel, function, sizes)
-        self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._attributes = _attributes(metadata)
-        threads = 32 * metadata.num_warps
-        self._config = _Config(
-            (grid[0] * metadata.num_ctas, *grid[1:]),
-            (threads, 1, 1),
-            metadata.shared,
-            0,
-            ctypes.addressof(self._attributes),
-            len(self._attributes),
-        )
-        self._calls = (
-            ctypes.addressof(self._config),
-            function,
-            ctypes.addressof(self._parameters),
-            None,
-        )
+        return addresses, sizes
 
     @staticmethod
     def _check_parameters(library: ctypes.CDLL, kernel: Any, function: int, sizes: Sequence[int]) -> None:
         """Ask the driver what parameters the kernel has. Raises ValueError if a Triton passes others."""
         entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm.get("ptx", ""), re.DOTALL)
         if entry is None or entry[1].count(".param") != len(sizes):
-            raise ValueError(f"the kernel has not {len(sizes)} parameters")
+            raise ValueError(f"the kernel does not take {len(sizes)} parameters")
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for index, wanted in enumerate(sizes):
             if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
