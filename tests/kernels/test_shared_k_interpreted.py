@@ -45,9 +45,9 @@ def split_by(split):
     return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
 
 
-def launched(config, counters, choose, out, extras=NOTHING):
+def launched(config, counters, choose, out, extras=NOTHING, processors=PROGRAMS_AT_ONCE):
     call = described(A, B, out, "tf32", extras)  # computed as fp32 here
-    work = work_of(call, config, PROGRAMS_AT_ONCE, False)
+    work = work_of(call, config, processors, False)
     (step,) = work.steps
     scratch = {name: torch.full((s.elements,), float("nan")) for name, s in work.scratch.items()}
     buffers = call.buffers | scratch | {COUNTERS: counters[: work.counters]}
@@ -68,6 +68,17 @@ def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monk
         launched(config, counters, order(seed), out)
         assert_product(out, A, B)
         assert not (counters % 2**24).any()  # of those who gave up and of those who came
+
+
+def test_a_tile_of_more_elements_than_registers_hold_is_summed_part_by_part():
+    """Where more programs share tiles than run at once, the last of a tile sums all of it."""
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 32, "GROUP_M": 1}
+    config = Config.of(8, 2, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=2, SUBTILES=1)
+    (step,) = work_of(described(A, B, torch.empty(40, 20), "tf32"), config, 1, False).steps
+    assert step.args["POLLS"] == 0
+    out, counters = torch.full((40, 20), float("nan")), torch.zeros(8, dtype=torch.int64)
+    launched(config, counters, first(0), out, processors=1)
+    assert_product(out, A, B)
 
 
 def shuffled(seed):

@@ -48,7 +48,8 @@ def share_parts(
     BLOCK_N: tl.constexpr = acc.shape[1]
     SHARES: tl.constexpr = min(SPLIT_K, BLOCK_M) if POLLS else 1
     ROWS: tl.constexpr = BLOCK_M // SHARES
-    AT_ONCE: tl.constexpr = min(SPLIT_K, 8, 16384 // (ROWS * BLOCK_N))  # parts under way: what registers hold
+    HELD: tl.constexpr = max(1, 16384 // (ROWS * BLOCK_N))  # parts that registers hold
+    AT_ONCE: tl.constexpr = min(SPLIT_K, 8, HELD)  # parts under way
     ALL: tl.constexpr = 256 * 65536
     ARRIVAL: tl.constexpr = ALL // SPLIT_K
     ARRIVALS: tl.constexpr = ALL - 65536
