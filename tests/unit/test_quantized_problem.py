@@ -136,6 +136,7 @@ def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
         (config(n=16, warps=8), PROBLEM, "leaves some of 8 warps idle"),
         (config(m=128, n=128, k=256, warps=8, stages=8), PROBLEM, "bytes of shared memory"),
         (config(split=2), replace(PROBLEM, n=2**21), "tiles share their K"),
+        (config(m=128, n=256, split=2, warps=8, stages=2), replace(PROBLEM, m=4096), "sum all parts"),
         (config(), replace(PROBLEM, k=2**31), "sizes above"),
     ],
 )

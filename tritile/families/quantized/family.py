@@ -31,6 +31,7 @@ from tritile.families.quantized.kernel import linear_quantized
 
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
+_LARGE: Final = 128 * 128  # elements of a tile: one program sums more of them a part at a time
 BLOCKS_M: Final = (16, 32, 64, 128, 256)
 _MAX_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
@@ -110,6 +111,9 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
             return f"SPLIT_K = {config['SPLIT_K']} leaves programs without a block of K = {problem.k}"
         if tiles(config, problem) > MAX_SHARED:
             return f"{tiles(config, problem)} tiles share their K, of {MAX_SHARED}"
+        waits = tiles(config, problem) * config["SPLIT_K"] > device.processors
+        if waits and config["BLOCK_M"] * config["BLOCK_N"] > _LARGE:
+            return "one program would sum all parts of a large tile, as not all that share it run at once"
     if tiles(config, problem) * config["SPLIT_K"] >= 2**31:
         return "more programs than a launch counts"
     words = accumulator_words(config, device) * (1 + scales_sums(config, problem.group_size))
