@@ -26,6 +26,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import problem_from_dict
 from tritile.families.registry import FAMILIES, digests
+from tritile.families.space import illegal
 from tritile.planning import model, table
 from tritile.planning.classes import MEASURED
 from tritile.tune.calibrate.run import Measured, likely
@@ -35,19 +36,17 @@ ENOUGH = 100  # sizes of a portfolio
 
 
 def read(path: Path, least: float) -> tuple[Device, list[Row]]:
-    """The GPU and the sizes of a file."""
+    """The GPU and the sizes of a file, without times of configs that are illegal now."""
     head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
     configs = [Config.from_dict(each) for each in head["configs"]]
-    rows = [
-        Row(
-            problem_from_dict(line["problem"]),
-            {configs[int(i)]: us for i, us in line["us"].items()},
-            line["torch_us"],
-        )
-        for line in lines
-        if min(line["us"].values()) >= least
-    ]
-    return Device.from_dict(head["device"]), rows
+    device, rows = Device.from_dict(head["device"]), []
+    for line in lines:
+        problem = problem_from_dict(line["problem"])
+        timed = {configs[int(i)]: us for i, us in line["us"].items()}
+        times = {config: us for config, us in timed.items() if illegal(config, problem, device) is None}
+        if times and min(times.values()) >= least:
+            rows.append(Row(problem, times, line["torch_us"]))
+    return device, rows
 
 
 def read_all(paths: Iterable[Path], least: float) -> dict[str, tuple[Device, list[Row]]]:

@@ -137,7 +137,7 @@ def drawn(count):
     draw = random.Random(20)
     while count:
         m, n = (round(512 * 16 ** draw.random()) for _ in "mn")
-        k = round(256 * 64 ** draw.random())
+        k = round(256 * 128 ** draw.random())
         if suits(m, n, k):
             count -= 1
             yield m, n, k

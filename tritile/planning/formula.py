@@ -83,6 +83,7 @@ def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
     processors = facts.processors // shape.sharers
+    processors = processors + (processors < 1)  # a GPU smaller than a cluster
     busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
     rest = tiles % processors

@@ -7,7 +7,7 @@ PROMOTED_EVERY: Final = 64  # elements of K that tensor cores, which truncate, s
 
 
 _LEAST_K: Final = 384
-_MOST_K: Final = 8448
+_MOST_K: Final = 32768
 _LEAST_SIDE: Final = 512
 _LEAST_RESULT: Final = 1 << 22  # elements
 _MOST_SHARES: Final = 256  # programs that share a tile's K
@@ -16,10 +16,9 @@ _MOST_SHARES: Final = 256  # programs that share a tile's K
 def suits(m: int, n: int, k: int) -> bool:
     """Tell whether an m x k by k x n product is made of parts where no precision is named.
 
-    At these sizes that takes less time. Simulated, it errs by 2.3e-7 at most where all terms have one sign,
-    and torch's fp32 was measured to err by 2.75e-7 or more. Below _LEAST_K torch has few terms to add. Where
-    results are smaller cuBLAS shares K among programs, so that its sums are more exact. It also does so where
-    K is long, and above _MOST_K nobody has measured how far that goes.
+    At these sizes that takes less time and errs less than torch's fp32, as measured (`tuning/NOTES.md`). Below
+    _LEAST_K torch has few terms to add. Where results are smaller cuBLAS shares K among programs, so that its
+    sums are more exact. Above _MOST_K nobody has measured.
     """
     in_between = _LEAST_K <= k <= _MOST_K
     return in_between and min(m, n) >= _LEAST_SIDE and m * n >= _LEAST_RESULT
