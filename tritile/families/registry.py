@@ -14,6 +14,7 @@ from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
 from tritile.families.matmul_transposed import family as matmul_transposed
 from tritile.families.matmul_wgmma import family as matmul_wgmma
+from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes as permute_boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as quantized
@@ -29,6 +30,7 @@ ALL: Final = (
     matmul_transposed.FAMILY,
     matmul_transposed_clusters.FAMILY,
     few_rows.FAMILY,
+    odd_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,

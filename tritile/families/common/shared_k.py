@@ -9,21 +9,24 @@ from tritile.families.common.epilogue import finished
 @triton.jit
 def store_part(
     out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, part, extra,
-    BY_DESCRIPTOR: tl.constexpr, EPILOGUE: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr, EPILOGUE: tl.constexpr, STEP: tl.constexpr = 1,
 ):  # fmt: skip
-    """Store a tile of the result: by descriptor, or by pointers and masked where no descriptor can see it."""
+    """Store a tile of the result: by descriptor, or by pointers and masked where no descriptor can see it.
+
+    STEP: from one column of the tile to the next.
+    """
     BLOCK_M: tl.constexpr = part.shape[0]
     BLOCK_N: tl.constexpr = part.shape[1]
     if EPILOGUE is not None:
         rows = m + tl.arange(0, BLOCK_M)
-        columns = n + tl.arange(0, BLOCK_N)
+        columns = n + STEP * tl.arange(0, BLOCK_N)
         part = finished(part, rows, columns, M, N, (outer, inner), (1, 1), extra, EPILOGUE)
     part = part.to(out_ptr.dtype.element_ty)
     if BY_DESCRIPTOR:
         out_desc.store([outer, inner, m, n], part.reshape(1, 1, BLOCK_M, BLOCK_N))
     else:
         rows = m + tl.arange(0, BLOCK_M)
-        columns = n + tl.arange(0, BLOCK_N)
+        columns = n + STEP * tl.arange(0, BLOCK_N)
         matrix = outer.to(tl.int64) * stride_oo + inner.to(tl.int64) * stride_oi
         offsets = rows[:, None].to(tl.int64) * stride_om + columns[None, :].to(tl.int64) * stride_on
         tl.store(out_ptr + matrix + offsets, part, mask=(rows[:, None] < M) & (columns[None, :] < N))
@@ -33,6 +36,7 @@ def store_part(
 def share_parts(
     parts_ptr, counters_ptr, acc, index, part, out_ptr, stride_oo, stride_oi, stride_om, stride_on,
     outer, inner, m, n, M, N, extra, SPLIT_K: tl.constexpr, POLLS: tl.constexpr, EPILOGUE: tl.constexpr,
+    STEP: tl.constexpr = 1,
 ):  # fmt: skip
     """Leave `acc`, one of SPLIT_K parts of tile `index`; once all are there, sum the tile's rows and store.
 
@@ -94,6 +98,6 @@ def share_parts(
                 total += tl.load(rows + of_share, cache_modifier=".cg")
         store_part(
             None, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m + first, n, M, N,
-            total, extra, False, EPILOGUE,
+            total, extra, False, EPILOGUE, STEP,
         )  # fmt: skip
         share += 1

@@ -1,0 +1,256 @@
+"""Make products of up to 128 rows, or columns, by a matrix of odd rows, on NVIDIA GPUs from Ampere on.
+
+The few rows are x, the other operand is w, contiguous along K, whose rows begin amid a word of 16 bytes. Other
+kernels copy w into rows that do not. Here w is read once, as it lies, by asynchronous copies of whole words,
+and x is copied instead: once for each place in a word at which rows of w begin.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem
+from tritile.core.views import MatmulCall
+from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
+from tritile.families.common.descriptors import polls
+from tritile.families.common.fused import extra
+from tritile.families.common.grids import WIDE_FROM, options
+from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.products import warpgroup_mma
+from tritile.families.common.upright import transposed
+from tritile.families.common.work import COUNTERS, Buffer, Section, Step, Work, buffer_of, step_of
+from tritile.families.family import Family
+from tritile.families.odd_rows.kernel import copy_shifted, odd_rows
+
+NAME: Final = "odd_rows"
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")
+MOST_ROWS: Final = 128
+_DTYPES: Final = ("float16", "bfloat16")
+_BYTES: Final = 16  # of a word
+_WORD: Final = 8  # elements
+_ROW: Final = 256  # elements, of which rows of the copies are whole numbers
+_MAX_BLOCK: Final = 256
+# BLOCK_N, BLOCK_K, warps and stages.
+_TILES: Final = (
+    (32, 128, 4, 5),
+    (32, 256, 4, 4),
+    (64, 64, 4, 5),
+    (64, 128, 4, 4),
+    (128, 64, 4, 5),
+    (128, 128, 8, 3),
+)
+_SPLITS: Final = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise."""
+
+    start_us: float = 5.0  # to copy x, and to start and to end the product
+    split_us: float = 2.0  # to sum what programs share
+    latency: float = 1000.0  # from requesting a tile to having it
+    program: float = 1500.0  # to start a program, and to multiply what lies beside whole words
+    bytes: float = 40.0  # of the L2 cache
+    copied: float = 2.0  # elements of the copies
+    iteration: float = 60.0  # barriers and bookkeeping
+
+
+FITTED: Final = Fit()
+
+
+class _Sides(NamedTuple):
+    """Hold a product as the kernel sees it: `rows` of x by w, which has so many `columns`.
+
+    `period`: after how many columns of w, at the most, they begin at the same place in a word again.
+    """
+
+    rows: int
+    columns: int
+    along_k: bool
+    period: int
+
+
+def _turns(problem: MatmulProblem) -> bool:
+    return problem.n < problem.m
+
+
+def _sides(problem: MatmulProblem) -> _Sides:
+    """Return what the kernel sees of a product: of its transpose, where it has fewer columns than rows."""
+    rows, columns, along, align = problem.m, problem.n, problem.b_layout == "column", problem.b_align
+    if _turns(problem):
+        rows, columns, along, align = problem.n, problem.m, problem.a_layout == "row", problem.a_align
+    return _Sides(rows, columns, along, _BYTES // max(align, problem.itemsize))
+
+
+def _fault(problem: MatmulProblem, device: Device) -> str | None:
+    """Say why no config may run a problem, None where one may."""
+    if device.nvidia < 80:
+        return f"{device.name} has no asynchronous copies to shared memory"
+    if problem.dtype not in _DTYPES or problem.precision != "ieee" or problem.block_scales:
+        return f"{problem.dtype} {problem.precision} is not of 16 bits"
+    if problem.batch > 1:
+        return "matrices of a batch begin at places of their own"
+    if problem.rights > 1:
+        return "gated products have kernels of their own"
+    seen = _sides(problem)
+    if seen.rows > MOST_ROWS:
+        return f"{problem.m} rows and {problem.n} columns, of {MOST_ROWS} at most on one side"
+    if not seen.along_k:
+        return "the larger operand is not contiguous along K"
+    if seen.period == 1:
+        return "rows of the larger operand are whole words"
+    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
+        return f"sizes above {WIDE_FROM}"
+    return None
+
+
+def _blocks(config: Config, problem: MatmulProblem) -> int:
+    return -(-problem.k // config["BLOCK_K"])
+
+
+def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
+    """Say why a tile does not suit the problem, None where it does."""
+    rows = max(16, _sides(problem).rows)
+    if not rows <= config["BLOCK_M"] < 2 * rows:
+        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
+    if config["BLOCK_N"] < 16 or config["BLOCK_K"] < 16:
+        return "a tile of tensor cores has 16 columns at least, and 16 of K"
+    if config["SPLIT_K"] > max(1, _blocks(config, problem) // 2):
+        return f"SPLIT_K = {config['SPLIT_K']} leaves programs with less than two blocks of K"
+    words = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps)
+    return f"{words} accumulator registers a thread" if words > 128 else None
+
+
+def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """Return the most shared memory that the compiled kernel asks for to bring tiles, in bytes."""
+    tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
+    stages = config.num_stages if warpgroup_mma(config, problem, device) else config.num_stages - 1
+    return int(tile * max(1, stages))
+
+
+def _tiles(config: Config, problem: MatmulProblem) -> int:
+    seen = _sides(problem)
+    return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
+
+
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return the rows and columns of the result in a tile."""
+    rows, columns = config["BLOCK_M"], config["BLOCK_N"]
+    return (columns, rows) if _turns(problem) else (rows, columns)
+
+
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    """Say why `config` may not run `problem` on `device`, None where it may."""
+    return (
+        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
+        or launch_fault(config)
+        or _fault(problem, device)
+        or _tile_fault(config, problem)
+        or shared_fault(shared_bytes(config, problem, device), device)
+    )
+
+
+def _configs() -> Iterator[Config]:
+    for (block_n, block_k, warps, stages), block_m, split in itertools.product(
+        _TILES, (16, 32, 64, 128), _SPLITS
+    ):
+        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": split}
+        yield Config.of(warps, stages, NAME, **blocks)
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    """Tell whether the config is dominated: there are programs enough, or its tile is too large."""
+    programs = _tiles(config, problem) * config["SPLIT_K"]
+    if config["SPLIT_K"] > 1 and programs > 4 * device.processors:
+        return True
+    return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 32))
+
+
+def contends(problem: MatmulProblem) -> bool:
+    """Tell whether one of the configs can be the fastest."""
+    return min(problem.m, problem.n) <= MOST_ROWS
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    """Return how many programs of a config an SM holds at once."""
+    threads = 32 * config.num_warps
+    registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
+    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
+    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 32)))
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
+    """Return predicted microseconds of a config: of its waves of tiles, and of moving w."""
+    seen, split = _sides(problem), config["SPLIT_K"]
+    programs = _tiles(config, problem) * split
+    busiest = -(-programs // device.processors)  # programs of the busiest SM
+    together = min(busiest, resident(config, problem, device))
+    iterations = -(-_blocks(config, problem) // split)
+    tile = (min(config["BLOCK_M"], seen.rows) + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+    waited = fit.latency / max(1, config.num_stages - 1)
+    iteration = max(waited, together * tile / fit.bytes) + fit.iteration
+    clocks = -(-busiest // together) * (iterations * iteration + fit.program)
+    clocks += seen.period * seen.rows * problem.k / (fit.copied * device.processors * 32)
+    moved_us = problem.bytes / (device.memory_gbps * 1e3)
+    compute_us = clocks / (device.clock_ghz * 1e3)
+    return fit.start_us + fit.split_us * (split > 1) + (compute_us**2 + moved_us**2) ** 0.5
+
+
+def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
+    """Return what decides the bits of an element: never what other families have.
+
+    Tensor cores add words in an order that depends on where w begins.
+    """
+    return Numerics("mma by words", config["SPLIT_K"], config["BLOCK_K"])
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    """Return the launches of a product: copies of x, then the product, on a GPU of so many SMs.
+
+    `early`: kernels use programmatic dependent launch.
+    """
+    seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
+    call = transposed(call) if _turns(call.problem) else call
+    x, w, out = call.a, call.b, call.out
+    (m, k), n = x.shape, w.shape[1]
+    row = -(-k // _ROW) * _ROW
+    scratch = {"copies": Section(call.dtype, seen.period * m * row)}
+    shared: dict[str, Any] = {"parts_ptr": None, "counters_ptr": None, "POLLS": 0}
+    if split > 1:
+        scratch["parts"] = Section("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
+        looks = polls(tiles * split, processors)
+        shared = {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": looks}
+    values: dict[str, Any] = {
+        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
+        "out_ptr": buffer_of(out.tensor, "out"), "copies_ptr": Buffer("copies"), "M": m, "N": n, "K": k,
+        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
+        "stride_w": w.strides[1] if n > 1 else 0, "stride_om": out.strides[0], "stride_on": out.strides[1],
+        "stride_cm": row, "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
+        "PERIOD": seen.period, "WORD": _WORD, "WAIT": early, "STAGES": config.num_stages, "BLOCK": _ROW,
+        **shared, **dict(config.kwargs),
+    }  # fmt: skip
+    laid = {"num_warps": 1, "num_stages": 1, "launch_pdl": early}
+    copies: Step = step_of(copy_shifted, (row // _ROW, m, seen.period), values, laid)
+    product = step_of(odd_rows, (tiles, split, 1), values, options(config) | {"launch_pdl": early})
+    return Work((copies, product), scratch, tiles if split > 1 else 0)
+
+
+FAMILY: Final = Family(
+    op=MatmulProblem.op,
+    name=NAME,
+    kernel=odd_rows,
+    also=(copy_shifted,),
+    space=_configs,
+    illegal=illegal,
+    pointless=pointless,
+    predicted_us=predicted_us,
+    resident=resident,
+    work=work,
+    numerics=numerics,
+    canonical=canonical_product,
+    contends=contends,
+    margin=1.1,
+)
