@@ -131,6 +131,8 @@ CASES = {
     ),
     "few-rows": Case(product(3, 77, 1035), "few_rows"),
     "few-rows-words": Case(product(3, 77, 1032), "few_rows"),
+    "few-rows-across": Case(product(3, 77, 1035, turned=False), "few_rows_across"),
+    "few-rows-across-words": Case(product(3, 72, 1032, turned=False), "few_rows_across"),
     "scaled": Case(stated(SCALED), "scaled", parameter("CONSUMERS", 2)),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),

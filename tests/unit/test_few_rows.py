@@ -44,7 +44,7 @@ def test_any_few_rows_have_configs_that_fit(dtype, m):
     ("change", "device"),
     [
         ({"m": 9}, "nvidia-h200"),
-        ({"b_layout": "row"}, "nvidia-h200"),
+        ({"b_layout": "strided"}, "nvidia-h200"),
         ({"invariant": True}, "nvidia-h200"),
         ({"dtype": "float32", "out_dtype": "float32", "precision": "tf32"}, "nvidia-h200"),
         ({"dtype": "float32", "out_dtype": "float32", "precision": "fp16x3"}, "nvidia-h200"),
