@@ -20,7 +20,7 @@ from tritile.tune.deploy import rows
 H200 = target_device("nvidia-h200")
 ODD = MatmulProblem(1, 1, 2713, 21424, "bfloat16", "bfloat16", b_align=2)
 EVEN = MatmulProblem(1, 1, 6144, 3072, "bfloat16", "bfloat16")
-COLUMN = MatmulProblem(1, 6144, 1, 3072, "bfloat16", "bfloat16", a_layout="column", out_layout="column")
+COLUMN = replace(EVEN, m=6144, n=1, a_layout="column", b_layout="column", out_layout="column")
 
 
 def own(problem, device=H200):

@@ -25,7 +25,7 @@ NAME: Final = "few_rows_across"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _MAX_BLOCK: Final = 1024
 _UNROLLS: Final = (2, 4, 8)  # rows of w that a thread multiplies in a K iteration
-_MOST_SUMS: Final = 32  # of a thread
+_MOST: Final = 32  # sums of a thread, and elements of x that it multiplies in a K iteration
 _REGISTERS: Final = 65536  # of an SM
 _LANES: Final = 128  # that an SM issues to in a clock
 _LEAST: Final = 2  # K iterations of a part
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 
 def _shape(config: Config, problem: MatmulProblem) -> Shape:
     seen, itemsize = sides(problem), problem.itemsize
-    own = min(WORD // itemsize, _MOST_SUMS // config["BLOCK_M"])
+    own = min(WORD // itemsize, _MOST // config["BLOCK_M"])
     unroll = config["BLOCK_N"] * config["BLOCK_K"] // (32 * config.num_warps * own)
     return Shape(own, unroll, min(own, max(1, seen.align // itemsize), unit(seen.columns, itemsize)))
 
@@ -88,7 +88,10 @@ def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     own, unroll, _ = _shape(config, problem)
     if not own <= config["BLOCK_N"] <= 32 * config.num_warps * own:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
-    return None if unroll in _UNROLLS else f"a thread has {unroll} rows of w, not one of {_UNROLLS}"
+    if unroll not in _UNROLLS:
+        return f"a thread has {unroll} rows of w, not one of {_UNROLLS}"
+    spills = unroll * config["BLOCK_M"] > _MOST
+    return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x" if spills else None
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
@@ -109,9 +112,9 @@ def _configs() -> Iterator[Config]:
     found = dict[Config, None]()
     for itemsize in (2, 4):
         for block_m in (1, 2, 4, 8):
-            own = min(WORD // itemsize, _MOST_SUMS // block_m)
+            own = min(WORD // itemsize, _MOST // block_m)
             for block_n, warps, unroll in _TILES:
-                if block_n <= 32 * warps * own:
+                if block_n <= 32 * warps * own and unroll * block_m <= _MOST:
                     blocks = {
                         "BLOCK_M": block_m,
                         "BLOCK_N": block_n,
@@ -134,8 +137,8 @@ def _slots(config: Config, problem: MatmulProblem) -> int:
     own, unroll, wide = _shape(config, problem)
     loaded = unroll * own * max(1, wide * problem.itemsize // 4) // wide
     sums = config["BLOCK_M"] * own * (1 + (problem.dtype == "float32"))
-    x = unroll * config["BLOCK_M"]
-    registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1))
+    x = unroll * config["BLOCK_M"] * (1 if sides(problem).x_words else 4)  # with pointers to each
+    registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1)) + 16 * (unroll > 4)
     threads = 32 * config.num_warps
     return max(1, min(_REGISTERS // (threads * min(registers, 255)), 1024 // threads))
 
@@ -166,8 +169,8 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
     lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    words = problem.k * problem.itemsize % WORD == 0 or sides(problem).rows == 1
-    element = fit.element + fit.load / wide + fit.multiply * block_m + fit.x * block_m / own * (3 - 2 * words)
+    x = fit.x * (1 if sides(problem).x_words else 3) * block_m / own
+    element = fit.element + fit.load / wide + fit.multiply * block_m + x
     element *= 1 + fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block * element / lanes + fit.program)
     wait = -(-busiest // slots) * iterations * fit.latency

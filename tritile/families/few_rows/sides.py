@@ -20,13 +20,14 @@ class Sides(NamedTuple):
     """Hold a product as a kernel sees it: `rows` of x by w, which has so many `columns`.
 
     `along`: "k" or "n", the dimension along which w is contiguous, "" for neither. `align`: that of w, in
-    bytes.
+    bytes. `x_words`: rows of x are contiguous and begin at words.
     """
 
     rows: int
     columns: int
     along: str
     align: int
+    x_words: bool
 
 
 def turned(problem: MatmulProblem) -> bool:
@@ -38,8 +39,11 @@ def sides(problem: MatmulProblem) -> Sides:
     """Return what a kernel sees of a product: of its transpose, where it has few columns and many rows."""
     if turned(problem):
         along = {"row": "k", "column": "n"}.get(problem.a_layout, "")
-        return Sides(problem.n, problem.m, along, problem.a_align)
-    return Sides(problem.m, problem.n, {"row": "n", "column": "k"}.get(problem.b_layout, ""), problem.b_align)
+        words = problem.b_layout == "column" and problem.b_align == WORD
+        return Sides(problem.n, problem.m, along, problem.a_align, words)
+    along = {"row": "n", "column": "k"}.get(problem.b_layout, "")
+    words = problem.a_layout == "row" and problem.a_align == WORD
+    return Sides(problem.m, problem.n, along, problem.b_align, words)
 
 
 def fault(problem: MatmulProblem, device: Device) -> str | None:
