@@ -24,7 +24,7 @@ from tritile.families.few_rows.sides import WORD, contends, fault, rows_fault, s
 NAME: Final = "few_rows_across"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _MAX_BLOCK: Final = 1024
-_UNROLLS: Final = (2, 4, 8)  # rows of w that a thread multiplies in a K iteration
+_UNROLLS: Final = (2, 4, 8)  # rows of w that a thread multiplies in a K iteration; of x at most a word
 _MOST: Final = 32  # sums of a thread, and elements of x that it multiplies in a K iteration
 _REGISTERS: Final = 65536  # of an SM
 _LANES: Final = 128  # that an SM issues to in a clock
@@ -88,8 +88,8 @@ def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     own, unroll, _ = _shape(config, problem)
     if not own <= config["BLOCK_N"] <= 32 * config.num_warps * own:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
-    if unroll not in _UNROLLS:
-        return f"a thread has {unroll} rows of w, not one of {_UNROLLS}"
+    if unroll not in _UNROLLS or unroll * problem.itemsize > WORD:
+        return f"a thread has {unroll} rows of w, not one of {_UNROLLS}, up to a word of {problem.dtype}"
     spills = unroll * config["BLOCK_M"] > _MOST
     return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x" if spills else None
 
@@ -114,7 +114,7 @@ def _configs() -> Iterator[Config]:
         for block_m in (1, 2, 4, 8):
             own = min(WORD // itemsize, _MOST // block_m)
             for block_n, warps, unroll in _TILES:
-                if block_n <= 32 * warps * own and unroll * block_m <= _MOST:
+                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, WORD // itemsize):
                     blocks = {
                         "BLOCK_M": block_m,
                         "BLOCK_N": block_n,
