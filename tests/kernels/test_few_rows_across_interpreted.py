@@ -158,6 +158,12 @@ def test_batches_broadcast_and_of_two_dimensions():
     check(b.mT, a.mT, config=config_of(2, HALF))
 
 
+def test_rows_that_overlap_and_begin_one_element_apart():
+    line = values((1, 400), HALF, 2)[0]
+    check(line.as_strided((3, 64), (1, 1)), values((64, 40), HALF, 1))
+    check(values((3, 64), HALF), line.as_strided((64, 40), (1, 1)))
+
+
 def test_a_stretched_w_is_read_at_each_row():
     check(values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40))
 

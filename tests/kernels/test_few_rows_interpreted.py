@@ -160,6 +160,12 @@ def test_batches_broadcast_and_of_two_dimensions():
     check(b.mT, a.mT)
 
 
+def test_rows_that_overlap_and_begin_one_element_apart():
+    line = values((1, 400), HALF, 2)[0]
+    overlapping = line.as_strided((3, 64), (1, 1))
+    check(overlapping, placed(values((64, 19), HALF, 1), "column"))
+
+
 def test_a_stretched_w_is_read_at_each_row():
     row = values((1, 300), HALF, 1)
     check(values((2, 300), HALF), row.expand(20, 300).mT)
