@@ -19,7 +19,8 @@ nothing else:
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
   differently.
 - Where rows of the larger operand begin in a word of 16 bytes, for `few_rows`: threads multiply its words as
-  they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words").
+  they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words"). Nor are
+  those of `few_rows_across`: how many programs share K depends on all sizes, and on the GPU.
 - What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
 - Which operand of a product with packed weights is first: the fused kernels multiply weight by x, the kernel
   of unpacked weights x by weight. By the model above that does not count, but it has not been measured.
