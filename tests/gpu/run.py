@@ -63,6 +63,7 @@ CONCERNS = {
     "test_invariant_gpu.py": ("matmul/", "linear_quantized/"),
     "test_matmul_gpu.py": ("matmul/",),
     "test_nn_gpu.py": ("matmul/", "linear_quantized/", "nn"),
+    "test_odd_rows_gpu.py": ("matmul/",),
     "test_operators_gpu.py": ("matmul/", "permute/", "ops/operators"),
     "test_ozaki_gpu.py": ("matmul/",),
     "test_parallel_gpu.py": ("matmul/", "ops/operators"),

@@ -1,12 +1,11 @@
 """Products of few rows without tensor cores, in the interpreter: right, and nothing beside them touched."""
 
-import contextlib
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
+from tests.beside import reading_only
 from tests.reference import (
     Sides,
     assert_fused,
@@ -20,7 +19,6 @@ from tests.reference import (
 )
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.of_triton import InterpreterBuilder
 from tritile.core.problem import ACTIVATIONS
 from tritile.families.space import illegal
 from tritile.families.work import work_of
@@ -41,31 +39,6 @@ def config_of(rows, dtype, warps=1, stages=3):
     block_m = 1 << (rows - 1).bit_length()
     blocks = {"BLOCK_M": block_m, "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}
     return Config.of(warps, stages, "few_rows", **blocks)
-
-
-@contextlib.contextmanager
-def reading_only(*tensors):
-    """Fail at a load of anything that is no element of these tensors."""
-    load, allowed = InterpreterBuilder.create_masked_load, set()
-    for tensor in tensors:
-        places = torch.zeros(tensor.shape, dtype=torch.int64)
-        for dim, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            shape = [1] * tensor.dim()
-            shape[dim] = size
-            places += (torch.arange(size) * step * tensor.element_size()).view(shape)
-        allowed |= set((places + tensor.data_ptr()).flatten().tolist())
-
-    def checking(self, pointers, mask, *rest, **options):
-        given = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
-        beside = set(np.asarray(pointers.data)[given].tolist()) - allowed
-        assert not beside, f"{len(beside)} elements are read beside the operands"
-        return load(self, pointers, mask, *rest, **options)
-
-    InterpreterBuilder.create_masked_load = checking
-    try:
-        yield
-    finally:
-        InterpreterBuilder.create_masked_load = load
 
 
 def compiled_in(call, config, which):
@@ -185,6 +158,12 @@ def test_batches_broadcast_and_of_two_dimensions():
     for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0]), (a[:, :1], b)):
         check(left, right)
     check(b.mT, a.mT)
+
+
+def test_rows_that_overlap_and_begin_one_element_apart():
+    line = values((1, 400), HALF, 2)[0]
+    overlapping = line.as_strided((3, 64), (1, 1))
+    check(overlapping, placed(values((64, 19), HALF, 1), "column"))
 
 
 def test_a_stretched_w_is_read_at_each_row():

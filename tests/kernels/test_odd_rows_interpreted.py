@@ -1,4 +1,4 @@
-"""Products of few rows by a matrix of odd rows, in the interpreter: right, and nothing beside them touched."""
+"""Products of few rows by a matrix of odd rows, interpreted: right, and nothing beside them touched."""
 
 import pytest
 import torch
@@ -81,7 +81,9 @@ def test_numbers_of_rows(m):
     check(values((m, 131), HALF), amid_nan(129, 131, 131, 0), split=2)
 
 
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "column_sliced", "offset", "sparse", "strided"])
+@pytest.mark.parametrize(
+    "layout", ["row", "column", "sliced", "column_sliced", "offset", "sparse", "strided"]
+)
 def test_every_layout_of_x_and_of_out(layout):
     check(placed(values((4, 317), HALF), layout), amid_nan(19, 317, 317, 0), layout, split=2)
 

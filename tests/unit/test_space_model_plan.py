@@ -19,6 +19,7 @@ from tritile.errors import (
 )
 from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
+from tritile.families.few_rows import sides
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
@@ -203,7 +204,7 @@ def test_narrow_loads_cost_and_are_not_picked_where_an_operand_can_be_copied():
 def test_the_model_knows_the_obvious():
     big, little = replace(SQUARE, m=8192, n=8192, k=8192), replace(SQUARE, m=1, n=8192, k=8192)
     assert model.pick(big, HOPPER)["BLOCK_M"] >= 64
-    assert model.pick(little, HOPPER)["BLOCK_M"] == 16
+    assert model.pick(little, HOPPER)["BLOCK_M"] <= 16
     fast, slow = model.predict_us(tile(), big, HOPPER), model.predict_us(tile(), big, TARGETS["sm_80"])
     assert fast < slow
     assert model.predict_us(tile(), big, HOPPER) > model.predict_us(tile(), SQUARE, HOPPER)
@@ -220,8 +221,8 @@ def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
 @pytest.mark.parametrize("family", [name for name in FAMILIES["matmul"] if name != "scaled"])
 def test_a_batch_takes_longer_than_one_of_its_products(family):
     one = replace(SQUARE, k=8192)  # of which a part takes longer than leaving it
-    if family == "few_rows":
-        one = replace(one, m=8, n=8192, b_layout="column")
+    if family in sides.FAMILIES:
+        one = replace(one, m=8, n=8192, b_layout="column" if family == "few_rows" else "row")
     many = replace(one, batch=64)
     config = next(config for config in model.ranked(one, HOPPER, family) if not illegal(config, many, HOPPER))
     assert model.predict_us(config, many, HOPPER) > 30 * model.predict_us(config, one, HOPPER)

@@ -58,6 +58,8 @@ PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
 BY_TMA = set(families.digests()) - {
     "matmul/tile",
     "matmul/few_rows",
+    "matmul/few_rows_across",
+    "matmul/odd_rows",
     "permute/tile",
     "permute/packed",
     "permute/box",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tritile.families.family import Family
+from tritile.families.few_rows import across as few_rows_across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_clusters import family as matmul_clusters
@@ -30,6 +31,7 @@ ALL: Final = (
     matmul_transposed.FAMILY,
     matmul_transposed_clusters.FAMILY,
     few_rows.FAMILY,
+    few_rows_across.FAMILY,
     odd_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,

@@ -14,12 +14,14 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
 from tritile.families.common import operands
 from tritile.families.common.grids import unit
+from tritile.families.few_rows import across, sides
 from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
@@ -98,8 +100,10 @@ def clustered(config: Config) -> Config:
 
 def own_tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     """Return the rows and columns of the tile that one program makes of a product."""
-    if config.family == few_rows.NAME:
-        return few_rows.tile_of(config, problem)
+    if config.family in sides.FAMILIES:
+        return sides.tile_of(config, problem)
+    if config.family == odd_rows.NAME:
+        return odd_rows.tile_of(config, problem)
     return config["BLOCK_M"], config["BLOCK_N"]
 
 
@@ -112,8 +116,8 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     """Return the traffic with a config's tiles; permutations count whole sectors.
 
     Copies of operands that no tensor descriptor can read count, and partial sums where programs share a
-    tile; those of the last wave's tiles only if a device is given. A lowered product counts as its core,
-    without the kernels that convert operands.
+    tile; those of the last wave's tiles, and of `few_rows_across`, only if a device is given. A lowered
+    product counts as its core, without the kernels that convert operands.
     """
     if isinstance(problem, PermuteProblem):
         return _moved(problem, config)
@@ -126,14 +130,20 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     if config.family in (tile.NAME, few_rows.NAME):
         return found
     parts = 0  # of tiles, written to memory as partial sums
-    if config.family == descriptor.NAME and config["SPLIT_K"] > 1:
+    if config.family in (descriptor.NAME, odd_rows.NAME) and config["SPLIT_K"] > 1:
         parts = rows * columns * problem.batch * config["SPLIT_K"]
     elif config.family == split.NAME and device is not None:
         tail = split.tail(config, problem, device)
         parts = tail.rest * tail.split
+    elif config.family == across.NAME and device is not None:
+        shared = across.parts(config, problem, device.processors)
+        parts = rows * columns * problem.batch * shared if shared > 1 else 0
     sums = parts * m * n * _PARTIAL
     found += Traffic(sums, sums)
-    return found + copied(problem)
+    if config.family == odd_rows.NAME:
+        x, copies = odd_rows.copied(problem)
+        return found + Traffic(x * problem.itemsize, copies * problem.itemsize)
+    return found if config.family == across.NAME else found + copied(problem)
 
 
 def copied(problem: MatmulProblem) -> Traffic:

@@ -10,18 +10,20 @@ _LEAST_K: Final = 384
 _MOST_K: Final = 32768
 _LEAST_SIDE: Final = 512
 _LEAST_RESULT: Final = 1 << 22  # elements
+_SHARED_K: Final = 8448  # beyond, cuBLAS shares K of more results
+_LARGE_RESULT: Final = 1 << 24  # elements, of which cuBLAS makes tiles enough to share no K
 _MOST_SHARES: Final = 256  # programs that share a tile's K
 
 
 def suits(m: int, n: int, k: int) -> bool:
     """Tell whether an m x k by k x n product is made of parts where no precision is named.
 
-    At these sizes that takes less time and errs less than torch's fp32, as measured (`tuning/NOTES.md`). Below
-    _LEAST_K torch has few terms to add. Where results are smaller cuBLAS shares K among programs, so that its
-    sums are more exact. Above _MOST_K nobody has measured.
+    At these sizes that takes less time and errs less than torch's fp32, as measured (`tuning/NOTES.md`).
+    Below _LEAST_K torch has few terms to add. Where results are smaller cuBLAS shares K among programs, so
+    that its sums are more exact. Above _MOST_K nobody has measured.
     """
-    in_between = _LEAST_K <= k <= _MOST_K
-    return in_between and min(m, n) >= _LEAST_SIDE and m * n >= _LEAST_RESULT
+    least = _LEAST_RESULT if k <= _SHARED_K else _LARGE_RESULT
+    return _LEAST_K <= k <= _MOST_K and min(m, n) >= _LEAST_SIDE and m * n >= least
 
 
 def part_length(k: int) -> int:

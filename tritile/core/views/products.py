@@ -49,9 +49,13 @@ class View:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Return the strides that are stepped over: all but that of the contiguous dimension."""
-        pairs = zip(self.shape, self.strides, strict=True)
-        inner = tuple(stride for size, stride in pairs if size > 1 and stride != 1)
+        """Return the strides that are stepped over: all but that of the contiguous dimension.
+
+        Of rows that overlap, one element apart, that is one of two strides of 1.
+        """
+        inner = [stride for size, stride in zip(self.shape, self.strides, strict=True) if size > 1]
+        if 1 in inner:
+            inner.remove(1)
         return (*inner, *self.batch_strides)
 
     @property

@@ -19,7 +19,9 @@ nothing else:
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
   differently.
 - Where rows of the larger operand begin in a word of 16 bytes, for `few_rows`: threads multiply its words as
-  they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words").
+  they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words"). Nor are
+  those of `few_rows_across`: how many programs share K depends on all sizes, and on the GPU. Tensor cores
+  begin with the first whole word of `odd_rows` ("mma by words").
 - What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
 - Which operand of a product with packed weights is first: the fused kernels multiply weight by x, the kernel
   of unpacked weights x by weight. By the model above that does not count, but it has not been measured.
@@ -56,8 +58,8 @@ AMD_SIDE: Final = 32  # the side of a tile from which on the larger instruction 
 class Numerics(NamedTuple):
     """Hold what of a config decides the bits of an element; the head of this module says why.
 
-    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fma by words", "fp64",
-      or "exact".
+    - `instruction`: "warpgroup", "warp", "matrix 32" and "matrix 16" (AMD's), "fma", "fma by words", "mma by
+      words", "fp64", or "exact".
     - `parts`: parts of K that are summed by programs of their own.
     - `step`: elements of K that are summed apart, 0 where blocks make no difference.
     - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.

@@ -5,27 +5,24 @@ time. A product of few columns is made as out.T = b.T @ a.T.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import hypot, prod
 from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, Placed, View
+from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
-from tritile.families.common.grids import WIDE_FROM, grid, options
+from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
 from tritile.families.common.work import Work, buffer_of, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.kernel import few_rows
+from tritile.families.few_rows.sides import WORD, contends, fault, rows_fault, sides, upright
 
 NAME: Final = "few_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
-MOST_ROWS: Final = 8
-_DTYPES: Final = ("float16", "bfloat16", "float32")
-_WORD: Final = 16  # bytes
 _WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
 _MOST_SUMS: Final = 32  # of a thread
 _MAX_BLOCK: Final = 2048
@@ -66,51 +63,33 @@ class _Sides(NamedTuple):
 
     rows: int
     columns: int
-    along_k: bool
     period: int
     whole: bool
 
 
-def _turns(problem: MatmulProblem) -> bool:
-    return problem.m > MOST_ROWS >= problem.n
-
-
 def _sides(problem: MatmulProblem) -> _Sides:
     """Return what the kernel sees of a product: of its transpose, where it has few columns and many rows."""
-    rows, columns, along, align = problem.m, problem.n, problem.b_layout == "column", problem.b_align
-    if _turns(problem):
-        rows, columns, along, align = problem.n, problem.m, problem.a_layout == "row", problem.a_align
-    whole = align == _WORD and problem.k * problem.itemsize % _WORD == 0
-    return _Sides(rows, columns, along, _WORD // max(align, problem.itemsize), whole)
+    seen = sides(problem)
+    whole = seen.align == WORD and problem.k * problem.itemsize % WORD == 0
+    return _Sides(seen.rows, seen.columns, WORD // max(seen.align, problem.itemsize), whole)
 
 
 def _fault(problem: MatmulProblem, device: Device) -> str | None:
     """Say why no config may run a problem, None where one may."""
-    if device.nvidia < 80:
-        return f"{device.name} has no asynchronous copies to shared memory"
-    if problem.dtype not in _DTYPES or problem.precision != "ieee" or problem.block_scales:
-        return f"{problem.dtype} {problem.precision} is not summed by multiply-adds in fp32"
-    if problem.rights > 1:
-        return "gated products have kernels of their own"
-    if min(problem.m, problem.n) > MOST_ROWS:
-        return f"{problem.m} rows and {problem.n} columns, of {MOST_ROWS} at most on one side"
-    if not _sides(problem).along_k:
-        return "the larger operand is not contiguous along K"
-    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
-        return f"sizes above {WIDE_FROM}"
-    return None
+    along = sides(problem).along == "k"
+    return fault(problem, device) or (None if along else "the larger operand is not contiguous along K")
 
 
 def _words(config: Config, problem: MatmulProblem) -> float:
     """Return the words of w that a thread multiplies in a K iteration."""
-    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (_WORD * 32 * config.num_warps))
+    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (WORD * 32 * config.num_warps))
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
-    rows, word = _sides(problem).rows, _WORD // problem.itemsize
-    if not rows <= config["BLOCK_M"] < 2 * rows:
-        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
+    word, reason = WORD // problem.itemsize, rows_fault(config, problem)
+    if reason is not None:
+        return reason
     if _words(config, problem) not in _WORDS:
         return f"a thread has {_words(config, problem):g} words of a tile, not {_WORDS}"
     if _words(config, problem) * config["BLOCK_M"] > _MOST_SUMS:
@@ -129,12 +108,6 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 def _programs(config: Config, problem: MatmulProblem) -> int:
     seen = _sides(problem)
     return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
-
-
-def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Return the rows and columns of the result in a tile."""
-    rows, columns = config["BLOCK_M"], config["BLOCK_N"]
-    return (columns, rows) if _turns(problem) else (rows, columns)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
@@ -167,11 +140,6 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
         return True
     return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 8))
-
-
-def contends(problem: MatmulProblem) -> bool:
-    """Tell whether one of the configs can be the fastest."""
-    return min(problem.m, problem.n) <= MOST_ROWS
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -208,35 +176,14 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
     return Numerics("fma by words", 1, config["BLOCK_K"])
 
 
-def _named(view: View, role: str, dtype: str) -> View:
-    """Return a view that names its buffer, so that a transposed call names those of the caller's."""
-    return replace(view, tensor=Placed(buffer_of(view.tensor, role).buffer, dtype, view.tensor.data_ptr()))
-
-
-def _upright(call: MatmulCall) -> MatmulCall:
-    """Return the call, or its transpose, with few rows; buffers keep the names that the caller's have."""
-    if not _turns(call.problem):
-        return call
-    fused: dict[str, Any] = {
-        name: view and _named(view, name, call.out_dtype) for name, view in call.fused.named
-    }
-    return replace(
-        call,
-        a=_named(call.a, "a", call.dtype),
-        b=_named(call.b, "b", call.dtype),
-        out=_named(call.out, "out", call.out_dtype),
-        fused=replace(call.fused, **fused),
-    ).transposed
-
-
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs.
 
     `early`: the kernel uses programmatic dependent launch.
     """
     seen = _sides(call.problem)
-    call = _upright(call)
-    x, w, out, word = call.a, call.b, call.out, _WORD // call.a.itemsize
+    call = upright(call)
+    x, w, out, word = call.a, call.b, call.out, WORD // call.a.itemsize
     (m, k), n = x.shape, w.shape[1]
     tiles = -(-n // (config["BLOCK_N"] * seen.period)) * seen.period
     shape = call.batch_shape or (1,)
@@ -250,7 +197,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "w_batch_strides": batch[1], "out_batch_strides": batch[2],
         "extra": extra(call.fused, len(shape)), "EPILOGUE": call.fused.epilogue.constants,
         "PERIOD": seen.period, "EDGES": not seen.whole, "WORD": word,
-        "X_WORDS": seen.whole and x.align == _WORD and (k == 1 or x.strides[1] == 1),
+        "X_WORDS": seen.whole and x.align == WORD and (k == 1 or x.strides[1] == 1),
         "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
         **dict(config.kwargs),
     }  # fmt: skip

@@ -24,12 +24,12 @@ def whole_words(row_ptr, K, WORD: tl.constexpr):
 @triton.jit(do_not_specialize=("M", "K", "stride_xm", "stride_w", "stride_cm"))
 def copy_shifted(
     x_ptr, w_ptr, copies_ptr, M, K, stride_xm, stride_xk, stride_w, stride_cm,
-    WORD: tl.constexpr, WAIT: tl.constexpr, BLOCK: tl.constexpr,
+    WORD: tl.constexpr, WAIT: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK elements of a row of x [M, K] for rows of w that begin like row `program_id(2)`.
 
     A copy begins with the element that belongs to the first whole word of such a row. Past the last whole
-    word it is zero, to the end of the copy's row.
+    word it is zero, to the end of the copy's row, which has a whole number of ROW elements.
     """
     residue = tl.program_id(2)
     m = tl.program_id(1)
@@ -40,8 +40,9 @@ def copy_shifted(
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(source, mask=ks < words * WORD, other=0.0)
-    row = (residue * M + m).to(tl.int64) * multiple(stride_cm, BLOCK)
-    tl.store(copies_ptr + row + ks, x)
+    stride_cm = multiple(stride_cm, ROW)
+    row = (residue * M + m).to(tl.int64) * stride_cm
+    tl.store(copies_ptr + row + ks, x, mask=ks < stride_cm)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from tritile.core.problem import Known, MatmulProblem, PermuteProblem
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
-from tritile.families.few_rows import family as few_rows
+from tritile.families.few_rows import across, sides
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.permute import boxes
@@ -62,6 +62,8 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
     if config.family == split.NAME:
         tail = split.tail(config, problem, device)
         units = tail.whole + tail.rest * tail.split
+    if config.family == across.NAME:
+        units = tiles * across.parts(config, problem, device.processors)
     padded_k = -(-problem.k // config["BLOCK_K"]) * config["BLOCK_K"]
     return Work(tiles, units, filled * problem.k / padded_k)
 
@@ -94,7 +96,7 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config, device).total
-    summed = replace(problem, dtype="float32") if config.family == few_rows.NAME else problem
+    summed = replace(problem, dtype="float32") if config.family in sides.FAMILIES else problem
     known = peak_tflops(summed, device)
     peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
     units = TENSOR_CORES if uses_tensor_cores(summed) else FMA

@@ -32,7 +32,13 @@ _Others = PermuteProblem | GroupedProblem  # problems that are no product of two
 _ROWS: Final = (1, 7, 64, 301, 640, 1000, 4096, 5003, 20008)
 _COLUMNS: Final = (40, 48, 256, 264, 1392, 5000, 6160, 8192, 16392)
 _DEPTHS: Final = (72, 208, 1024, 4104, 30000, 30008, 32768)
-_FEW: Final = 1, 2, 4, 8  # rows, or columns, for which the family of few rows has kernels
+# What tells kernels of few rows apart: their number, how wide rows of the matrix can be read, whether K is
+# whole words, and whether programs share it.
+_FEW: Final = 1, 2, 4, 8
+_NARROW: Final = 264, 265, 266, 268
+_SHORT: Final = 3, 72, 73, 1000
+# The same of odd rows by tensor cores: rows of a tile, and a K that any number of programs may share.
+_TILED: Final = tuple((few, 264, 40_000) for few in (16, 32, 64, 128))
 
 
 def _kind(value: Any) -> Any:
@@ -166,10 +172,10 @@ def _remembered(problem: Tiled, device: Device) -> list[Tiled]:
 
 
 def _beside(problem: Tiled, device: Device) -> Iterator[Entry]:
-    """Yield problems of the same call, with each config that no portfolio holds: whole words, and others."""
+    """Yield problems of the same call, with each config that no portfolio holds."""
     alike: list[Tiled] = [problem]
     if isinstance(problem, MatmulProblem):
-        sizes = itertools.product(_FEW, _COLUMNS[:1], (_DEPTHS[0], _DEPTHS[0] + 1))
+        sizes = (*itertools.product(_FEW, _NARROW, _SHORT), *_TILED)
         for few, many, k in sizes:
             alike += (_sized(problem, few, many, k), _sized(problem, many, few, k))
     yield from ((each, config) for each in alike for config in model.beside(each, device))

@@ -15,10 +15,11 @@ from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
-from tritile.families.few_rows import family as few_rows
+from tritile.families.few_rows import sides
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_transposed import family as transposed
+from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -187,12 +188,12 @@ def tiling_of(
 
     `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
     Raises InvalidValueError where the config is not legal for the problem on the device; UnsupportedError for
-    `few_rows`, whose programs take columns that are no neighbours, and for boxes of several dimensions.
+    families of few rows, and for boxes of several dimensions.
     """
     if config.family == boxes.BOX:
         raise UnsupportedError(f"{config} has no tiles to draw: its boxes have several dimensions")
-    if config.family == few_rows.NAME:
-        raise UnsupportedError(f"{config} has no tiles to draw: its programs take every few columns")
+    if config.family in (*sides.FAMILIES, odd_rows.NAME):
+        raise UnsupportedError(f"{config} has no tiles to draw: its programs make few rows")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
     if resident is not None and resident < 1:
