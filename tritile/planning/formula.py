@@ -75,6 +75,10 @@ def _lesser(x: Any, y: Any) -> Any:
     return (x + y - abs(x - y)) / 2
 
 
+def _at_least_one(x: Any) -> Any:
+    return x + (x < 1) * (1 - x)
+
+
 def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     """Return the parts of a prediction by Constants `c`; see `Formula`."""
     m, n, k = facts.m, facts.n, facts.k
@@ -82,13 +86,11 @@ def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     tiles = tiles_m * tiles_n * facts.batch
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
-    processors = facts.processors // shape.sharers
-    processors = processors + (processors < 1)  # a GPU smaller than a cluster
+    processors = _at_least_one(facts.processors // shape.sharers)
     busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
     rest = tiles % processors
-    parts = _lesser(processors // (rest + (rest == 0)), blocks // TURNS)
-    parts = parts + (parts < 1) * (1 - parts)
+    parts = _at_least_one(_lesser(processors // (rest + (rest == 0)), blocks // TURNS))
     last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # K iterations in the last wave
     iterations = iterations + shape.tail * ((busiest - 1) * blocks + last - busiest * iterations) / busiest
     shared = shape.shared * (tiles + shape.tail * (processors * parts - tiles))

@@ -13,13 +13,6 @@ from tritile.families.common.work import buffer_of
 BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
 _MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
 
-POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
-
-
-def polls(programs: int, processors: int) -> int:
-    """Return how often the programs of a tile look for each other's parts; 0 where some wait to run."""
-    return POLLS if programs <= processors else 0
-
 
 class Output(NamedTuple):
     """Hold the result's descriptor, and its strides over batch, rows and columns where it can have none."""

@@ -7,6 +7,7 @@ from tritile.core.config import Config
 
 _MAX_GRID_AXIS: Final = 65535
 WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
+POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
 
 
 def unit(extent: int, itemsize: int) -> int:
@@ -29,3 +30,8 @@ def options(config: Config) -> dict[str, Any]:
     """Return how to compile a kernel for a config."""
     found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}
+
+
+def polls(programs: int, processors: int) -> int:
+    """Return how often the programs of a tile look for each other's parts; 0 where some wait to run."""
+    return POLLS if programs <= processors else 0

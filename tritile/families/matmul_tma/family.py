@@ -23,10 +23,9 @@ from tritile.families.common.descriptors import (
     check_sizes,
     grid_of,
     output_of,
-    polls,
     sizes_of,
 )
-from tritile.families.common.grids import options
+from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores

@@ -15,9 +15,8 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
-from tritile.families.common.descriptors import POLLS
 from tritile.families.common.fused import extra
-from tritile.families.common.grids import WIDE_FROM, options
+from tritile.families.common.grids import POLLS, WIDE_FROM, options
 from tritile.families.common.numerics import Numerics, canonical_product
 from tritile.families.common.products import warpgroup_mma
 from tritile.families.common.upright import transposed

@@ -16,10 +16,10 @@ from tritile.core.problem import QuantizedProblem, unit_columns
 from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault
-from tritile.families.common.descriptors import BARRIER, polls
+from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
-from tritile.families.common.grids import WIDE_FROM, options, unit
+from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
