@@ -1,9 +1,10 @@
 """Hold what the commands share: the app, options, the console, progress and stopping."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import numerics
 from tritile.tune import suites
 
@@ -157,3 +158,23 @@ def device_of(target: str | None) -> Device:
     if device is None:
         raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")
     return device
+
+
+PICTURES = dict.fromkeys((".svg", ".png", ".html"), ("altair", "vl_convert", "jinja2"))  # what each needs
+
+
+def check_output(path: Path | None, needs: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise before any work where a file cannot be written; `needs` has packages by suffix.
+
+    Raises InvalidValueError for another suffix and where there is no folder; UnsupportedError where a package
+    is missing.
+    """
+    if path is None:
+        return
+    if path.suffix not in needs:
+        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(needs)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidValueError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    missing = [name for name in needs[path.suffix] if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
