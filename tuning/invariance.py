@@ -26,13 +26,13 @@ from tritile.core import device
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
-from tritile.lab.report import baselines, weight_baselines
+from tritile.lab.report import baselines, torch_ways
 from tritile.lab.report.environment import environment
 from tritile.planning import plans
 from tritile.runtime import launch
 from tritile.tune.measure import timing
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.subject import answers, operands
+from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.problem import ProblemSubject
 
 HERE = Path(__file__).parent
@@ -82,7 +82,7 @@ def row_of(weight: str, m: int, n: int, k: int, gpu: Device) -> Row:
         run = operands.run_of(launch.prepare(replace(calls[0], invariant=invariant), config))
         answers.check(run, calls[0])
         graphs[side], line[f"{side}_config"] = timing.Graph(run, calls), config.to_dict()
-    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    plain = torch_ways.by_wide_weight if weight == "int4" else torch_calls.multiply
     graphs["torch"] = baselines.graph_of(plain, calls)
     samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
     for side, times in zip(graphs, samples, strict=True):

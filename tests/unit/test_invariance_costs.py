@@ -10,11 +10,11 @@ import invariance
 import tritile
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
-from tritile.lab.report import baselines, weight_baselines
+from tritile.lab.report import baselines, torch_ways
 from tritile.ops import linear
 from tritile.ops.described import described
 from tritile.tune.measure import timing
-from tritile.tune.subject import operands
+from tritile.tune.subject import operands, torch_calls
 
 HOPPER = TARGETS["nvidia-h200"]
 
@@ -61,7 +61,7 @@ def test_a_line_tells_both_modes_and_torch_as_they_were_timed(weight, monkeypatc
         kind = getattr(torch, dtype)
         return torch.randn(elements).to(kind) if kind.is_floating_point else torch.ones(elements, dtype=kind)
 
-    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    plain = baselines.into_out(torch_ways.by_wide_weight if weight == "int4" else torch_calls.multiply)
     monkeypatch.setattr(timing, "Graph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(operands, "copies_of", lambda problem, gpu: [posed(problem, make) for _ in range(2)])
