@@ -7,8 +7,7 @@ import benchmark_losses as losses
 import benchmark_studies as studies
 import benchmark_tuned as tuned
 from benchmark_tables import measured_on, table
-from tritile.lab.report.results import Result
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import Result, stored
 from tritile.lab.report.summary import of_cases
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ import pytest
 
 from tritile.core.device import target_device
 from tritile.lab.report.page import document, searches, sources
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import stored
 
 TUNING = Path(__file__).parents[2] / "tuning"
 SVG = ".plot svg"

@@ -11,7 +11,6 @@ from tritile.core.device import TARGETS
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.lab.report import baselines, bench, torch_ways, tutorial_baseline
-from tritile.lab.report import run as benchmark
 from tritile.lab.report.results import Measurement, read, result
 from tritile.lab.report.torch_ways import PACKED_WEIGHT as PACKED
 from tritile.lab.report.torch_ways import WIDE_WEIGHT as WIDE
@@ -154,7 +153,7 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "measured", measured)
     told, done = [], []
     cases = [parse_shape("8x8x8"), parse_shape("16x8x8")]
-    lines, failed = benchmark.run_cases(cases, ("tutorial",), ENV, tmp_path, told.append, done.append)
+    lines, failed = bench.run_cases(cases, ("tutorial",), ENV, tmp_path, told.append, done.append)
     assert failed == 1
     assert told == ["8x8x8 NN bfloat16: ValueError: no"]
     assert done == [case.problem.label for case in cases]
@@ -164,10 +163,10 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
 
 def test_host_costs_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "host_costs", lambda: [("matmul(a, b)", 8.0, 10.0)])
-    lines = benchmark.run_host(ENV, tmp_path)
+    lines = bench.run_host(ENV, tmp_path)
     assert read(tmp_path / "host.jsonl") == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
-    assert benchmark.run_host(ENV, None) == lines
+    assert bench.run_host(ENV, None) == lines
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "complex128"])

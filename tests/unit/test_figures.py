@@ -11,7 +11,7 @@ import benchmark_losses as losses
 import benchmark_tuned
 import benchmarks
 import figures
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import stored
 from tritile.lab.report.summary import of_cases
 
 README = Path(benchmarks.HERE).parent / "README.md"

@@ -24,10 +24,10 @@ from tritile.cli.app import (
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import baselines, drawn
+from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
-from tritile.lab.report import run as benchmark
 from tritile.lab.report.environment import environment
-from tritile.lab.report.results import Result
+from tritile.lab.report.results import Result, stored
 from tritile.tune.suites import Case
 
 Suite = Annotated[
@@ -106,7 +106,7 @@ def bench(
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
         places = [Path(text) for text in shapes or []] or [results or RESULTS]
-        printing.print_comparison(benchmark.stored(places, say))
+        printing.print_comparison(stored(places, say))
         return
     draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]

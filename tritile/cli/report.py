@@ -11,8 +11,7 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.lab.report.page import document, rows, searches, sources
-from tritile.lab.report.results import Result
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import Result, stored
 from tritile.planning.store import store_of
 
 

@@ -1,9 +1,10 @@
-"""Time tritile and its baselines on one case: all in one process, by turns, on cold operands."""
+"""Time tritile and its baselines, in one process, by turns, on cold operands; keep each result at once."""
 
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 
 from tritile.core import device as devices
 from tritile.core import of_torch
+from tritile.core.device import Device
 from tritile.core.problem.checks import THREE
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
-from tritile.lab.report import baselines
-from tritile.lab.report.results import Measurement
+from tritile.lab.report import baselines, drawn
+from tritile.lab.report.results import HOST, Measurement, Result, Tell, append, host_result, result
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
@@ -27,7 +29,6 @@ from tritile.tune.subject import answers, operands
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
 
-Tell = Callable[[str], None]
 Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
 
 
@@ -176,13 +177,11 @@ def host_calls_into_out() -> list[HostCall]:
     ]
 
 
-def host_costs() -> list[tuple[str, float, float]]:
+def host_costs() -> Iterator[tuple[str, float, float]]:
     """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    costs = []
     for name, ours, theirs in host_calls() + host_calls_into_out():
         our_us, their_us = host_us(ours, theirs)
-        costs.append((name, our_us, their_us))
-    return costs
+        yield name, our_us, their_us
 
 
 def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) -> list[float]:
@@ -203,3 +202,64 @@ def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) ->
             times.append((time.perf_counter() - started) / size * 1e6)
     torch.cuda.synchronize()
     return [statistics.median(times) for times in found]
+
+
+def run_cases(
+    cases: Iterable[Case],
+    peers: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path | None,
+    tell: Tell,
+    done: Tell,
+) -> tuple[list[Result], int]:
+    """Measure every case; return the results, and how many cases failed.
+
+    If `folder` is given, each result is appended at once to its suite's file there. `tell` is told what went
+    wrong, `done` the name of each finished case. Raises OSError if a file cannot be written.
+    """
+    lines: list[Result] = []
+    failed = 0
+    for case in cases:
+        try:
+            lines.append(result(case, measured(case, peers, tell), env))
+            if folder is not None:
+                append(folder / f"{case.suite}.jsonl", lines[-1:])
+        except OSError:
+            raise
+        except Exception as error:  # a case that raises, in torch too, costs itself alone
+            failed += 1
+            tell(f"{case.problem.label}: {brief(error)}")
+        torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
+        done(case.problem.label)
+    return lines, failed
+
+
+def run_drawn(
+    cases: Sequence[Case],
+    peers: Sequence[str],
+    searched: int,
+    device: Device,
+    env: Mapping[str, str],
+    folder: Path | None,
+    tell: Tell,
+    done: Tell,
+) -> tuple[list[Result], int]:
+    """Measure drawn cases as `run_cases` does, with nothing remembered and every kernel compiled before.
+
+    The first `searched` aligned products are compared with torch.compile's max-autotune too.
+    """
+    first = drawn.aligned(cases)[:searched]
+    rest = [case for case in cases if case not in first]
+    with drawn.nothing_remembered():
+        drawn.compile_all(cases, device)
+        lines, failed = run_cases(first, list({*peers, "inductor"}), env, folder, tell, done)
+        more, lost = run_cases(rest, peers, env, folder, tell, done)
+    return lines + more, failed + lost
+
+
+def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
+    """Measure what small calls cost the host, and append that to host.jsonl in `folder`, if given."""
+    lines = [host_result(call, ours, theirs, env) for call, ours, theirs in host_costs()]
+    if folder is not None:
+        append(folder / f"{HOST}.jsonl", lines)
+    return lines

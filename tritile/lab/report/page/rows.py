@@ -65,7 +65,7 @@ def _row(line: Result, number: int) -> Row:
         "r": number,
         "op": case.op,
         "suite": case.suite or "(no name)",
-        "dtype": dtype_label(case.dtype, case.precision),
+        "dtype": dtype_label(line),
         "layout": case.layout if case.op != "permute" else "",
         "problem": sizes_label(line),
         "tritile_us": line["tritile_us"],
@@ -91,7 +91,7 @@ def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
     for line in lines if device is not None else ():
         case = case_of(line)
         if case.op == "matmul" and isinstance(case.problem, MatmulProblem) and device is not None:
-            rate, label = peak_tflops(case.problem, device), dtype_label(case.dtype, case.precision)
+            rate, label = peak_tflops(case.problem, device), dtype_label(line)
             if rate is not None and label not in by_rate[rate]:
                 by_rate[rate].append(label)
     return [{"tflops": rate, "dtypes": sorted(labels)} for rate, labels in sorted(by_rate.items())]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tritile.lab.report.page.rows import Row, Rows
 from tritile.lab.report.results import BASELINES
-from tritile.lab.report.summary import Summary, dtype_label
+from tritile.lab.report.summary import HEADS, Summary
 
 Show = Callable[[Any], str]
 
@@ -204,12 +204,7 @@ def others(rows: Rows) -> list[Table]:
 
 def summary_table(lines: Iterable[Summary]) -> Table:
     """Return the table of geometric means and worst cases against torch, as `tritile bench` prints it."""
-    heads = ("suite", "dtype", "layout", "problems", "geometric mean", "behind", "worst", "at")
-    rows = []
-    for line in lines:
-        words = [line.suite, dtype_label(line.dtype, line.precision), line.layout]
-        numbers = [str(line.count), ratio(line.geomean), str(line.behind), ratio(line.worst)]
-        rows.append((f"g {' '.join(words)}", [*words, *numbers, line.worst_label]))
-    return Table(
-        "By suite, type and layout, against torch", [(h, 3 <= i <= 6) for i, h in enumerate(heads)], rows
-    )
+    rows = [(f"g {' '.join(line.cells[:3])}", line.cells) for line in lines]
+    numbers = range(3, 7)
+    heads = [(head, i in numbers) for i, head in enumerate(HEADS)]
+    return Table("By suite, type and layout, against torch", heads, rows)
