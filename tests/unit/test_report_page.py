@@ -1,6 +1,5 @@
 """The report: rows from files, figures and tables from rows, and pages that no data can break."""
 
-import importlib.util
 import json
 import math
 import re
@@ -17,8 +16,9 @@ from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
 from tritile.families.common.rates import peak_tflops
+from tritile.lab.parsed import parsed
 from tritile.lab.report.notebook import Results
-from tritile.lab.report.page import document, figures, rows, searches, sources, tables, tuner
+from tritile.lab.report.page import document, figures, rows, searches, sources
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
@@ -168,10 +168,14 @@ STUDY = {
 }  # fmt: skip
 
 
+def study() -> sources.Study:
+    return parsed(sources.Study, json.dumps(STUDY), "")
+
+
 def test_a_study_knows_the_facets_of_its_problems() -> None:
-    found = made([line()], studies=[STUDY, STUDY | {"env": ENV | {"gpu": "other"}}])
+    found = made([line()], studies=[study(), replace(study(), env={"gpu": "other"})])
     assert [(row["suite"], row["dtype"]) for row in found.study] == [(["square"], ["bfloat16"])]
-    table = tables.table_of("study", found)
+    table = figures.FIGURES["study"].table(found)
     assert table.lines[0][1][:4] == [PROBLEM.label, "1.00%", "2.00%", "10.00%"]
 
 
@@ -179,24 +183,26 @@ def test_a_study_knows_the_facets_of_its_problems() -> None:
     "broken",
     [{"problem": 3}, {"regrets": "x"}, {"regrets": [math.inf]}, {"best_us": "<b>"}, {"space": math.nan}],
 )
-def test_a_broken_study_is_refused(broken) -> None:
-    with pytest.raises(InvalidValueError):
-        tuner.study_rows([STUDY | {"problems": [STUDY["problems"][0] | broken]}], H200.name, {})
+def test_a_broken_study_is_refused(broken, tmp_path) -> None:
+    study = STUDY | {"problems": [STUDY["problems"][0] | broken]}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    with pytest.raises(InvalidValueError, match=r"study\.json"):
+        sources.sources([tmp_path / "study.json"], print)
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_specified_with_their_data_left_out(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
-    spec = figures.spec_of(name, found)
+    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[study()])
+    spec = figures.FIGURES[name].spec(found)
     text = json.dumps(spec, allow_nan=False)
-    assert f'"name": "{figures.FIGURES[name].data[0]}"' in text
+    assert f'"name": "{figures.FIGURES[name].data}"' in text
     assert "256x256x256" not in text
     assert spec["width"] == "container"
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_drawn_as_pictures(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
+    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[study()])
     svg = document.picture(name, found, "svg").decode()
     assert svg.startswith("<svg")
     assert "NaN" not in svg
@@ -227,13 +233,13 @@ def test_pictures_that_cannot_be(name, kind, problem, wanted) -> None:
 
 def test_tables_have_every_result_and_share_of_its_roof() -> None:
     found = made([line(ratio=0.5), line("512x512x512"), line("64x32", op="permute")])
-    assert [key for key, _ in tables.table_of("speedups", found).lines] == ["r0", "r1", "r2"]
-    roof = tables.table_of("roofline", found)
+    assert [key for key, _ in figures.FIGURES["speedups"].table(found).lines] == ["r0", "r1", "r2"]
+    roof = figures.FIGURES["roofline"].table(found)
     heads = [title for title, _ in roof.heads]
     cells = dict(zip(heads, roof.lines[0][1], strict=True))
     rate, bound = found.results[0]["tflops"], 4.8 * found.results[0]["intensity"]
     assert cells["of its roof"] == f"{100 * rate / bound:.2f}%"
-    assert "inductor us" not in [title for title, _ in tables.table_of("speedups", found).heads]
+    assert "inductor us" not in [title for title, _ in figures.FIGURES["speedups"].table(found).heads]
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +286,9 @@ def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
     (tmp_path / "gpu").mkdir()
     append(tmp_path / "gpu" / "a.jsonl", [line()])
     (tmp_path / "study.json").write_text(json.dumps(STUDY))
-    (tmp_path / "autotune.json").write_text(json.dumps([{"measures": "tuning", "env": ENV}]))
+    (tmp_path / "autotune.json").write_text(
+        json.dumps([{"measures": "tuning", "kernel": "a", "problem": "b", "env": ENV}])
+    )
     (tmp_path / "else.json").write_text("{}")
     (tmp_path / "x.sqlite3").write_bytes(b"")
     heard: list[str] = []
@@ -343,12 +351,11 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeypatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "altair" else find(name))
+    monkeypatch.setattr("tritile.cli.app.find_spec", lambda name: None if name == "altair" else name)
     append(tmp_path / "a.jsonl", [line()])
-    with pytest.raises(UnsupportedError, match=r"altair: pip install 'tritile\[report\]'"):
-        document.html(made([line()]))
-    assert isinstance(run(tmp_path / "a.jsonl").exception, UnsupportedError)
+    done = run(tmp_path / "a.jsonl", "--output", tmp_path / "a.html")
+    assert isinstance(done.exception, UnsupportedError)
+    assert "altair: pip install 'tritile[report]'" in str(done.exception)
 
 
 def test_a_suite_without_a_name_has_one_in_the_report(results_only) -> None:
@@ -387,4 +394,4 @@ def test_committed_results_are_all_in_the_report() -> None:
     report = sources.gathered(found, lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100
-    assert data["rows"]["study"]["count"] == len(found.studies[0]["problems"])
+    assert data["rows"]["study"]["count"] == len(found.studies[0].problems)

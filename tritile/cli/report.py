@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.app import RESULTS, TUNING, app, console, say
+from tritile.cli.app import PICTURES, RESULTS, TUNING, app, check_output, console, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.page import document, rows, searches, sources
+from tritile.lab.report.page import rows, searches, sources
 from tritile.lab.report.results import Result, stored
 from tritile.planning.store import store_of
 
@@ -87,8 +87,11 @@ def report(
     The page shows speed-ups, rooflines, times over tiles, progress of searches and errors, each with a table
     and with filters.
     """
-    document.check_extra()
     path = output or Path("report.html" if figure is None else f"{figure}.svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, dict.fromkeys([path.suffix], PICTURES[".html"]) if figure is None else PICTURES)
+    from tritile.lab.report.page import document  # needs the extra `report`
+
     if figure is not None:
         document.check_picture(figure, path.suffix.removeprefix("."))
     made = _read(files or [], results, store or [], target)
@@ -96,7 +99,6 @@ def report(
         data = document.html(made).encode()
     else:
         data = document.picture(figure, made, path.suffix.removeprefix("."), problem)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     for gpu, count in made.left_out.items():
         console.print(f"{count} results of {gpu} are left out: --target shows them", highlight=False)

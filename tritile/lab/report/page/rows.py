@@ -22,8 +22,9 @@ class Rows:
     """Hold all that a report of one GPU shows, as rows of text, numbers and lists of text.
 
     `results` has a row for each case, `hosts` one for each call whose host time was measured. `searches`,
-    `cells` and `progress` are as `searches.searched` returns them, `study` and `autotune` as in their files.
-    `device` is None where the GPU's peaks are unknown. `left_out` counts results of other GPUs by their name.
+    `cells` and `progress` are as `searches.searched` returns them, `study` and `autotune` as `sources` reads
+    them. `device` is None where the GPU's peaks are unknown. `left_out` counts results of other GPUs by
+    their name.
     """
 
     gpu: str
