@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import tritile
 from tritile import cli
-from tritile.cli.app import PICTURES
+from tritile.cli.shared import PICTURES
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import InvalidValueError, TuningError

@@ -351,7 +351,7 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("tritile.cli.app.find_spec", lambda name: None if name == "altair" else name)
+    monkeypatch.setattr("tritile.cli.shared.find_spec", lambda name: None if name == "altair" else name)
     append(tmp_path / "a.jsonl", [line()])
     done = run(tmp_path / "a.jsonl", "--output", tmp_path / "a.html")
     assert isinstance(done.exception, UnsupportedError)

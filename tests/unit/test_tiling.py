@@ -336,7 +336,7 @@ def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch, tmp_p
 
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("tritile.cli.app.find_spec", lambda name: None if name == "vl_convert" else name)
+    monkeypatch.setattr("tritile.cli.shared.find_spec", lambda name: None if name == "vl_convert" else name)
     output = tmp_path / "tiling.png"
     result = run("300x200x150", "--output", output)
     assert isinstance(result.exception, UnsupportedError)

@@ -7,7 +7,7 @@ import torch
 import typer.testing
 
 from tritile.cli import modelling
-from tritile.cli.app import app
+from tritile.cli.shared import app
 from tritile.core.device import TARGETS
 from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError

@@ -17,7 +17,7 @@ from tritile.cli import (
     report,
     tune,
 )
-from tritile.cli.app import SUITES, app, console
+from tritile.cli.shared import SUITES, app, console
 from tritile.errors import TritileError
 
 __all__ = [

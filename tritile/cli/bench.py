@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.app import (
+from tritile.cli.shared import (
     RESULTS,
     SUITES,
     Directory,

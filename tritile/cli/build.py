@@ -1,6 +1,6 @@
 """Build the library in C++ ahead of the first process that needs it: `tritile build`."""
 
-from tritile.cli.app import app, console
+from tritile.cli.shared import app, console
 from tritile.in_torch import building
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tritile.cli.app import console, interruptible, progress, say
+from tritile.cli.shared import console, interruptible, progress, say
 from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tritile.cli.app import (
+from tritile.cli.shared import (
     SUITES,
     BatchInvariant,
     Directory,

@@ -3,7 +3,7 @@
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli.app import app, console
+from tritile.cli.shared import app, console
 from tritile.core.settings import cache_dir
 from tritile.lab.report import doctor as diagnosis
 

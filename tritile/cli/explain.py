@@ -6,7 +6,7 @@ import typer
 from rich.table import Table as RichTable
 
 import tritile
-from tritile.cli.app import Dtype, Layout, Op, Target, app, console, device_of
+from tritile.cli.shared import Dtype, Layout, Op, Target, app, console, device_of
 from tritile.core.problem import Tiled
 from tritile.families import numerics
 from tritile.lab.explain import Explanation

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tritile.cli.app import PICTURES, app, check_output, progress
+from tritile.cli.shared import PICTURES, app, check_output, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.ladder import climbing

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tritile.cli.app import console
+from tritile.cli.shared import console
 from tritile.core.device import current_gpu
 from tritile.errors import InvalidValueError
 from tritile.in_torch import use_in_torch

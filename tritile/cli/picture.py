@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tritile.cli.app import Dtype, Layout, app, check_output, console
+from tritile.cli.shared import Dtype, Layout, app, check_output, console
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
@@ -15,11 +15,7 @@ from tritile.planning import plans
 from tritile.tune import suites
 
 _OPS: Final = {"matmul": "matmul", "transpose": "permute"}
-_NEEDS: Final[dict[str, tuple[str, ...]]] = {
-    ".html": ("jinja2",),
-    ".svg": ("jinja2",),
-    ".png": ("jinja2", "vl_convert"),
-}
+_NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
 
 
 def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:

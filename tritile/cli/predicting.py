@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tritile.cli.app import console, progress
+from tritile.cli.shared import console, progress
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.families import registry as families

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.app import PICTURES, RESULTS, TUNING, app, check_output, console, say
+from tritile.cli.shared import PICTURES, RESULTS, TUNING, app, check_output, console, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from tritile.cli.app import console
+from tritile.cli.shared import console
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled

@@ -15,7 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from tritile.cli import calibrating, modelling, predicting, studying
-from tritile.cli.app import (
+from tritile.cli.shared import (
     SUITES,
     BatchInvariant,
     Directory,

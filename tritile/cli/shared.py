@@ -1,7 +1,7 @@
 """Hold what the commands share: the app, options, the console, progress and stopping."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -163,7 +163,7 @@ def device_of(target: str | None) -> Device:
 PICTURES = dict.fromkeys((".svg", ".png", ".html"), ("altair", "vl_convert", "jinja2"))  # what each needs
 
 
-def check_output(path: Path | None, needs: Mapping[str, tuple[str, ...]]) -> None:
+def check_output(path: Path | None, needs: Mapping[str, Sequence[str]]) -> None:
     """Raise before any work where a file cannot be written; `needs` has packages by suffix.
 
     Raises InvalidValueError for another suffix and where there is no folder; UnsupportedError where a package
