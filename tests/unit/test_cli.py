@@ -303,13 +303,10 @@ def test_the_suites_that_ship_are_found():
 
 
 def test_a_watch_tells_the_best_so_far_and_failures_by_reason():
-    kept = []
-    watch = cli.tune._Watch(lambda digest, trial: kept.append(trial))
+    watch = tune_module._Watch()
     for us, failure in ((7.5, None), (5.25, None), (None, "hung: no answer in 10 s"), (None, "hung: again")):
-        watch.keep("0" * 16, Trial(PROBLEM, CONFIG, us, failure=failure))
-    assert watch.text == f"{PROBLEM.label}: best 5.2 us of 4"
-    assert watch.reasons == "2 hung"
-    assert len(kept) == 4
+        told = watch.told(Trial(PROBLEM, CONFIG, us, failure=failure))
+    assert told == f"{PROBLEM.label}: best 5.2 us of 4; failed: 2 hung"
 
 
 def test_a_log_in_nobodys_home_is_refused(monkeypatch):
@@ -347,11 +344,7 @@ RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "
     ("environment", "arguments", "wanted"),
     [
         ({}, ["--target", "sm_90"], "--target"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-            [],
-            "ranks",
-        ),
+        (RANK, [], "ranks"),
     ],
     ids=["a GPU elsewhere", "ranks"],
 )

@@ -5,22 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.shared import (
-    RESULTS,
-    SUITES,
-    Directory,
-    Dtype,
-    Layout,
-    Only,
-    Op,
-    Shapes,
-    app,
-    as_called,
-    cases_of,
-    console,
-    progress,
-    say,
-)
+from tritile.cli import shared
+from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import baselines, drawn
@@ -84,14 +70,14 @@ def _measured(
 
 @app.command()
 def bench(
-    shapes: Shapes = None,
+    shapes: shared.Shapes = None,
     suite: Suite = None,
-    suites_dir: Directory = SUITES,
-    op: Op = "matmul",
-    dtype: Dtype = "bfloat16",
-    layout: Layout = "NN",
+    suites_dir: shared.Directory = shared.SUITES,
+    op: shared.Op = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
     peer: Peer = None,
-    only: Only = "",
+    only: shared.Only = "",
     draw: Draw = None,
     seed: Seed = "",
     searched: Searched = drawn.SEARCHED,
@@ -105,7 +91,7 @@ def bench(
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
-        places = [Path(text) for text in shapes or []] or [results or RESULTS]
+        places = [Path(text) for text in shapes or []] or [results or shared.RESULTS]
         printing.print_comparison(stored(places, say))
         return
     draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
@@ -113,9 +99,9 @@ def bench(
     plain = (
         []
         if draws and not (named or shapes)
-        else cases_of(shapes, named, suites_dir, op, dtype, layout, only)
+        else shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
     )
-    plain = as_called(plain, devices.current_gpu())
+    plain = shared.as_called(plain, devices.current_gpu())
     lines, failed = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
     if not quiet:
         printing.print_results(lines, console)
