@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 WINNERS = HERE / "public_winners.json"
 SCORES = HERE / "public_scores.json"
 PAGE = HERE.parent / "docs" / "other_gpus.md"
+TEMPLATE = HERE / "pages" / "other_gpus.md"
 FAMILY: Final = "tile"
 FEW: Final = 64  # rows, up to which memory bounds most of these products
 SEARCHED: Final = {  # what the published search tries
@@ -237,79 +238,7 @@ def page(path: Path = WINNERS, scores: Path = SCORES) -> str:
     for few, name in ((True, "FEW_ROWS"), (False, "MANY_ROWS")):
         parts[f"AGREEMENT_{name}"] = "\n".join(agreement(lines, published, few))
         parts[f"RANKS_{name}"] = "\n".join(ranks(lines, published, few))
-    return TEXT.format(**parts, PAIRS="\n".join(pairs(published)))
-
-
-TEXT: Final = """# The model on other GPUs
-
-<!-- Written by `python tuning/public_winners.py --write`. -->
-
-This page helps you judge how far to trust the model on a GPU that was never tuned.
-
-The model predicts a config without measuring. It was fitted to an H200. This page compares its picks with
-winners of another project's search on other GPUs. vLLM publishes the fastest tile sizes that it found for
-products of fp8 with scales by 128 of K. [tuning/public_winners.json](../tuning/public_winners.json) has
-{PROBLEMS} of them, from {FILES} of its files (Apache-2.0). The page needs no GPU.
-
-## What it means, and what not
-
-- It compares blocks, not times. Two tiles may take the same time. A pick that is not the winner's may
-  lose nothing, or much, and nothing here says how much.
-- The kernels differ. vLLM's applies scales in its own way, and other versions of Triton compiled it. The
-  `tile` family is most like it; on Hopper tritile would mostly run another.
-- vLLM's search is noisy: it takes the mean of ten launches, each timed alone, with its start. The A800
-  computes as the A100 does, but their tables, searched apart, differ in most blocks. That difference is
-  the yardstick.
-- vLLM's search for NVIDIA tries BLOCK_N from 32, BLOCK_K of 64 and 128, 4 and 8 warps, 2 to 5 stages.
-  tritile's space is wider. "Of the searched space" is the model's pick among configs that the search
-  could have found. AMD's tables name no stages, so their space is unknown.
-- The A100 and A800 have no fp8. Their tables are of int8 with scales. tritile's problem is int8 without
-  scales, so it needs fewer registers and may use BLOCK_K = 256.
-- "Fixed" picks know nothing: 128x128 everywhere, and 64x128, which vLLM uses where it has no table.
-- The H200 is there for comparison, because the model's constants are from it.
-
-## Agreement of BLOCK_M and BLOCK_N
-
-Up to {FEW} rows:
-
-{AGREEMENT_FEW_ROWS}
-
-More than {FEW} rows:
-
-{AGREEMENT_MANY_ROWS}
-
-## What the model says of the winners
-
-"Predicted faster" is a share of all legal configs of the `tile` family: those that the model predicts to
-be faster than the best config with the winner's BLOCK_M, BLOCK_N and BLOCK_K. "Times the pick's time" is
-the predicted time of that config by that of the model's pick. "95%": at most this in 95 of 100 problems.
-"No legal config": the share of problems where tritile may not run the winner's blocks.
-
-Up to {FEW} rows:
-
-{RANKS_FEW_ROWS}
-
-More than {FEW} rows:
-
-{RANKS_MANY_ROWS}
-
-## Published tables against each other
-
-How many of the sizes that both tables have agree in BLOCK_M and BLOCK_N.
-
-{PAIRS}
-
-## Where the model is off for a plain reason
-
-- The H20: the model has one rate of tensor cores for an architecture, that of the H100. The H20's
-  datasheet gives 296 TFLOP/s of fp8 for 78 SMs, about a quarter of that rate.
-- Many rows: a fixed 64x128 has the winner's blocks more often than the model's pick on Hopper, the B200,
-  AMD's GPUs and the RTX 4090. The model prefers 128x128 there, where most published winners are 64x128 or
-  64x64 by 4 warps. Its formula counts the registers that scales need, but no time for applying them.
-- Mirror images: 128x64 and 64x128 are predicted to take exactly as long on some of these problems. The
-  config's text breaks the tie.
-- Few rows: memory bounds many tiles, and the model predicts nearly the same time for them. Its pick says
-  little."""
+    return TEMPLATE.read_text().rstrip("\n").format(**parts, PAIRS="\n".join(pairs(published)))
 
 
 def main() -> None:
