@@ -8,7 +8,7 @@ from math import prod
 import pytest
 from typer.testing import CliRunner
 
-from tests.tilings import turn_of, turns_of
+from tests.tilings import sharing, turn_of, turns_of, wave, waves
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -16,7 +16,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.explain.wanted import config_like
 from tritile.lab.report import tiling as tilings
-from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
+from tritile.lab.report.tiling import Place, move_of, page, step_of, svg, tiling_of, total_bytes
 from tritile.lab.report.tiling.still import first_tiles
 from tritile.lab.report.tiling.texts import notes, size
 from tritile.tune.suites import parse_shape
@@ -84,10 +84,10 @@ def test_programs_and_waves_share_the_turns_out(tiling):
     by_program = [turn for program in range(tiling.programs) for turn in turns_of(tiling, program)]
     assert sorted(by_program) == list(range(tiling.turns))
     assert all(tiling.program(turn) == by for by in range(tiling.programs) for turn in turns_of(tiling, by))
-    waves = [tiling.wave(number) for number in range(tiling.waves)]
-    assert [turn for wave in waves for turn in wave] == list(range(tiling.turns))
-    assert max(map(len, waves)) == tiling.at_once <= H200.processors * tiling.resident
-    assert all(len({tiling.program(turn) for turn in wave}) == len(wave) for wave in waves)
+    found = [wave(tiling, number) for number in range(waves(tiling))]
+    assert [turn for each in found for turn in each] == list(range(tiling.turns))
+    assert max(map(len, found)) == tiling.at_once <= H200.processors * tiling.resident
+    assert all(len({tiling.program(turn) for turn in each}) == len(each) for each in found)
 
 
 def test_blocks_of_k_are_shared_out(tiling):
@@ -192,8 +192,6 @@ def test_what_is_no_tiling_is_refused():
     for number in (-1, tiling.turns):
         with pytest.raises(InvalidValueError, match="turn"):
             tiling.place(number)
-    with pytest.raises(InvalidValueError, match="wave"):
-        tiling.wave(tiling.waves)
     with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
         page(problem, tile(), H200, step=9)
     with pytest.raises(InvalidValueError, match="tile 32: wanted one of 0 to 31"):

@@ -9,8 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.order import Tiling, tiling_of
+from tritile.lab.report.tiling.steps import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.texts import lead, notes, order_name, plain_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)

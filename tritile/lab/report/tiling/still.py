@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.lab.report.tiling.blocks import Block, step_of
-from tritile.lab.report.tiling.moves import Move, move_of
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.page import PAGES, checked_start
+from tritile.lab.report.tiling.steps import Block, Move, move_of, step_of
 from tritile.lab.report.tiling.texts import by, size, span, times, title
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels

@@ -8,9 +8,8 @@ from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.lab import traffic
-from tritile.lab.report.tiling.blocks import total_bytes
-from tritile.lab.report.tiling.moves import lanes_of
 from tritile.lab.report.tiling.order import TRANSPOSED, Tiling
+from tritile.lab.report.tiling.steps import lanes_of, total_bytes
 
 _SPECIALISED = {warpgroups.NAME, split.NAME, scaled.NAME, *TRANSPOSED, *traffic.CLUSTERED}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
