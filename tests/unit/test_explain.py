@@ -17,7 +17,7 @@ from tritile.errors import InvalidValueError, TuningError
 from tritile.families.common.rates import peak_tflops
 from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
-from tritile.lab.explain.hardware import Waves, occupancy
+from tritile.lab.explain.bounds import Waves, occupancy
 from tritile.lab.explain.texts import bytes_text
 from tritile.lab.report import recorded
 from tritile.lab.report.tiling import tiling_of

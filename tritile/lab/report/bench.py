@@ -127,11 +127,7 @@ def host_calls() -> list[HostCall]:
     calls: list[HostCall] = [
         ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
         ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        (
-            "permute(x, dims)",
-            lambda: permute(batch, (2, 0, 1)),
-            lambda: batch.permute(2, 0, 1).contiguous(),
-        ),
+        ("permute(x, dims)", lambda: permute(batch, (2, 0, 1)), lambda: batch.permute(2, 0, 1).contiguous()),
         ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
         ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
         (
@@ -142,14 +138,15 @@ def host_calls() -> list[HostCall]:
     ]
     if torch.cuda.get_device_capability() >= (8, 9):
         x, one, kind = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda"), torch.bfloat16
+        ours, theirs = scaled_matmul, of_torch.scaled_mm
         calls.append(
             (
                 "scaled_matmul(a, b, s, s)",
-                lambda: scaled_matmul(x, x.t(), one, one),
-                lambda: of_torch.scaled_mm(x, x.t(), one, one, out_dtype=kind),
+                lambda: ours(x, x.t(), one, one),
+                lambda: theirs(x, x.t(), one, one, out_dtype=kind),
             )
         )
-    return calls
+    return calls  # fmt: skip
 
 
 def host_calls_into_out() -> list[HostCall]:
@@ -158,23 +155,14 @@ def host_calls_into_out() -> list[HostCall]:
     out, turned = torch.empty_like(a), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
     return [
         ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
-        (
-            "linear(x, w, bias, out=)",
-            lambda: linear(a, b, bias, out=out),
-            lambda: torch.addmm(bias, a, b.t(), out=out),
-        ),
-        (
-            "addmm(c, a, b, out=)",
-            lambda: addmm(bias, a, b, out=out),
-            lambda: torch.addmm(bias, a, b, out=out),
-        ),
+        ("linear(x, w, bias, out=)",
+         lambda: linear(a, b, bias, out=out), lambda: torch.addmm(bias, a, b.t(), out=out)),
+        ("addmm(c, a, b, out=)",
+         lambda: addmm(bias, a, b, out=out), lambda: torch.addmm(bias, a, b, out=out)),
         ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
-        (
-            "permute(x, dims, out=)",
-            lambda: permute(batch, (2, 0, 1), out=turned),
-            lambda: turned.copy_(batch.permute(2, 0, 1)),
-        ),
-    ]
+        ("permute(x, dims, out=)",
+         lambda: permute(batch, (2, 0, 1), out=turned), lambda: turned.copy_(batch.permute(2, 0, 1))),
+    ]  # fmt: skip
 
 
 def host_costs() -> Iterator[tuple[str, float, float]]:

@@ -29,15 +29,14 @@ class Figure:
     nothing: str
     build: Callable[[Rows], charts.Chart]
     caption: str
-    columns: list[tables.Column]
+    columns: tuple[str, ...]
     select: Callable[[Rows], list[Row]]
     key: str = "r"
 
     def table(self, rows: Rows) -> tables.Table:
         """Return the table of the figure; the page itself fills the heat map's, for the chosen problem."""
         if self.data == "cells":
-            heads = [(title, show is not tables.plain) for title, _, show in self.columns]
-            return tables.Table(self.caption, heads, [])
+            return tables.Table(self.caption, tables.heads(self.columns), [])
         return tables.table(self.caption, self.columns, self.select(rows), self.key)
 
     def spec(self, rows: Rows) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Write rows as tables of text, below each figure and at the start of a page."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,8 +8,39 @@ from tritile.lab.report.page.rows import Row, Rows
 from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import HEADS, Summary
 
-Show = Callable[[Any], str]
-Column = tuple[str, str, Show]  # title, field, how to show it; columns not shown by `plain` hold numbers
+CASE: Final = ("problem", "suite", "dtype", "layout")
+SPEED: Final = (
+    *CASE, "tritile_us", "torch_us", "torch", *(f"{name}{end}" for name in BASELINES for end in ("_us", "")),
+    "spread", "config", "source",
+)  # fmt: skip
+ROOF: Final = (*CASE, "intensity", "tflops", "of_roof", "config")
+BYTES: Final = (*CASE[:3], "megabytes", "gbps", "copy_gbps", "of_copy", "config")
+ERROR: Final = (*CASE, "error", "torch_error", "over")
+TILES: Final = ("down", "across", "us", "over the fastest", "configs", "fastest config")
+SEARCH: Final = ("problem", "suite", "store", "configs", "failed", "best_us", "first", "within", "best")
+STUDY: Final = (
+    "problem", "median", "worst", "first_pick_regret", "transfer_regret", "configs", "space", "tune_seconds",
+    "best_us", "best",
+)  # fmt: skip
+_HOST: Final = ("call", "tritile_us", "torch_us", "ratio_torch")
+_AUTOTUNE: Final = (
+    "kernel", "problem", "triton_s", "tritile_s", "space_s", "triton_us", "tritile_us", "space_us"
+)  # fmt: skip
+# Titles of columns that are not the names of fields with spaces.
+_TITLES: Final = {
+    **{name: f"over {name}" for name in ("torch", *BASELINES)}, "ratio_torch": "over torch",
+    "source": "chosen by", "intensity": "operations a byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
+    "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
+    "over": "over torch's", "first": "first over best", "within": "configs until 2% off",
+    "best": "best config", "median": "searches, median", "first_pick_regret": "model's first pick",
+    "transfer_regret": "winner on a neighbour", "space": "of a space", "space_s": "tritile s, space",
+    "space_us": "tritile us, space",
+}  # fmt: skip
+_TEXTS: Final = {*CASE, "store", "config", "source", "best", "call", "kernel", "fastest config"}
+_SHARES: Final = {
+    "spread", "of_roof", "of_copy", "median", "worst", "first_pick_regret", "transfer_regret"
+}  # fmt: skip
+_ERRORS: Final = {"error", "torch_error"}
 
 
 @dataclass(frozen=True)
@@ -25,109 +56,39 @@ class Table:
     lines: list[tuple[str, list[str]]]
 
 
-def us(value: float | None) -> str:
-    """Write microseconds in three to four digits."""
-    return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+def _shown(field: str, value: Any) -> str:
+    """Write a value: shares in percent, errors with an exponent, other numbers in about four digits."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(value)
+    if not isinstance(value, float):
+        return str(value)
+    if field in _ERRORS:
+        return f"{value:.2e}" if value else "0"
+    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def ratio(value: float | None) -> str:
-    """Write a ratio in three to four digits."""
-    return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+def heads(fields: Iterable[str]) -> list[tuple[str, bool]]:
+    """Return the heads of columns, by the fields that they show."""
+    return [(_TITLES.get(field, field.replace("_", " ")), field not in _TEXTS) for field in fields]
 
 
-def percent(value: float | None) -> str:
-    """Write a fraction in percent."""
-    return "" if value is None else f"{100 * value:.2f}%"
-
-
-def plain(value: Any) -> str:
-    """Write a text, or a list of texts."""
-    return "" if value is None else ", ".join(value) if isinstance(value, list) else str(value)
-
-
-def _count(value: int) -> str:
-    return f"{value}"
-
-
-def _error(value: float) -> str:
-    return f"{value:.2e}" if value else "0"
-
-
-def _named(show: Show, **titles: str) -> list[Column]:
-    """Return columns that are shown alike, by field."""
-    return [(title, field, show) for field, title in titles.items()]
-
-
-_CASE: Final[list[Column]] = [(name, name, plain) for name in ("problem", "suite", "dtype", "layout")]
-_CONFIG: Final[list[Column]] = _named(plain, config="config")
-_BASELINES: Final[list[Column]] = [
-    column
-    for name in BASELINES
-    for column in ((f"{name} us", f"{name}_us", us), (f"over {name}", name, ratio))
-]
-SPEED: Final[list[Column]] = [
-    *_CASE, *_named(us, tritile_us="tritile us", torch_us="torch us"), ("over torch", "torch", ratio),
-    *_BASELINES, ("spread", "spread", percent), *_CONFIG, ("chosen by", "source", plain),
-]  # fmt: skip
-ROOF: Final[list[Column]] = [
-    *_CASE, *_named(us, intensity="operations a byte", tflops="TFLOP/s"), ("of its roof", "of_roof", percent),
-    *_CONFIG,
-]  # fmt: skip
-BYTES: Final[list[Column]] = [
-    *_CASE[:3], *_named(us, megabytes="MB", gbps="GB/s", copy_gbps="a copy's"),
-    ("of the copy", "of_copy", percent), *_CONFIG,
-]  # fmt: skip
-ERROR: Final[list[Column]] = [
-    *_CASE, *_named(_error, error="error", torch_error="torch's"), ("over torch's", "over", ratio)
-]  # fmt: skip
-SEARCH: Final[list[Column]] = [
-    *_named(plain, problem="problem", suite="suite", store="store"),
-    *_named(_count, configs="configs", failed="failed"), ("best us", "best_us", us),
-    ("first over best", "first", ratio), ("configs until 2% off", "within", _count),
-    ("best config", "best", plain),
-]  # fmt: skip
-STUDY: Final[list[Column]] = [
-    ("problem", "problem", plain),
-    *_named(percent, median="searches, median", worst="worst", first_pick_regret="model's first pick"),
-    ("winner on a neighbour", "transfer_regret", percent),
-    *_named(_count, configs="configs tried", space="of"),
-    *_named(us, tune_seconds="seconds", best_us="best us"), ("best", "best", plain),
-]  # fmt: skip
-TILES: Final[list[Column]] = [
-    *_named(us, y="down", x="across", us="us", ratio="over the fastest", configs="configs"),
-    ("fastest config", "config", plain),
-]  # fmt: skip
-_HOST: Final[list[Column]] = [
-    ("call", "call", plain), *_named(us, tritile_us="tritile us", torch_us="torch us"),
-    ("over torch", "ratio_torch", ratio),
-]  # fmt: skip
-_AUTOTUNE: Final[list[Column]] = [
-    *_named(plain, kernel="kernel", problem="problem"),
-    *_named(us, triton_s="triton s", tritile_s="tritile s, list", space_s="tritile s, space"),
-    *_named(us, triton_us="triton us", tritile_us="tritile us, list", space_us="tritile us, space"),
-]  # fmt: skip
-
-
-def table(caption: str, columns: list[Column], rows: Iterable[Row], key: str = "") -> Table:
+def table(caption: str, fields: Iterable[str], rows: Iterable[Row], key: str = "") -> Table:
     """Return the table of rows, without columns that no row fills; `key` is the field that names a row."""
     rows = list(rows)
-    used = [column for column in columns if any(row.get(column[1]) not in (None, "", []) for row in rows)]
+    used = [field for field in fields if any(row.get(field) not in (None, "", []) for row in rows)]
     lines = [
-        (f"{key}{row[key]}" if key else "", [show(row.get(field)) for _, field, show in used]) for row in rows
+        (f"{key}{row[key]}" if key else "", [_shown(field, row.get(field)) for field in used]) for row in rows
     ]
-    return Table(caption, [(title, show is not plain) for title, _, show in used], lines)
+    return Table(caption, heads(used), lines)
 
 
 def others(rows: Rows) -> list[Table]:
     """Return the tables without figures: host costs of calls, decorated kernels beside triton.autotune."""
-    found = (
-        ("What a call costs the host, in microseconds", _HOST, rows.hosts),
-        (
-            "Decorated kernels beside triton.autotune: seconds of a first call, and the winners' times",
-            _AUTOTUNE,
-            rows.autotune,
-        ),
-    )
+    tuned = "Decorated kernels beside triton.autotune: seconds of a first call, and the winners' times"
+    host = "What a call costs the host, in microseconds"
+    found = ((host, _HOST, rows.hosts), (tuned, _AUTOTUNE, rows.autotune))
     return [table(*each) for each in found if each[-1]]
 
 
@@ -135,5 +96,5 @@ def summary_table(lines: Iterable[Summary]) -> Table:
     """Return the table of geometric means and worst cases against torch, as `tritile bench` prints it."""
     rows = [(f"g {' '.join(line.cells[:3])}", line.cells) for line in lines]
     numbers = range(3, 7)
-    heads = [(head, i in numbers) for i, head in enumerate(HEADS)]
-    return Table("By suite, type and layout, against torch", heads, rows)
+    named = [(head, i in numbers) for i, head in enumerate(HEADS)]
+    return Table("By suite, type and layout, against torch", named, rows)
