@@ -1,7 +1,6 @@
 """The report: rows from files, figures and tables from rows, and pages that no data can break."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
 from tritile.families.common.rates import peak_tflops
-from tritile.lab.parsed import parsed
 from tritile.lab.report.notebook import Results
 from tritile.lab.report.page import document, figures, rows, searches, sources
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
@@ -55,9 +53,9 @@ TRIALS = [
 ]
 
 
-def made(lines: list[Result], trials: list[Trial] = (), **found: list) -> rows.Rows:
+def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
     stores = [searches.Recorded("a store", list(trials))] * bool(trials)
-    return sources.gathered(sources.Sources(**found), lines, stores, H200.name, H200)
+    return sources.gathered(lines, stores, H200.name, H200)
 
 
 def run(*arguments: object):
@@ -112,7 +110,7 @@ def test_peaks_of_an_h200(dtype, precision, peak) -> None:
 def test_dtypes_of_one_rate_share_a_roof() -> None:
     lines = [line(), line() | {"dtype": "float16"}, line() | {"dtype": "float32"}]
     assert [roof["dtypes"] for roof in made(lines).roofs] == [["float32"], ["bfloat16", "float16"]]
-    assert sources.gathered(sources.Sources(), lines, [], H200.name, None).roofs == []
+    assert sources.gathered(lines, [], H200.name, None).roofs == []
 
 
 def test_cells_are_the_best_of_each_tile() -> None:
@@ -156,43 +154,9 @@ def test_kernels_of_others_are_mapped_by_the_parameters_they_have() -> None:
     assert {(row["y"], row["x"]) for row in cells} == {(r, b) for r in (1, 2, 4) for b in (256, 512)}
 
 
-STUDY = {
-    "env": ENV,
-    "problems": [
-        {
-            "problem": PROBLEM.label, "regrets": [0.0, 0.02, 0.01], "first_pick_regret": 0.1,
-            "transfer_regret": None, "tune_seconds": 2.0, "configs": 48, "space": 600,
-            "best": "x", "best_us": 3.0,
-        }
-    ],
-}  # fmt: skip
-
-
-def study() -> sources.Study:
-    return parsed(sources.Study, json.dumps(STUDY), "")
-
-
-def test_a_study_knows_the_facets_of_its_problems() -> None:
-    found = made([line()], studies=[study(), replace(study(), env={"gpu": "other"})])
-    assert [(row["suite"], row["dtype"]) for row in found.study] == [(["square"], ["bfloat16"])]
-    table = figures.FIGURES["study"].table(found)
-    assert table.lines[0][1][:4] == [PROBLEM.label, "1.00%", "2.00%", "10.00%"]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"problem": 3}, {"regrets": "x"}, {"regrets": [math.inf]}, {"best_us": "<b>"}, {"space": math.nan}],
-)
-def test_a_broken_study_is_refused(broken, tmp_path) -> None:
-    study = STUDY | {"problems": [STUDY["problems"][0] | broken]}
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    with pytest.raises(InvalidValueError, match=r"study\.json"):
-        sources.sources([tmp_path / "study.json"], print)
-
-
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_specified_with_their_data_left_out(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[study()])
+    found = made([line(), line("64x32", op="permute")], TRIALS)
     spec = figures.FIGURES[name].spec(found)
     text = json.dumps(spec, allow_nan=False)
     assert f'"name": "{figures.FIGURES[name].data}"' in text
@@ -202,7 +166,7 @@ def test_figures_are_specified_with_their_data_left_out(name) -> None:
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_drawn_as_pictures(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[study()])
+    found = made([line(), line("64x32", op="permute")], TRIALS)
     svg = document.picture(name, found, "svg").decode()
     assert svg.startswith("<svg")
     assert "NaN" not in svg
@@ -222,7 +186,7 @@ def test_slower_and_faster_differ_by_shape() -> None:
     [
         ("pie", "svg", "", "speedups, roofline"),
         ("roofline", "jpg", "", ".svg or .png"),
-        ("study", "svg", "", "tritile tune --study"),
+        ("bandwidth", "svg", "", "tritile bench --results"),
         ("heatmap", "svg", "9x9x9", "9x9x9"),
     ],
 )
@@ -282,24 +246,16 @@ def test_without_results_or_trials_it_says_what_makes_them(results_only) -> None
     assert embedded(results_only)["rows"]["cells"]["count"] == 0
 
 
-def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
+def test_what_files_hold_is_told_by_name(tmp_path) -> None:
     (tmp_path / "gpu").mkdir()
     append(tmp_path / "gpu" / "a.jsonl", [line()])
-    (tmp_path / "study.json").write_text(json.dumps(STUDY))
-    (tmp_path / "autotune.json").write_text(
-        json.dumps([{"measures": "tuning", "kernel": "a", "problem": "b", "env": ENV}])
-    )
-    (tmp_path / "else.json").write_text("{}")
+    (tmp_path / "study.json").write_text("{}")
     (tmp_path / "x.sqlite3").write_bytes(b"")
-    heard: list[str] = []
-    found = sources.sources([tmp_path, tmp_path / "x.sqlite3"], heard.append)
+    found = sources.sources([tmp_path, tmp_path / "x.sqlite3"])
     assert [path.name for path in found.results] == ["a.jsonl"]
     assert [path.name for path in found.stores] == ["x.sqlite3"]
-    assert (len(found.studies), len(found.autotunes)) == (1, 1)
-    assert len(heard) == 1
-    assert "else.json" in heard[0]
-    with pytest.raises(InvalidValueError, match=r"else\.json"):
-        sources.sources([tmp_path / "else.json"], heard.append)
+    with pytest.raises(InvalidValueError, match=r"study\.json"):
+        sources.sources([tmp_path / "study.json"])
 
 
 @pytest.mark.parametrize(
@@ -389,9 +345,7 @@ def test_committed_results_are_all_in_the_report() -> None:
     folder = Path(__file__).parents[2] / "tuning" / "results"
     if not folder.is_dir():
         pytest.skip("no committed results here")
-    found = sources.sources([folder], pytest.fail)
     lines = Results.of(folder, tell=pytest.fail)
-    report = sources.gathered(found, lines, [], H200.name, H200)
+    report = sources.gathered(lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100
-    assert data["rows"]["study"]["count"] == len(found.studies[0].problems)

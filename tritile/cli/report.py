@@ -48,14 +48,14 @@ def _stores(found: sources.Sources, defaults: bool, device: Device | None) -> li
 
 def _read(files: list[Path], results: Path | None, stores: list[Path], target: str | None) -> rows.Rows:
     places = files or ([results] if results else [RESULTS] * RESULTS.is_dir())
-    found = sources.sources(places, say)
+    found = sources.sources(places)
     found.stores += stores
     lines = stored(found.results, say) if found.results else []
     if results and not files and not lines:
         raise InvalidValueError(f"{results} holds no results: tritile bench --results {results} makes them")
     gpu, device = _device(target, lines)
     recorded = _stores(found, not files and not stores, device)
-    return sources.gathered(found, lines, recorded, gpu, device)
+    return sources.gathered(lines, recorded, gpu, device)
 
 
 @app.command("report")
@@ -63,7 +63,7 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Results (.jsonl), stores (.sqlite3, .gz of them), a study (.json), or folders of these. "
+            help="Results (.jsonl), stores (.sqlite3, .gz of them), or folders of results. "
             "Default: what this checkout has, and your own store."
         ),
     ] = None,

@@ -4,6 +4,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,63 +112,41 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
     )
 
 
-HostCall = tuple[str, Callable[[], object], Callable[[], object]]  # its name, tritile's and torch's
-
-
-def _operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two matrices, a bias and a batch of matrices."""
+def _host_calls() -> list[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Return small calls, whose results are new tensors or go to one: the name, tritile's and torch's."""
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    a, b = (torch.randn(256, 256, **options) for _ in "ab")
-    return a, b, torch.randn(256, **options), torch.randn(4, 256, 256, **options)
-
-
-def host_calls() -> list[HostCall]:
-    """Return small calls whose results are new tensors."""
-    a, b, bias, batch = _operands()
-    calls: list[HostCall] = [
-        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
-        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        ("permute(x, dims)", lambda: permute(batch, (2, 0, 1)), lambda: batch.permute(2, 0, 1).contiguous()),
-        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
-        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
-        (
-            "baddbmm(c, a, b)",
-            lambda: baddbmm(batch, batch, batch),
-            lambda: torch.baddbmm(batch, batch, batch),
-        ),
+    a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
+    bias, batch = torch.randn(256, **options), torch.randn(4, 256, 256, **options)
+    dims, turned = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
+    alike: list[tuple[str, Callable[..., object], Callable[..., object], tuple[torch.Tensor, ...]]] = [
+        ("matmul(a, b", matmul, torch.matmul, (a, b)),
+        ("linear(x, w, bias", linear, F.linear, (a, b, bias)),
+        ("addmm(c, a, b", addmm, torch.addmm, (bias, a, b)),
+        ("baddbmm(c, a, b", baddbmm, torch.baddbmm, (batch, batch, batch)),
     ]
-    if torch.cuda.get_device_capability() >= (8, 9):
-        x, one, kind = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda"), torch.bfloat16
-        ours, theirs = scaled_matmul, of_torch.scaled_mm
-        calls.append(
-            (
-                "scaled_matmul(a, b, s, s)",
-                lambda: ours(x, x.t(), one, one),
-                lambda: theirs(x, x.t(), one, one, out_dtype=kind),
-            )
-        )
-    return calls  # fmt: skip
-
-
-def host_calls_into_out() -> list[HostCall]:
-    """Return small calls that write to a tensor."""
-    a, b, bias, batch = _operands()
-    out, turned = torch.empty_like(a), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
-    return [
-        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
-        ("linear(x, w, bias, out=)",
-         lambda: linear(a, b, bias, out=out), lambda: torch.addmm(bias, a, b.t(), out=out)),
-        ("addmm(c, a, b, out=)",
-         lambda: addmm(bias, a, b, out=out), lambda: torch.addmm(bias, a, b, out=out)),
-        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
-        ("permute(x, dims, out=)",
-         lambda: permute(batch, (2, 0, 1), out=turned), lambda: turned.copy_(batch.permute(2, 0, 1))),
+    calls = [(f"{name})", partial(ours, *args), partial(theirs, *args)) for name, ours, theirs, args in alike]
+    for name, ours, theirs, args in (alike[0], alike[2]):
+        calls.append((f"{name}, out=)", partial(ours, *args, out=out), partial(theirs, *args, out=out)))
+    by_torch = partial(torch.addmm, bias, a, b.t(), out=out)
+    found: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+        *calls,
+        ("linear(x, w, bias, out=)", partial(linear, a, b, bias, out=out), by_torch),
+        ("transpose(x)", partial(transpose, a), lambda: a.mT.contiguous()),
+        ("transpose(x, out=)", partial(transpose, a, out=out), lambda: out.copy_(a.mT)),
+        ("permute(x, dims)", partial(permute, batch, dims), lambda: batch.permute(dims).contiguous()),
+        ("permute(x, dims, out=)", partial(permute, batch, dims, out=turned),
+         lambda: turned.copy_(batch.permute(dims))),
     ]  # fmt: skip
+    if torch.cuda.get_device_capability() >= (8, 9):
+        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
+        found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
+    return found
 
 
 def host_costs() -> Iterator[tuple[str, float, float]]:
     """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    for name, ours, theirs in host_calls() + host_calls_into_out():
+    for name, ours, theirs in _host_calls():
         our_us, their_us = host_us(ours, theirs)
         yield name, our_us, their_us
 

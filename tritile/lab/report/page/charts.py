@@ -308,26 +308,3 @@ def progress(rows: Rows) -> Chart:
         hover,
     )
     return alt.layer(*layers).properties(height=340)
-
-
-def study(rows: Rows) -> Chart:
-    """Chart by problem what searches, the model's first pick and the winner on a neighbour lose."""
-    kinds = ["a search", "first pick", "on a neighbour"]
-    base = (
-        _data("study")
-        .transform_calculate(
-            found="[datum.regrets, [datum.first_pick_regret], [datum.transfer_regret]]",
-            kinds=f"{kinds}",
-        )
-        .transform_flatten(["found", "kinds"], as_=["found", "kind"])
-        .transform_flatten(["found"], as_=["regret"])
-        .transform_filter("isValid(datum.regret)")
-        .transform_calculate(percent="100 * datum.regret")
-    )
-    scale = alt.Scale(type="symlog", constant=0.5, nice=False, padding=10)
-    axis = _spaced([0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200])
-    x = alt.X("percent:Q", title="percent slower than the best", scale=scale, axis=axis)
-    y = alt.Y("problem:N", title=None, sort=None, axis=alt.Axis(grid=True, ticks=False))
-    tips = ("problem:N|problem", "kind:N|of", "percent:Q|percent slower|.2f")
-    points = _points(base, x, y, "kind", kinds, tips, size=48, strokeWidth=1.5)
-    return alt.layer(points).properties(height=alt.Step(26))

@@ -16,7 +16,7 @@ from tritile.lab.report.results import BASELINES
 
 _PAGES: Final = Path(__file__).parents[1] / "pages"
 _WIDTH: Final = 900
-_EMBEDDED: Final = ("results", "searches", "cells", "progress", "study")
+_EMBEDDED: Final = ("results", "searches", "cells", "progress")
 
 
 def _packed(rows: list[Row]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def html(rows: Rows) -> str:
         figures=FIGURES,
         drawn=drawn,
         summary=tables.summary_table(rows.summaries),
-        others=tables.others(rows),
+        hosts=tables.table("What a call costs the host, in microseconds", tables.HOST, rows.hosts),
         options=_options(rows),
         data={"rows": {name: _packed(getattr(rows, name)) for name in _EMBEDDED}, "figures": figures},
         vega=_vega(),

@@ -1,6 +1,5 @@
 """The figures of a report: a text, a chart and a table each."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +11,6 @@ from tritile.lab.report.page.rows import Row, Rows
 
 _NO_RESULTS: Final = "No such results: tritile bench --results DIR measures problems and writes them."
 _NO_TRIALS: Final = "No trials: tritile tune makes them, and --store FILE shows those of another machine."
-_NO_STUDY: Final = "No study: tritile tune --study makes one."
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,6 @@ def _erring(rows: Rows) -> list[Row]:
     return sorted(found, key=lambda row: -(row["over"] or 0))
 
 
-def _studied(rows: Rows) -> list[Row]:
-    return [
-        row
-        | {
-            "median": statistics.median(row["regrets"]) if row["regrets"] else None,
-            "worst": max(row["regrets"], default=None),
-        }
-        for row in rows.study
-    ]
-
-
 FIGURES: Final[dict[str, Figure]] = {
     "speedups": Figure(
         "Speed-up over each peer",
@@ -137,12 +124,5 @@ FIGURES: Final[dict[str, Figure]] = {
         "are drawn at 2.",
         "progress", _NO_TRIALS, charts.progress,
         "Searches, the largest first", tables.SEARCH, lambda rows: rows.searches, "s",
-    ),
-    "study": Figure(
-        "Quality of the tuner",
-        "How much slower than the fastest of the whole space: what repeated searches find, what the model "
-        "picks with nothing measured, and the winner of this problem on a neighbour a quarter larger.",
-        "study", _NO_STUDY, charts.study,
-        "What searches lose", tables.STUDY, _studied, "t",
     ),
 }  # fmt: skip

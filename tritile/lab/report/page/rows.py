@@ -22,9 +22,8 @@ class Rows:
     """Hold all that a report of one GPU shows, as rows of text, numbers and lists of text.
 
     `results` has a row for each case, `hosts` one for each call whose host time was measured. `searches`,
-    `cells` and `progress` are as `searches.searched` returns them, `study` and `autotune` as `sources` reads
-    them. `device` is None where the GPU's peaks are unknown. `left_out` counts results of other GPUs by
-    their name.
+    `cells` and `progress` are as `searches.searched` returns them. `device` is None where the GPU's peaks are
+    unknown. `left_out` counts results of other GPUs by their name.
     """
 
     gpu: str
@@ -37,8 +36,6 @@ class Rows:
     searches: list[Row] = field(default_factory=list)
     cells: list[Row] = field(default_factory=list)
     progress: list[Row] = field(default_factory=list)
-    study: list[Row] = field(default_factory=list)
-    autotune: list[Row] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     trials: int = 0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tritile.lab.report.page.rows import Row, Rows
+from tritile.lab.report.page.rows import Row
 from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import HEADS, Summary
 
@@ -18,28 +18,17 @@ BYTES: Final = (*CASE[:3], "megabytes", "gbps", "copy_gbps", "of_copy", "config"
 ERROR: Final = (*CASE, "error", "torch_error", "over")
 TILES: Final = ("down", "across", "us", "over the fastest", "configs", "fastest config")
 SEARCH: Final = ("problem", "suite", "store", "configs", "failed", "best_us", "first", "within", "best")
-STUDY: Final = (
-    "problem", "median", "worst", "first_pick_regret", "transfer_regret", "configs", "space", "tune_seconds",
-    "best_us", "best",
-)  # fmt: skip
-_HOST: Final = ("call", "tritile_us", "torch_us", "ratio_torch")
-_AUTOTUNE: Final = (
-    "kernel", "problem", "triton_s", "tritile_s", "space_s", "triton_us", "tritile_us", "space_us"
-)  # fmt: skip
+HOST: Final = ("call", "tritile_us", "torch_us", "ratio_torch")
 # Titles of columns that are not the names of fields with spaces.
 _TITLES: Final = {
     **{name: f"over {name}" for name in ("torch", *BASELINES)}, "ratio_torch": "over torch",
     "source": "chosen by", "intensity": "operations a byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
     "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
     "over": "over torch's", "first": "first over best", "within": "configs until 2% off",
-    "best": "best config", "median": "searches, median", "first_pick_regret": "model's first pick",
-    "transfer_regret": "winner on a neighbour", "space": "of a space", "space_s": "tritile s, space",
-    "space_us": "tritile us, space",
+    "best": "best config",
 }  # fmt: skip
-_TEXTS: Final = {*CASE, "store", "config", "source", "best", "call", "kernel", "fastest config"}
-_SHARES: Final = {
-    "spread", "of_roof", "of_copy", "median", "worst", "first_pick_regret", "transfer_regret"
-}  # fmt: skip
+_TEXTS: Final = {*CASE, "store", "config", "source", "best", "call", "fastest config"}
+_SHARES: Final = {"spread", "of_roof", "of_copy"}
 _ERRORS: Final = {"error", "torch_error"}
 
 
@@ -48,7 +37,7 @@ class Table:
     """Hold a table of text; `heads` are (title, whether the column holds numbers).
 
     Each of `lines` is (key, cells). A key such as "r12" names the row that filters test: of results (r),
-    searches (s), the study (t) or groups of results (g). A line with key "" is always shown.
+    searches (s) or groups of results (g). A line with key "" is always shown.
     """
 
     caption: str
@@ -82,14 +71,6 @@ def table(caption: str, fields: Iterable[str], rows: Iterable[Row], key: str = "
         (f"{key}{row[key]}" if key else "", [_shown(field, row.get(field)) for field in used]) for row in rows
     ]
     return Table(caption, heads(used), lines)
-
-
-def others(rows: Rows) -> list[Table]:
-    """Return the tables without figures: host costs of calls, decorated kernels beside triton.autotune."""
-    tuned = "Decorated kernels beside triton.autotune: seconds of a first call, and the winners' times"
-    host = "What a call costs the host, in microseconds"
-    found = ((host, _HOST, rows.hosts), (tuned, _AUTOTUNE, rows.autotune))
-    return [table(*each) for each in found if each[-1]]
 
 
 def summary_table(lines: Iterable[Summary]) -> Table:
