@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tritile
-from tritile import cli
+from tests import commands
 from tritile.cli.shared import PICTURES
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.settings import current_mode, mode
@@ -33,19 +32,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what ha
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, ["ladder", *map(str, arguments)])
-
-
-def failing(capsys, monkeypatch, *arguments):
-    """Return the line of an error."""
-    monkeypatch.setattr("sys.argv", ["tritile", "ladder", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("tritile: ")
-    assert error.count("\n") == 1
-    return error
+    return commands.run("ladder", *arguments)
 
 
 def timed(climb):
@@ -129,13 +116,13 @@ def test_a_kept_result_is_drawn_again(kept, tmp_path, suffix, times):
     assert ("TFLOP/s" in text) == ("x · " in text) == ("torch's own" in text) == times
 
 
-def test_one_ladder_of_a_kept_result(kept, capsys, monkeypatch, tmp_path):
+def test_one_ladder_of_a_kept_result(kept, tmp_path):
     result = run("--from", kept[0], "--op", "transpose")
     assert "row by row" in result.output
     assert "naive" not in result.output
     saved = tmp_path / "transpose.json"
     climbing.read(kept[0]).only(["transpose"]).save(saved)
-    assert "only of transpose" in failing(capsys, monkeypatch, "--from", saved, "--op", "matmul")
+    assert "only of transpose" in commands.refused("ladder", "--from", saved, "--op", "matmul")
 
 
 def test_a_timed_result_is_shown_with_rates(kept, tmp_path):
@@ -149,29 +136,6 @@ def test_a_timed_result_is_shown_with_rates(kept, tmp_path):
     assert f"{2 * 8192**3 / 1e5 / 1e6:.3g}" in naive
     assert [cell.strip() for cell in naive.split("│")][5:7] == ["1", "0.8%"]
     assert [cell.strip() for cell in tiles.split("│")][5:7] == ["2", "1.6%"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["0"], "n = 0: wanted 1 to 512"),
-        (["-3"], "n = -3: wanted 1 to 512"),
-        (["513"], "n = 513: wanted 1 to 512"),
-        (["8", "--op", "conv"], "op 'conv': wanted one of matmul, transpose, both"),
-        (["8", "--target", "sm_1"], "unknown target 'sm_1'"),
-        (["8", "--output", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
-        (["8", "--output", "x.txt"], "x.txt: wanted a name that ends in .json"),
-        (["8", "--plot", "x.pdf"], "x.pdf: wanted a name that ends in .svg or .png or .html"),
-        (["8", "--plot", "no/such/folder/x.svg"], "no/such/folder/x.svg cannot be written"),
-        (["8", "--from", "x.json"], "leave out N"),
-        (["--from", "no/such/file.json"], "no/such/file.json"),
-    ],
-)
-@without_gpu
-def test_wrong_arguments_are_named_before_any_work(arguments, wanted, capsys, monkeypatch):
-    monkeypatch.setattr(climbing, "run_interpreted", lambda *_: pytest.fail("it worked"))
-    arguments = ["--", *arguments] if arguments[0].startswith("-3") else arguments
-    assert wanted in failing(capsys, monkeypatch, *arguments)
 
 
 def change(data, **fields):

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tritile import cli
+from tests import commands
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
-from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.notebook import Results
 from tritile.lab.report.page import document, figures, rows, searches, sources
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
@@ -59,7 +57,7 @@ def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+    return commands.run("report", *arguments)
 
 
 def embedded(html: str) -> dict:
@@ -89,22 +87,6 @@ def test_the_gpu_with_the_most_results_is_reported() -> None:
     assert rows.gpu_of([]) is None
     assert rows.named(H200.name).memory_gbps == H200.memory_gbps
     assert rows.named("two") is None
-
-
-@pytest.mark.parametrize(
-    ("dtype", "precision", "peak"),
-    [
-        ("bfloat16", "ieee", 1070.5),
-        ("float8_e4m3fn", "ieee", 2141.1),
-        ("float32", "ieee", 66.9),
-        ("float32", "tf32", 535.3),
-        ("float64", "ieee", 66.9),
-    ],
-)
-def test_peaks_of_an_h200(dtype, precision, peak) -> None:
-    problem = MatmulProblem(1, 64, 64, 64, dtype, "float32", precision=precision)
-    assert peak_tflops(problem, H200) == pytest.approx(peak, abs=0.1)
-    assert peak_tflops(problem, replace(H200, arch=70)) is None
 
 
 def test_dtypes_of_one_rate_share_a_roof() -> None:
@@ -256,21 +238,6 @@ def test_what_files_hold_is_told_by_name(tmp_path) -> None:
     assert [path.name for path in found.stores] == ["x.sqlite3"]
     with pytest.raises(InvalidValueError, match=r"study\.json"):
         sources.sources([tmp_path / "study.json"])
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("none.jsonl", "no such file"), ("notes.txt", "wanted a folder"), ("empty", "--results")],
-)
-def test_bad_places_end_with_status_2(name, wanted, tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    given = ["--results"] * (name == "empty") + [str(tmp_path / name)]
-    monkeypatch.setattr("sys.argv", ["tritile", "report", *given])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    assert wanted in capsys.readouterr().err
 
 
 def test_the_command_names_broken_lines_and_says_what_it_wrote(tmp_path) -> None:

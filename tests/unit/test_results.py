@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from tritile import cli
+from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.errors import InvalidValueError, StoreWarning
@@ -282,9 +281,7 @@ def test_a_later_run_without_a_peer_does_not_unmeasure_it() -> None:
 
 
 def compared(*arguments: object) -> str:
-    done = CliRunner().invoke(
-        cli.app, ["bench", "--compare", *map(str, arguments)], env={"COLUMNS": "220"}, catch_exceptions=False
-    )
+    done = run("bench", "--compare", *arguments, env={"COLUMNS": "220"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -324,15 +321,6 @@ def test_compare_shows_each_gpu_by_itself_and_names_bad_lines(tmp_path: Path) ->
     assert "Other [/b], torch" in text
     unwrapped = re.sub(r"\s", "", text)
     assert re.search(r"square\.jsonl:1of\d+linesskipped;line2:tritile_us=-1", unwrapped)
-
-
-def test_compare_of_what_is_not_there_is_an_error(tmp_path: Path, capsys, monkeypatch) -> None:
-    for place in (tmp_path, tmp_path / "missing.jsonl"):
-        monkeypatch.setattr("sys.argv", ["tritile", "bench", "--compare", str(place)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        assert exit_.value.code == 2
-        assert str(place) in capsys.readouterr().err
 
 
 def test_compare_reads_the_results_that_are_kept() -> None:

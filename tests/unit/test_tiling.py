@@ -6,10 +6,9 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from typer.testing import CliRunner
 
+from tests import commands
 from tests.tilings import sharing, turn_of, turns_of, wave, waves
-from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
@@ -283,7 +282,7 @@ def test_stills_of_all_kinds_are_whole(tiling):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, ["picture", *map(str, arguments)])
+    return commands.run("picture", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -304,33 +303,6 @@ def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     problem = product(300, 200, 150)
     assert run("300x200x150", "--config", words, "--tile", 3, "--step", 2, "--output", output).exit_code == 0
     assert output.read_text() == svg(problem, config_like(words, problem, H200), H200, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (("300x200",), "MxNxK"),
-        (("300x200x150", "--op", "conv"), "wanted one of matmul, transpose"),
-        (("300x200x150", "--target", "sm_1"), "unknown target 'sm_1'"),
-        (("300x200x150", "--config", "tile BLOCK_M=63"), "BLOCK_M = 63"),
-        (("300x200x150", "--config", "tile BLOCKS=64"), "BLOCKS"),
-        (("300x200x150", "--output", "tiling.pdf"), ".html or .svg or .png"),
-        (("300x200x150", "--output", "no/such/tiling.html"), "no folder no/such"),
-        (("300x200x150", "--tile", "100000"), "tile 100000"),
-        (("300x200x150", "--step", "0"), "step 0"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["tritile", "picture", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert wanted in error
-    assert error.count("\n") == 1
-    assert list(tmp_path.glob("*.*")) == []
 
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
