@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tritile.core.device import target_device
-from tritile.lab.report.page import document, searches, sources
+from tritile.lab.report.page import document, searches
 from tritile.lab.report.results import stored
 
 TUNING = Path(__file__).parents[2] / "tuning"
@@ -18,7 +18,7 @@ def rows():
     device = target_device("nvidia-h200")
     lines = stored([TUNING / "results"], pytest.fail)
     store = searches.of_file(TUNING / "trials" / "nvidia-h200-whole.sqlite3.gz", device)
-    return sources.gathered(lines, [store], device.name, device)
+    return searches.gathered(lines, [store], device.name, device)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
 from tritile.lab.report.notebook import Results
-from tritile.lab.report.page import document, figures, rows, searches, sources
+from tritile.lab.report.page import document, figures, rows, searches
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
@@ -53,7 +53,7 @@ TRIALS = [
 
 def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
     stores = [searches.Recorded("a store", list(trials))] * bool(trials)
-    return sources.gathered(lines, stores, H200.name, H200)
+    return searches.gathered(lines, stores, H200.name, H200)
 
 
 def run(*arguments: object):
@@ -92,7 +92,7 @@ def test_the_gpu_with_the_most_results_is_reported() -> None:
 def test_dtypes_of_one_rate_share_a_roof() -> None:
     lines = [line(), line() | {"dtype": "float16"}, line() | {"dtype": "float32"}]
     assert [roof["dtypes"] for roof in made(lines).roofs] == [["float32"], ["bfloat16", "float16"]]
-    assert sources.gathered(lines, [], H200.name, None).roofs == []
+    assert searches.gathered(lines, [], H200.name, None).roofs == []
 
 
 def test_cells_are_the_best_of_each_tile() -> None:
@@ -228,18 +228,6 @@ def test_without_results_or_trials_it_says_what_makes_them(results_only) -> None
     assert embedded(results_only)["rows"]["cells"]["count"] == 0
 
 
-def test_what_files_hold_is_told_by_name(tmp_path) -> None:
-    (tmp_path / "gpu").mkdir()
-    append(tmp_path / "gpu" / "a.jsonl", [line()])
-    (tmp_path / "study.json").write_text("{}")
-    (tmp_path / "x.sqlite3").write_bytes(b"")
-    found = sources.sources([tmp_path, tmp_path / "x.sqlite3"])
-    assert [path.name for path in found.results] == ["a.jsonl"]
-    assert [path.name for path in found.stores] == ["x.sqlite3"]
-    with pytest.raises(InvalidValueError, match=r"study\.json"):
-        sources.sources([tmp_path / "study.json"])
-
-
 def test_the_command_names_broken_lines_and_says_what_it_wrote(tmp_path) -> None:
     path, output = tmp_path / "a.jsonl", tmp_path / "deep" / "page.html"
     append(path, [line(), line("8x8x8", gpu="other")])
@@ -313,6 +301,6 @@ def test_committed_results_are_all_in_the_report() -> None:
     if not folder.is_dir():
         pytest.skip("no committed results here")
     lines = Results.of(folder, tell=pytest.fail)
-    report = sources.gathered(lines, [], H200.name, H200)
+    report = searches.gathered(lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100

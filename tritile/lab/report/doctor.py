@@ -41,7 +41,7 @@ def _versions() -> list[Finding]:
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding("triton", triton.__version__, not old, advice),
     ]
-    for name in ("typer", "rich"):
+    for name in ("typer", "rich", "pydantic"):
         there = importlib.util.find_spec(name) is not None
         advice = "" if there else "pip install 'tritile[cli]'"
         found.append(Finding(name, "there" if there else "missing", there, advice))

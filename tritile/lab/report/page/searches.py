@@ -1,8 +1,8 @@
-"""Trials as plain rows: searches, times over tiles, and progress of searches."""
+"""Trials as plain rows: searches, times over tiles, and progress of searches; and all rows of a report."""
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, MatmulProblem, Problem
 from tritile.lab.report import recorded
-from tritile.lab.report.page.rows import Row
+from tritile.lab.report.page.rows import Row, Rows, facets_of, rows_of
+from tritile.lab.report.results import Result
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 
@@ -135,3 +136,15 @@ def searched(
             mapped.add(problem)
         progress += _progress(own, best, {"s": number, "op": problem.op, "store": name}, most)
     return searches, cells, progress
+
+
+def gathered(results: Iterable[Result], stores: Sequence[Recorded], gpu: str, device: Device | None) -> Rows:
+    """Return the rows of a report of one GPU: its results, and the stores' trials.
+
+    `device` has the GPU's peaks, None where they are unknown.
+    """
+    results = list(results)
+    rows, facets = rows_of(results, gpu, device), facets_of(results, gpu)
+    rows.searches, rows.cells, rows.progress = searched(stores, facets)
+    rows.trials = sum(len(store.trials) for store in stores)
+    return rows
