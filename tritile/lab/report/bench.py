@@ -4,6 +4,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,57 +172,52 @@ def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) ->
     return [statistics.median(times) for times in found]
 
 
-def run_cases(
-    cases: Iterable[Case],
-    peers: Sequence[str],
-    env: Mapping[str, str],
-    folder: Path | None,
-    tell: Tell,
-    done: Tell,
-) -> tuple[list[Result], int]:
-    """Measure every case; return the results, and how many cases failed.
+@dataclass
+class Run:
+    """Run a benchmark, and hold its results and how many cases failed.
 
-    If `folder` is given, each result is appended at once to its suite's file there. `tell` is told what went
-    wrong, `done` the name of each finished case. Raises OSError if a file cannot be written.
+    If there is a folder, each result is appended at once to its suite's file there. `tell` is told what went
+    wrong, `done` the name of each finished case.
     """
-    lines: list[Result] = []
-    failed = 0
-    for case in cases:
-        try:
-            lines.append(result(case, measured(case, peers, tell), env))
-            if folder is not None:
-                append(folder / f"{case.suite}.jsonl", lines[-1:])
-        except OSError:
-            raise
-        except Exception as error:  # a case that raises, in torch too, costs itself alone
-            failed += 1
-            tell(f"{case.problem.label}: {brief(error)}")
-        torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
-        done(case.problem.label)
-    return lines, failed
 
+    folder: Path | None
+    tell: Tell
+    done: Tell
+    lines: list[Result] = field(default_factory=list)
+    failed: int = 0
 
-def run_drawn(
-    cases: Sequence[Case],
-    peers: Sequence[str],
-    searched: int,
-    device: Device,
-    env: Mapping[str, str],
-    folder: Path | None,
-    tell: Tell,
-    done: Tell,
-) -> tuple[list[Result], int]:
-    """Measure drawn cases as `run_cases` does, with nothing remembered and every kernel compiled before.
+    def cases(self, cases: Iterable[Case], peers: Iterable[str], env: Mapping[str, str]) -> None:
+        """Measure every case. Raises OSError if a file cannot be written."""
+        for case in cases:
+            try:
+                self.lines.append(result(case, measured(case, peers, self.tell), env))
+                if self.folder is not None:
+                    append(self.folder / f"{case.suite}.jsonl", self.lines[-1:])
+            except OSError:
+                raise
+            except Exception as error:  # a case that raises, in torch too, costs itself alone
+                self.failed += 1
+                self.tell(f"{case.problem.label}: {brief(error)}")
+            torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
+            self.done(case.problem.label)
 
-    The first `searched` aligned products are compared with torch.compile's max-autotune too.
-    """
-    first = drawn.aligned(cases)[:searched]
-    rest = [case for case in cases if case not in first]
-    with drawn.nothing_remembered():
-        drawn.compile_all(cases, device)
-        lines, failed = run_cases(first, list({*peers, "inductor"}), env, folder, tell, done)
-        more, lost = run_cases(rest, peers, env, folder, tell, done)
-    return lines + more, failed + lost
+    def drawn(
+        self,
+        cases: Sequence[Case],
+        peers: Iterable[str],
+        searched: int,
+        device: Device,
+        env: Mapping[str, str],
+    ) -> None:
+        """Measure drawn cases with nothing remembered and every kernel compiled before.
+
+        The first `searched` aligned products are compared with torch.compile's max-autotune too.
+        """
+        first = drawn.aligned(cases)[:searched]
+        with drawn.nothing_remembered():
+            drawn.compile_all(cases, device)
+            self.cases(first, {*peers, "inductor"}, env)
+            self.cases([case for case in cases if case not in first], peers, env)
 
 
 def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
