@@ -8,7 +8,6 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
-from tritile.errors import InvalidValueError
 from tritile.lab.report import baselines, drawn
 from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
@@ -53,9 +52,7 @@ def _measured(
     results: Path | None,
 ) -> benchmark.Run:  # fmt: skip
     """Measure cases of suites, then drawn cases by seed."""
-    here = devices.current_gpu()
-    if here is None:
-        raise InvalidValueError("there is no GPU here to measure")
+    here = shared.gpu_here()
     env = environment(here)
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))

@@ -91,14 +91,14 @@ def as_called(
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
     if device is None or (is_batch_invariant() if invariant is None else invariant):
         return list(cases)
-    return [_as_called(case, device) for case in cases]
-
-
-def _as_called(case: suites.Case, device: Device) -> suites.Case:
-    if case.op != "matmul" or case.precision != "ieee":
-        return case
-    found = numerics.unnamed(case.problem, device)
-    return replace(case, precision=found.precision) if isinstance(found, MatmulProblem) else case
+    found = []
+    for case in cases:
+        if case.op == "matmul" and case.precision == "ieee":
+            problem = numerics.unnamed(case.problem, device)
+            if isinstance(problem, MatmulProblem):
+                case = replace(case, precision=problem.precision)
+        found.append(case)
+    return found
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:
@@ -154,9 +154,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 def device_of(target: str | None) -> Device:
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    device = devices.target_device(target) if target else devices.current_gpu()
+    return devices.target_device(target) if target else gpu_here("name one with --target nvidia-h200")
+
+
+def gpu_here(advice: str = "nothing can be measured") -> Device:
+    """Return the current GPU. Raises InvalidValueError where there is none."""
+    device = devices.current_gpu()
     if device is None:
-        raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")
+        raise InvalidValueError(f"there is no GPU here: {advice}")
     return device
 
 

@@ -243,18 +243,6 @@ def _rules(strategy: str, verify: str) -> Rules:
     return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
 
 
-def _gpu(place: Place | None) -> Device:
-    """Return the GPU of this rank, else the current one. Raises InvalidValueError where there is none."""
-    if place is not None:
-        devices.use(place.local_rank)
-    here = devices.current_gpu()
-    if here is None:
-        raise InvalidValueError(
-            f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
-        )
-    return here
-
-
 def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | None, search: bool) -> int:
     """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
     if search:
@@ -335,7 +323,9 @@ def tune(
         place = Place.from_environment()
         if study and place is not None:
             raise InvalidValueError("--study is for one process, not for ranks of torchrun")
-        here = _gpu(place)
+        if place is not None:
+            devices.use(place.local_rank)
+        here = shared.gpu_here("--target nvidia-h200 predicts for one")
         if study:
             return tune_modes.study(problems, here, jobs or None, output or Path("study.json"), suites_dir)
         failed = _tuned(problems, here, wish, place, search)

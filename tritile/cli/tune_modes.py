@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.table import Table as RichTable
 
-from tritile.cli.shared import console, progress
+from tritile.cli.shared import console, gpu_here, progress
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
@@ -66,8 +66,7 @@ def tune_model(name: str) -> None:
 
     The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
     """
-    if devices.current_gpu() is None:
-        raise InvalidValueError("--model measures, and there is no GPU here")
+    gpu_here()
     step = step_of(name)
     step()  # what the model itself loads at a first call does not count
     with environ(TRITILE_MODE="tune"), use_in_torch():  # of the threads of backward passes too

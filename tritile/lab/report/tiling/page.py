@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.steps import lanes_of, strides_of, whole_rows
-from tritile.lab.report.tiling.texts import lead, notes, order_name, plain_name, title
+from tritile.lab.report.tiling.texts import notes, order_name, plain_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 
@@ -75,7 +75,7 @@ def page(
         start = checked_start(tiling, tile or 0, 1 if step is None else step)
     facts = _facts(tiling, start)
     return PAGES.get_template("tiling.html").render(
-        title=title(tiling), lead=lead(tiling), label=problem.label, device=device.name, config=str(config),
+        title=title(tiling), op=problem.op, label=problem.label, device=device.name, config=str(config),
         notes=notes(tiling), orders=facts["orders"], plain=facts["plain"], turn_name=facts["turn_name"],
         facts=json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c"),
     )  # fmt: skip
