@@ -1,6 +1,44 @@
-"""Where tests look for a turn in a tiling."""
+"""Problems and configs whose tilings tests look at, and where they look for a turn."""
 
+from tritile.core.config import Config
+from tritile.core.device import target_device
 from tritile.lab.report.tiling import Place, Tiling
+from tritile.tune.suites import parse_shape
+
+H200 = target_device("nvidia-h200")
+
+
+def product(shape):
+    return parse_shape(shape, dtype="bfloat16").problem
+
+
+def tile(group=8, m=64, n=32, k=32):
+    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
+
+
+def warped(persistent=True, group=16):
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
+def split(parts=4):
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 8}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
+
+
+def ranged():
+    """Parts of a tile that take a range of K each, and not every few blocks."""
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8}
+    return Config.of(4, 6, "split", **blocks, CONSUMERS=2, SUBTILES=1)
+
+
+def transposed(persistent=False, group=4):
+    blocks = {"BLOCK_M": 80, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "transposed", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
+
+
+def mover(group=2, m=32, n=32, family="tile"):
+    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
 def turn_of(tiling: Tiling, place: Place, part: int = 0) -> int:
