@@ -432,14 +432,11 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
     assert asked[-1][0] is of_a  # made once
 
 
-def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
-    case = block_scaled(dtype="float8_e4m3fn")
+def test_results_tell_scales_of_blocks():
     times = (1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
-    line = result(case, Measurement(*times, torch_call=torch_ways.WIDE), ENV)
+    line = result(block_scaled(dtype="float8_e4m3fn"), Measurement(*times), ENV)
     assert line["block_scales"] == "1x128"
-    assert line["torch_call"] == torch_ways.WIDE
     assert "epilogue" not in line
-    assert "torch_call" not in result(case, Measurement(*times), ENV)
 
 
 @pytest.mark.parametrize("zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=one"])

@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-import warnings
 from io import StringIO
 from pathlib import Path
 
@@ -72,34 +71,26 @@ def test_permute_line_counts_bytes_read_and_written() -> None:
     assert not {"m", "n", "k", "batch", "tflops"} & set(line)
 
 
-def test_a_line_of_before_the_tutorial_was_a_peer_is_read(tmp_path: Path) -> None:
-    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0), ENV)
-    assert new["ratio_tutorial"] == 3.0
-    old = {name: value for name, value in new.items() if "tutorial" not in name}
-    append(tmp_path / "given.jsonl", [old, new])
-    assert read(tmp_path / "given.jsonl") == [old, new]
-
-
-def test_lines_tell_every_side_and_older_ones_do_not(tmp_path: Path) -> None:
+def test_lines_tell_every_side_and_older_ones_that_do_not_are_read(tmp_path: Path) -> None:
     sides = {
         "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
     }  # fmt: skip
-    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, **sides), ENV)
+    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0, **sides), ENV)
     assert sides.items() <= new.items()
-    old = {name: value for name, value in new.items() if name not in sides}
-    assert result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV) == old
+    assert new["ratio_tutorial"] == 3.0
+    old = {name: value for name, value in new.items() if name not in sides and "tutorial" not in name}
     append(tmp_path / "given.jsonl", [old, new])
     assert read(tmp_path / "given.jsonl") == [old, new]
+    assert not sides.keys() & result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV).keys()
 
 
-def test_lines_of_what_the_batch_invariant_mode_costs_are_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["invariance", "models", "rows"])
+def test_lines_of_scripts_are_passed_over(tmp_path: Path, op: str) -> None:
     line = result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV)
     path = tmp_path / "given.jsonl"
-    path.write_text('{"op": "invariance", "m": 1}\n' + json.dumps(line) + "\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read(path) == [line]
+    path.write_text(json.dumps({"op": op, "m": 1}) + "\n" + json.dumps(line) + "\n")
+    assert read(path, pytest.fail) == [line]
 
 
 def test_host_lines_come_back_and_are_no_cases(tmp_path: Path) -> None:
@@ -125,9 +116,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     append(path, [])
     append(path, lines[1:])
     assert len(path.read_text().splitlines()) == 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read(path) == lines
+    assert read(path, pytest.fail) == lines
     assert case_of(lines[1]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
 
 

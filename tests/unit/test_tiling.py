@@ -155,13 +155,6 @@ def test_rectangles_of_first_tiles_are_those_tiles(name):
         assert sorted(cells) == sorted(tiling.place(turn)[1:] for turn in range(count))
 
 
-def test_residents_bound_a_wave():
-    problem, config = product("8192x8192x512"), tile()
-    assert tiling_of(problem, config, H200, resident=2).at_once == 2 * H200.processors
-    with pytest.raises(InvalidValueError, match="resident = 0"):
-        tiling_of(problem, config, H200, resident=0)
-
-
 def test_what_is_no_tiling_is_refused():
     problem = product("256x256x256")
     with pytest.raises(InvalidValueError, match="GROUP_M"):

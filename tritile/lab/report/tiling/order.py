@@ -158,12 +158,9 @@ def _copied(work: Work) -> tuple[str, ...]:
     return tuple(name.upper() for name in "ab" if name in read)
 
 
-def tiling_of(
-    problem: MatmulProblem | PermuteProblem, config: Config, device: Device, resident: int | None = None
-) -> Tiling:
+def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Tiling:
     """Return the tiling of a problem by a config's kernel, as a launch on a device would have it.
 
-    `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
     Raises InvalidValueError where the config is not legal for the problem on the device; UnsupportedError for
     `few_rows`, whose programs take columns that are no neighbours, and for boxes of several dimensions.
     """
@@ -173,8 +170,6 @@ def tiling_of(
         raise UnsupportedError(f"{config} has no tiles to draw: its programs take every few columns")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
-    if resident is not None and resident < 1:
-        raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each SM")
     work = _launched(problem, config, device)
     step = work.steps[work.main]
     values = step.args
@@ -192,7 +187,7 @@ def tiling_of(
         problem, config, device, rows, columns, problem.batch,
         group=(columns if by_columns else rows) if values.get("FLAT") else config["GROUP_M"],
         programs=min(prod(step.grid), tiles * parts),  # further programs find no matrix
-        resident=resident or _resident_of(problem, config, device),
+        resident=_resident_of(problem, config, device),
         covers=covers,
         parts=parts,
         copied=_copied(work),
