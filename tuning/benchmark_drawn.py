@@ -1,6 +1,6 @@
-"""Make the sections of docs/benchmarks.md about the suites whose sizes nobody chose.
+"""Make the tables of docs/benchmarks.md about the suites whose sizes nobody chose.
 
-The lines of a suite are results/<gpu>/<suite>.jsonl. A section says which GPUs have no lines yet.
+The lines of a suite are results/<gpu>/<suite>.jsonl. A table says which GPUs have no lines yet.
 """
 
 import json
@@ -13,37 +13,6 @@ from tritile.lab.report.summary import geomean, sizes_label
 
 KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
 DRAWS = 3  # the newest draws that are shown
-UNSEEN = """
-## Drawn sizes: products and permutations
-
-A draw has 200 products in bfloat16, NN and NT by turns, and 100 permutations. Nothing is remembered, so
-each call uses the config that tritile predicts. A product is aligned where N and K are multiples of 8,
-else ragged; its figure is the ratio to torch. The figure of a permutation is its rate by that of a copy
-of as many bytes. A draw is named after its seed, which changes with the code; the table shows the newest
-three. Some aligned products are also timed beside max-autotune.
-
-`tritile bench --suite unseen --results tuning/results/GPU` adds a draw.
-"""
-ROWS = """
-## One weight, any number of rows
-
-A square weight in bfloat16, NT, is multiplied with drawn numbers of rows up to 4096. The first process
-starts with nothing compiled and nothing remembered; the second finds what the first compiled. The first
-table times first calls on the host, to the end of their product. The second compares times on the GPU, in
-CUDA graphs. Both show the newest run of each kind.
-
-`python tuning/rows.py --results tuning/results/GPU` adds a run.
-"""
-MODELS = """
-## Transformer models with and without `use_in_torch`
-
-Eight models with random weights in bfloat16 run forward passes and training steps. A ratio is the time
-without `use_in_torch` by the time with it; the worst has its 95% interval. The first process of a model
-finds no compiled kernel, a later one finds those of the first. The time of the first iteration is the
-median over models. The table shows the newest line of each model.
-
-`python tuning/models.py --results tuning/results/GPU` adds lines; with `--compiled`, those of torch.compile.
-"""
 
 
 def read(folder: Path, suite: str) -> list[Line]:
@@ -160,18 +129,13 @@ def models(lines: list[Line]) -> Iterator[str]:
     )
 
 
-SUITES: dict[str, tuple[str, Callable[[list[Line]], Iterator[str]]]] = {
-    "unseen": (UNSEEN, unseen), "rows": (ROWS, rows), "models": (MODELS, models),
-}  # fmt: skip
+TOLD: dict[str, Callable[[list[Line]], Iterator[str]]] = {"unseen": unseen, "rows": rows, "models": models}
 
 
-def sections(results: Path) -> str:
-    """Return the three sections, from a folder of results that has a folder for each GPU."""
-    text = ""
-    for suite, (about, told) in SUITES.items():
-        text += about
-        for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-            lines = read(folder, suite)
-            parts = told(lines) if lines else [f"`{folder.name}`: no lines yet."]
-            text += "".join(f"\n{part.rstrip()}\n" for part in parts)
-    return text
+def of_gpus(results: Path, suite: str) -> str:
+    """Return the tables of a suite, from a folder of results that has a folder for each GPU."""
+    parts: list[str] = []
+    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
+        lines = read(folder, suite)
+        parts += TOLD[suite](lines) if lines else [f"`{folder.name}`: no lines yet."]
+    return "\n\n".join(part.rstrip() for part in parts)

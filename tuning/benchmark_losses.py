@@ -6,7 +6,7 @@ from pathlib import Path
 import benchmark_drawn as drawn
 import benchmark_tuned as tuned
 from benchmark_tables import Cells
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import stored
 from tritile.lab.report.summary import geomean, of_cases, sizes_label
 
 HEAD = "GPU | suite | dtype | layout | problems: | geometric mean: | under 1: | worst: | at | instead"

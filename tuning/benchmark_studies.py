@@ -105,7 +105,7 @@ def ladder() -> dict[str, Any]:
 
 def ladder_rows() -> Iterator[Cells]:
     """Return time and bytes asked of memory, a row for each kernel of the ladder."""
-    for rung in ladder()["rungs"]:
+    for rung in ladder()["readings"]:
         asked = "" if rung["asked"] is None else f"{rung['asked'] / 1e9:.1f}"
         yield rung["op"], rung["name"], rung["new"], rung["dtype"], f"{rung['us'] / 1e3:.2f}", asked
 

@@ -79,9 +79,15 @@ def invariance() -> list[dict[str, Any]]:
 def one_by_one() -> str:
     """Say that lines of invariance were timed launch by launch where any was."""
     older = any("samples" not in line for line in invariance())
-    return (
-        '"invariance" is of an older tritile, timed launch by launch, with its host time.\n' if older else ""
-    )
+    return '"invariance" is of an older tritile, timed launch by launch, with its host time.\n' * older
+
+
+def told_of_others(lines: list[Result]) -> str:
+    """Say how many of the other types' lines are older, and how many problems were not tuned."""
+    untuned, older = (sum(line["plan_source"] == "model" for line in lines),
+                      sum("torch_call" not in line for line in lines))  # fmt: skip
+    before = f"{older} lines are older, and have the first of these ways alone. " if older else ""
+    return f"{before}All but {untuned} of these {len(lines)} problems were tuned."
 
 
 def tuned() -> set[tuple[int, ...]]:

@@ -1,211 +1,205 @@
 """Compare triton.autotune and tritile.autotune on kernels of neither, on the current GPU.
 
-    python tuning/compare_autotune.py                    # as many problems as begin within 150 s
+    python tuning/compare_autotune.py                    # every problem: some minutes
     python tuning/compare_autotune.py --only attention   # those with that in "kernel shape"
 
 For each problem: the seconds of a first call with nothing compiled or remembered, by each tuner with the
 same list of configs and by tritile with the whole space, each in a process of its own; then what they
 chose, timed side by side. For each kernel: what a warm call costs the host. A line is kept in
 tuning/results/<gpu>/autotune.json as soon as its problem is measured, in place of an older one.
+
+A side is "triton" or "tritile" (both with the same list of configs), or "space" (tritile with the whole
+space); of warm calls also "jit", the bare kernel with its parameters given.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+import triton
 
-import compare_sides as sides
-from authors import SUBJECTS, configs_of
-from compare_rows import (
-    TUNERS,
-    Problem,
-    Row,
-    host_row,
-    keep,
-    shape_from,
-    shape_text,
-    summary,
-    tables,
-    tuning_row,
-)
+import tritile
+from authors import SUBJECTS, Subject, configs_of
 from tritile.core.config import Config
-from tritile.core.device import Device, current_gpu
-from tritile.lab.report.environment import environment
+from tritile.core.device import current_gpu
+from tritile.lab.report.bench import host_us
+from tritile.lab.report.environment import environ, environment
+from tritile.tune.measure.timing import Graph, copies_wanted, interleaved, timing_of
 
 HERE = Path(__file__).resolve().parent
 DTYPE = torch.bfloat16
-# In the order measured: one of each kernel first, so that a short run has seen every kernel.
-PROBLEMS: tuple[Problem, ...] = (
-    ("softmax", (4096, 8192)),
-    ("layer_norm", (8192, 4096)),
-    ("attention", (4, 32, 4096, 128, 1)),
-    ("softmax", (4096, 1000)),
-    ("layer_norm", (8192, 768)),
-    ("attention", (4, 32, 1024, 128, 0)),
-    ("softmax", (4096, 32768)),
-    ("layer_norm", (8192, 8191)),
+PROBLEMS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("softmax", (4096, 8192)), ("softmax", (4096, 1000)), ("softmax", (4096, 32768)),
+    ("layer_norm", (8192, 4096)), ("layer_norm", (8192, 768)), ("layer_norm", (8192, 8191)),
+    ("attention", (4, 32, 4096, 128, 1)), ("attention", (4, 32, 1024, 128, 0)),
     ("attention", (4, 32, 1777, 128, 1)),
-)
-TINY: dict[str, tuple[int, ...]] = {
-    "softmax": (4, 64), "layer_norm": (4, 64), "attention": (1, 1, 16, 64, 0)
-}  # fmt: skip
-_TIMEOUT_S = 300.0  # of one child
-Answers = dict[str, dict[str, Any]]
+)  # fmt: skip
+TINY = {"softmax": (4, 64), "layer_norm": (4, 64), "attention": (1, 1, 16, 64, 0)}
+SIDES = ("triton", "tritile", "space")
+ALLOWED_ERROR = 2e-2  # |out - reference| / |reference|: twice the epsilon of bfloat16, and some
+Arguments = Mapping[str, Any]
+Row = dict[str, Any]
 
 
-def cold_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+def decorated(side: str, subject: Subject, **more: Any) -> Any:
+    """Decorate the kernel with one of the tuners."""
+    if side == "triton":
+        return triton.autotune(subject.configs, subject.key, **more)(subject.kernel)
+    configs = tritile.Space(subject.parameters, subject.where) if side == "space" else subject.configs
+    return tritile.autotune(configs, subject.key, reference=subject.reference, **more)(subject.kernel)
+
+
+def error_of(subject: Subject, given: Arguments) -> float:
+    """Return the largest |out - reference| / |reference| of the outputs; infinite for a NaN."""
+    errors = []
+    for name, wanted in subject.reference(**given).items():
+        error = (given[name].float() - wanted.float()).norm() / wanted.float().norm()
+        errors.append(float(error.nan_to_num(nan=math.inf)))
+    return max(errors)
+
+
+def tuned(side: str, subject: Subject, given: Arguments, **more: Any) -> Row:
+    """Make the first call, which tunes, and return its seconds and the config; `more` goes to the decorator.
+
+    Raises RuntimeError where the tuned kernel's answer is wrong.
+    """
+    kernel, grid = decorated(side, subject, **more), subject.grid(**given)
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    with tritile.mode("tune"):
+        kernel[grid](*given.values())
+    wait()
+    seconds, error = time.perf_counter() - start, error_of(subject, given)
+    if not error <= ALLOWED_ERROR:
+        raise RuntimeError(f"{side} chose {kernel.best_config}, whose relative error is {error:.3g}")
+    return {"seconds": seconds, "config": Config.from_triton(kernel.best_config).to_dict()}
+
+
+def cold_environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
     """Return the environment of a process that remembers nothing and has time to try every config."""
-    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "TRITILE_CACHE_DIR": str(folder / "tritile")}
-    paths = [str(HERE.parent), *filter(None, [environ.get("PYTHONPATH")])]
-    rest = {"TRITILE_TUNE_BUDGET": "600", "PYTHONPATH": os.pathsep.join(paths)}
+    caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TRITON", "TRITILE")}
+    paths = os.pathsep.join([str(HERE.parent), *filter(None, [environ.get("PYTHONPATH")])])
+    rest = {"TRITILE_TUNE_BUDGET": "600", "PYTHONPATH": paths}
     return {name: v for name, v in environ.items() if name != "TRITILE_MODE"} | caches | rest
 
 
-def answer_in(out: str) -> dict[str, Any]:
-    """Return the answer that a child printed: the last line that is a JSON object."""
-    for line in reversed(out.splitlines()):
-        if line.startswith("{"):
-            return json.loads(line)
-    raise RuntimeError(f"no answer in {out[-200:]!r}")
+def answer_of(side: str, name: str, shape: Sequence[int], script: Path = Path(__file__)) -> Row:
+    """Tune in a process of its own, with empty caches, and return what `tuned` does there."""
+    command = [sys.executable, str(script), "--child", side, name, shape_text(shape)]
+    with tempfile.TemporaryDirectory(prefix="cold-") as folder:
+        environ = cold_environment(os.environ, folder)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{side} {name} {shape_text(shape)} failed: {done.stderr.strip()[-500:]}")
+    answer: Row = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line[:1] == "{"))
+    return answer
 
 
-class Child:
-    """Tune one kernel for one problem in a process of its own, with empty caches.
+def timed(subject: Subject, given: Arguments, configs: Mapping[str, Config], l2_bytes: int) -> Row:
+    """Time each side's config by turns, in CUDA graphs on cold operands: microseconds and spread."""
+    tensors = {name: v for name, v in given.items() if isinstance(v, torch.Tensor)}
+    count = copies_wanted(sum(v.numel() * v.element_size() for v in tensors.values()), l2_bytes)
+    calls = [{**given, **{name: v.clone() for name, v in tensors.items()}} for _ in range(count)]
 
-    The process imports what it needs at once and then waits for `answer`, so that its start takes no time.
-    """
+    def run_of(config: Config) -> Callable[[Any], None]:
+        options = config.to_triton().all_kwargs()
+        return lambda call: subject.kernel[subject.grid(**call)](*call.values(), **options)
 
-    def __init__(self, side: str, problem: Problem, script: Path = HERE / "compare_autotune.py") -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="cold-")
-        words = [side, problem[0], shape_text(problem[1])]
-        self._what = " ".join(words)
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), "--child", *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=cold_environment(os.environ, Path(self._folder.name)),
-        )  # fmt: skip
-
-    def answer(self) -> dict[str, Any]:
-        """Let the child tune, and return its answer. Raises RuntimeError with its last output if it fails."""
-        try:
-            out, err = self._process.communicate("go\n", timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{self._what} took more than {_TIMEOUT_S} s") from None
-        if self._process.returncode:
-            raise RuntimeError(f"{self._what} failed: {err.strip()[-500:]}")
-        return answer_in(out)
-
-    def close(self) -> None:
-        """Kill the child and remove its caches."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            stream.close()
-        self._folder.cleanup()
+    graphs = [Graph(run_of(config), calls) for config in configs.values()]
+    row: Row = {}
+    samples = interleaved(graphs, budget_ms=150.0 * len(graphs))
+    for side, times in zip(configs, samples, strict=True):
+        found = timing_of(times)
+        row |= {f"{side}_us": round(found.us, 3), f"{side}_spread": round(found.spread, 4)}
+    return row
 
 
-def child(side: str, name: str, shape: Sequence[int]) -> None:
-    """Wait for the parent, tune, and print the answer."""
-    sys.stdin.readline()
-    torch.cuda.init()
-    print(json.dumps(sides.tuned(side, SUBJECTS[name], SUBJECTS[name].inputs(shape, DTYPE))), flush=True)
+def warm_calls(subject: Subject, given: Arguments, **more: Any) -> dict[str, Callable[[], Any]]:
+    """Return the same launch by the bare kernel and by both tuners, already tuned, as a program writes it."""
+    grid, values, first = subject.grid(**given), list(given.values()), subject.configs[0].all_kwargs()
+    calls: dict[str, Callable[[], Any]] = {"jit": lambda: subject.kernel[grid](*values, **first)}
+    for side in ("triton", "tritile"):
+        kernel = decorated(side, subject, **more)
+        with tritile.mode("tune"):
+            kernel[grid](*values)
+        calls[side] = lambda kernel=kernel: kernel[grid](*values)
+    return calls
 
 
-def tunings(
-    problems: Sequence[Problem], start: Callable[[str, Problem], Any]
-) -> Iterator[tuple[Problem, Answers | str]]:
-    """Yield each problem with its tuners' answers, or a reason; one child tunes while the next starts."""
-    tasks = [(problem, side) for problem in problems for side in TUNERS]
-    children = [start(tasks[0][1], tasks[0][0])] if tasks else []
-    answers: Answers = {}
-    failure = ""
-    try:
-        for number, (problem, side) in enumerate(tasks):
-            mine = children[0]
-            children += [start(s, p) for p, s in tasks[number + 1 : number + 2]]
-            try:
-                answers[side] = mine.answer()
-            except RuntimeError as error:
-                failure = str(error)
-            children.pop(0).close()
-            if side == TUNERS[-1]:
-                yield problem, failure or answers
-                answers, failure = {}, ""
-    finally:
-        for one in children:
-            one.close()
+def shape_text(shape: Sequence[int]) -> str:
+    """Write a shape as one word: 4096x1000."""
+    return "x".join(map(str, shape))
 
 
-def measured_host(name: str, env: Mapping[str, str]) -> Row:
-    """Return the line of what a warm call of this kernel costs the host."""
-    given = SUBJECTS[name].inputs(TINY[name], DTYPE)
-    return host_row((name, TINY[name]), sides.host_us(sides.warm_calls(SUBJECTS[name], given)), env)
+def tuning_row(subject: Subject, answers: Mapping[str, Row], times: Row) -> Row:
+    """Return seconds and configs of each tuner, and microseconds of what each chose."""
+    row: Row = {"configs": len(subject.configs), "space": len(configs_of(subject.parameters, subject.where))}
+    for side in SIDES:
+        row |= {f"{side}_s": round(answers[side]["seconds"], 3), f"{side}_config": answers[side]["config"]}
+    return row | times | {"ratio": round(times["triton_us"] / times["tritile_us"], 4)}
 
 
-def compare(problems: Sequence[Problem], path: Path, gpu: Device, budget_s: float) -> tuple[list[Row], int]:
-    """Measure the problems that begin within the budget, and keep each line at once.
+def keep(path: Path, row: Row) -> None:
+    """Put a line into a file, in place of an older one of the same problem."""
+    rows: Iterable[Row] = [*(json.loads(path.read_text()) if path.exists() else []), row]
+    held = {(row["measures"], row["kernel"], row["problem"]): row for row in rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[\n" + ",\n".join(json.dumps(held[key]) for key in sorted(held)) + "\n]\n")
 
-    Return all lines of the file, and how many problems failed.
-    """
-    start, env, failed = time.monotonic(), environment(gpu), 0
-    rows = keep(path, [measured_host(name, env) for name in dict.fromkeys(name for name, _ in problems)])
-    left = list(problems)
-    for problem, answers in tunings(problems, Child):
-        left.remove(problem)
-        if isinstance(answers, str):
-            print(answers, file=sys.stderr)
-            failed += 1
-        else:
-            subject = SUBJECTS[problem[0]]
-            configs = {side: Config.from_dict(answer["config"]) for side, answer in answers.items()}
-            timings = sides.timed(subject, subject.inputs(problem[1], DTYPE), configs, gpu.l2_bytes)
-            counts = len(subject.configs), len(configs_of(subject.parameters, subject.where))
-            rows = keep(path, [tuning_row(problem, counts, answers, timings, env)])
-            torch.cuda.empty_cache()
-        print(f"{time.monotonic() - start:.0f} s: {problem[0]} {shape_text(problem[1])}", flush=True)
-        if left and time.monotonic() - start > budget_s:
-            print(f"the time is up; left: {', '.join(f'{n} {shape_text(s)}' for n, s in left)}")
-            break
-    return rows, failed
+
+def measured(name: str, shape: tuple[int, ...], l2_bytes: int) -> Row:
+    """Return the line of a problem, or what warm calls of a tiny one cost the host."""
+    subject = SUBJECTS[name]
+    given = subject.inputs(shape, DTYPE)
+    if shape == TINY[name]:
+        with tempfile.TemporaryDirectory() as folder, environ(TRITILE_CACHE_DIR=folder):  # tuned apart
+            calls = warm_calls(subject, given)
+            us = zip(calls, host_us(*calls.values()), strict=True)
+            return {"measures": "host"} | {f"{side}_host_us": round(value, 3) for side, value in us}
+    answers = {side: answer_of(side, name, shape) for side in SIDES}
+    configs = {side: Config.from_dict(answer["config"]) for side, answer in answers.items()}
+    return {"measures": "tuning"} | tuning_row(subject, answers, timed(subject, given, configs, l2_bytes))
 
 
 def main() -> int:
     """Compare on the current GPU; the exit status is 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="problems with this in 'kernel shape'")
-    parser.add_argument(
-        "--budget", type=float, default=150, metavar="S", help="begin none after these seconds"
-    )
     parser.add_argument("--results", type=Path, metavar="DIR", help="default: tuning/results/<gpu>")
     parser.add_argument("--child", nargs=3, metavar=("SIDE", "KERNEL", "SHAPE"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        side, name, shape = given.child
-        child(side, name, shape_from(shape))
+    asked, gpu = parser.parse_args(), current_gpu()
+    if asked.child:
+        side, name, shape = asked.child
+        given = SUBJECTS[name].inputs([int(size) for size in shape.split("x")], DTYPE)
+        print(json.dumps(tuned(side, SUBJECTS[name], given)), flush=True)
         return 0
-    gpu = current_gpu()
-    problems = [p for p in PROBLEMS if given.only in f"{p[0]} {shape_text(p[1])}"]
-    if gpu is None or not problems:
-        print("no GPU here" if gpu is None else f"no problem has {given.only!r} in its name", file=sys.stderr)
+    if gpu is None:
+        print("there is no GPU here to measure", file=sys.stderr)
         return 1
-    path = (given.results or HERE / "results" / gpu.slug) / "autotune.json"
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITILE_CACHE_DIR"] = folder  # the warm calls of this process are tuned apart
-        rows, failed = compare(problems, path, gpu, given.budget)
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for table in tables(rows):
-        console.print(table)
-    for name, mean in summary(rows).items():
-        console.print(f"{name}: triton / tritile {mean:.3f} (geometric mean)")
+    path = (asked.results or HERE / "results" / gpu.slug) / "autotune.json"
+    problems = [(name, shape) for name, shape in PROBLEMS if asked.only in f"{name} {shape_text(shape)}"]
+    failed, env = 0, environment(gpu)
+    for name, shape in [*((name, TINY[name]) for name in dict(problems)), *problems]:
+        try:
+            row = measured(name, shape, gpu.l2_bytes)
+        except RuntimeError as error:
+            failed += 1
+            print(error, file=sys.stderr)
+            continue
+        row |= {"kernel": name, "problem": shape_text(shape), "env": env}
+        keep(path, row)
+        print(json.dumps(row), flush=True)
+        torch.cuda.empty_cache()
     return min(failed, 1)
 
 

@@ -19,8 +19,7 @@ from benchmark_tuned import (
     short,
     tuned_permutations,
 )
-from tritile.lab.report.results import Result
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import Result, stored
 from tritile.lab.report.summary import of_cases, sizes_label
 
 HEAD = "on one H200 | problems: | torch's time / tritile's: | worst:"

@@ -2,16 +2,14 @@
 
 Stores are SQLite files of H200 trials, or .gz of them, one for each tuning; by default those in
 tuning/trials. Regret is the time of the measured config that the formula puts first, over the time of the
-fastest. Some stores hold the configs that a search tried, others whole spaces. Only whole spaces hold configs
-that no search would try and a pick may still fall for, so they count more in the fit, and their regret is
-printed apart.
+fastest. Only stores of whole spaces hold configs that no search would try and a pick may still fall for, so
+they count more in the fit, and their regret is printed apart.
 
 Problems are dealt to three parts. For each part the constants are fitted to the other two. The regret of
 each part under the fit that left it out is what a new problem has to expect. Such a fit begins with
-constants that are off at random, as those in the source have seen the problems it leaves out. The form of the
-formulas was chosen with all trials in view. The constants printed last are fitted to all. The matmul formulas
-of the tile kernel and of kernels with descriptors are fitted in turn, so that they also agree with each
-other. --steps 0 prints the regret of the constants as they are.
+constants that are off at random, as those in the source have seen the problems it leaves out. The constants
+printed last are fitted to all. The matmul formulas of the tile kernel and of kernels with descriptors are
+fitted in turn, so that they also agree. --steps 0 prints the regret of the constants as they are.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import math
 import random
 import statistics
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -174,11 +171,10 @@ def fit_all(op: str, own: list[Case], steps: int, afresh: bool) -> Fits:
 def report(name: str, regrets: Iterable[float]) -> None:
     """Print the median, mean, 95th percentile and worst regret."""
     ratios = sorted(regrets)
-    if ratios:
-        middle, mean = statistics.median(ratios), statistics.fmean(ratios)
-        tail = ratios[int(0.95 * (len(ratios) - 1))]
-        print(f"{name} ({len(ratios)}): median {middle:.3f}, mean {mean:.3f}, 95% {tail:.3f}, ", end="")
-        print(f"worst {ratios[-1]:.3f}", flush=True)
+    middle, mean = statistics.median(ratios), statistics.fmean(ratios)
+    tail = ratios[int(0.95 * (len(ratios) - 1))]
+    told = f"median {middle:.3f}, mean {mean:.3f}, 95% {tail:.3f}, worst {ratios[-1]:.3f}"
+    print(f"{name} ({len(ratios)}): {told}")
 
 
 def main() -> None:
@@ -186,37 +182,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stores", type=Path, nargs="*", default=TRIALS)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--ops", nargs="+", choices=FORMULAS, default=list(FORMULAS))
-    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
-    missing = [str(path) for path in given.stores if not path.is_file()]
-    if missing:
-        raise SystemExit(f"no store at {', '.join(missing)}")
     everything = cases(recorded.times(given.stores, DEVICE))
-    for op in given.ops:
+    for op, formulas in FORMULAS.items():
         own = [case for case in everything if case.problem.op == op]
         problems = sorted({case.problem for case in own}, key=lambda problem: problem.label)
-        parts = [set(problems[part::PARTS]) for part in range(PARTS)]
-        rest = [[case for case in own if case.problem not in part] for part in parts]
-        with ProcessPoolExecutor(given.jobs) as pool:
-            jobs = [pool.submit(fit_all, op, kept, given.steps, True) for kept in rest]
-            last = pool.submit(fit_all, op, own, given.steps, False)
-            left_out, fits = [job.result() for job in jobs], last.result()
-        picked: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+        left_out = {}
+        for part in range(PARTS):
+            held = set(problems[part::PARTS])
+            kept = [case for case in own if case.problem not in held]
+            left_out |= dict.fromkeys(held, fit_all(op, kept, given.steps, True))
+        fits = fit_all(op, own, given.steps, False)
+        regrets: dict[str, list[float]] = {}
         for case in own:
-            part = next(number for number, held in enumerate(parts) if case.problem in held)
-            for name, used in (("before", START), ("left out", left_out[part]), ("fitted to all", fits)):
-                ratio = regret(case, used)
-                picked[case.whole].setdefault(name, []).append(ratio)
-                if part == 0:
-                    picked[case.whole].setdefault(f"{name}, first part", []).append(ratio)
-            if case.whole:
-                shown = [f"{name} {r[-1]:.3f}" for name, r in picked[True].items() if "," not in name]
-                print(case.problem.label, *shown)
-        for whole, kind in ((False, "searched"), (True, "whole spaces")):
-            for name, ratios in picked[whole].items():
-                report(f"{op}, {kind}, {name}", ratios)
-        for name in dict.fromkeys(FORMULAS[op]):
+            kind = "whole spaces" if case.whole else "searched"
+            for name, used in (
+                ("before", START),
+                ("left out", left_out[case.problem]),
+                ("fitted to all", fits),
+            ):
+                regrets.setdefault(f"{op}, {kind}, {name}", []).append(regret(case, used))
+        for name, found in sorted(regrets.items()):
+            report(name, found)
+        for name in dict.fromkeys(formulas):
             print(name, {field: float(f"{value:.3g}") for field, value in asdict(fits[name]).items()})
 
 

@@ -1,6 +1,6 @@
 """Time batch-invariant mode beside the default and torch, over numbers of rows.
 
-    python tuning/invariance.py    # prints tables, appends lines to results/<gpu>/invariance.jsonl
+    python tuning/invariance.py    # prints and appends lines to results/<gpu>/invariance.jsonl
 
 Products of bf16 by a weight (N, K), and by one packed to 4 bits, timed as `tritile bench` does, with the
 configs that calls would use now. Kernels are compiled first, in parallel; with that it takes a minute on an
@@ -19,20 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tritile.core import device
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, QuantizedProblem
-from tritile.lab.report import baselines, weight_baselines
+from tritile.lab.report import baselines, torch_ways
 from tritile.lab.report.environment import environment
 from tritile.planning import plans
 from tritile.runtime import launch
 from tritile.tune.measure import timing
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.subject import answers, operands
+from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.problem import ProblemSubject
 
 HERE = Path(__file__).parent
@@ -82,7 +79,7 @@ def row_of(weight: str, m: int, n: int, k: int, gpu: Device) -> Row:
         run = operands.run_of(launch.prepare(replace(calls[0], invariant=invariant), config))
         answers.check(run, calls[0])
         graphs[side], line[f"{side}_config"] = timing.Graph(run, calls), config.to_dict()
-    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    plain = torch_ways.by_wide_weight if weight == "int4" else torch_calls.multiply
     graphs["torch"] = baselines.graph_of(plain, calls)
     samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
     for side, times in zip(graphs, samples, strict=True):
@@ -92,26 +89,18 @@ def row_of(weight: str, m: int, n: int, k: int, gpu: Device) -> Row:
     return line | {"cost": cost, "samples": len(samples[0]), "launches": len(calls)}
 
 
-def table_of(rows: list[Row]) -> Table:
-    """Return the lines of one weight as a table."""
-    first = rows[0]
-    title = f"{first['weight']} weight of {first['n']} x {first['k']}, microseconds"
-    table = Table("rows", title=title, title_justify="left")
-    for name in ("invariant", "default", "torch", "cost", "torch / invariant"):
-        table.add_column(name, justify="right")
-    table.add_column("config of the mode")
-    for row in rows:
-        times = [row[f"{side}_us"] for side in ("invariant", "default", "torch")]
-        numbers = [f"{us:.1f}" for us in times] + [f"{row['cost']:.2f}", f"{times[2] / times[0]:.2f}"]
-        table.add_row(str(row["m"]), *numbers, str(Config.from_dict(row["invariant_config"])))
-    return table
+def line_of(row: Row) -> str:
+    """Put a line into words."""
+    times = "invariant {invariant_us:.1f} us, default {default_us:.1f}, torch {torch_us:.1f}; ".format(**row)
+    config = Config.from_dict(row["invariant_config"])
+    return "{weight} {n}x{k}, {m} rows: ".format(**row) + times + f"cost {row['cost']:.2f}, {config}"
 
 
 def main() -> int:
     """Measure on the current GPU; the exit status is 1 if there is none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, help="the file that lines are appended to")
-    given, gpu, console = parser.parse_args(), device.current_gpu(), Console(width=150)
+    given, gpu = parser.parse_args(), device.current_gpu()
     if gpu is None:
         print("there is no GPU here to measure", file=sys.stderr)
         return 1
@@ -119,7 +108,8 @@ def main() -> int:
     env, lines = environment(gpu), []
     for weight, n, k in WEIGHTS:
         rows = [row_of(weight, m, n, k, gpu) | {"env": env} for m in ROWS]
-        console.print(table_of(rows))
+        for row in rows:
+            print(line_of(row))
         lines += rows
     path = given.results or HERE / "results" / gpu.slug / f"{OP}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,9 @@ Tune first: `tritile tune --suite llama`.
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import torch
 import transformers
 
 import tritile
+from models import seconds
 from tritile.core.device import gpu
 from tritile.core.settings import wants_crossing
 from tritile.in_torch import building
@@ -51,18 +52,7 @@ def made(name: str) -> torch.nn.Module:
         return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Time one call, the GPU's work included."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def sides() -> dict[str, Callable[[], contextlib.AbstractContextManager]]:
-    """Return the contexts that are compared, in which the same call runs."""
-    return {"torch": contextlib.nullcontext, "tritile": tritile.use_in_torch}
+SIDES = {"torch": contextlib.nullcontext, "tritile": tritile.use_in_torch}  # contexts that are compared
 
 
 def measured(
@@ -70,13 +60,13 @@ def measured(
 ) -> dict[str, float]:
     """Return the tokens per second of both sides, timed by turns; `call_of` makes the call of a side."""
     calls = {}
-    for side, within in sides().items():
+    for side, within in SIDES.items():
         with within():
             calls[side] = call_of(side)
             calls[side]()
     times: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range(rounds):
-        for side, within in sides().items():
+        for side, within in SIDES.items():
             with within():
                 times[side].append(seconds(calls[side]))
     return {side: tokens / statistics.median(taken) for side, taken in times.items()}
@@ -123,17 +113,11 @@ def decode(model: torch.nn.Module, how: str, batch: int) -> dict[str, float]:
     """Return the tokens made a second: by `generate` if eager, else by steps over a cache of fixed size."""
     ids = torch.randint(model.config.vocab_size, (batch, CONTEXT), device="cuda")
     if how == "eager":
-        return measured(lambda side: lambda: generated(model, ids), batch * NEW, EAGER_DECODES)
+        how_many = {"do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW, "pad_token_id": 0}
+        generate = functools.partial(model.generate, ids, attention_mask=torch.ones_like(ids), **how_many)
+        return measured(lambda side: generate, batch * NEW, EAGER_DECODES)
     step = one_step(model, ids)
     return measured(lambda side: with_how(how, side, step), batch)
-
-
-def generated(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Generate NEW tokens after the prompts."""
-    return model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW,
-        pad_token_id=0,
-    )  # fmt: skip
 
 
 def one_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -187,7 +171,7 @@ def errors(model: torch.nn.Module) -> dict[str, dict[str, float]]:
     wanted = answers(exact)
     del exact
     found = {}
-    for side, within in sides().items():
+    for side, within in SIDES.items():
         with within():
             got = answers(model)
         found[side] = {n: float((got[n] - wanted[n]).norm() / wanted[n].norm()) for n in wanted}

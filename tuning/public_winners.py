@@ -11,10 +11,11 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmark_tables import table
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
 from tritile.core.problem import MatmulProblem
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 WINNERS = HERE / "public_winners.json"
 SCORES = HERE / "public_scores.json"
 PAGE = HERE.parent / "docs" / "other_gpus.md"
+TEMPLATE = HERE / "pages" / "other_gpus.md"
 FAMILY: Final = "tile"
 FEW: Final = 64  # rows, up to which memory bounds most of these products
 SEARCHED: Final = {  # what the published search tries
@@ -75,10 +77,10 @@ Score = dict[str, Any]
 def winners(path: Path = WINNERS) -> Winners:
     """Return the published BLOCK_M, BLOCK_N, BLOCK_K, warps and stages of each GPU and size."""
     found: Winners = {}
-    for table in json.loads(path.read_text())["tables"]:
-        own = found.setdefault(SHORT[table["gpu"]], {})
-        for m, winner in table["winners"].items():
-            own[int(m), table["n"], table["k"]] = winner
+    for each in json.loads(path.read_text())["tables"]:
+        own = found.setdefault(SHORT[each["gpu"]], {})
+        for m, winner in each["winners"].items():
+            own[int(m), each["n"], each["k"]] = winner
     return found
 
 
@@ -126,11 +128,11 @@ def score(problem: MatmulProblem, device: Device, winner: list[int | None]) -> S
 def scored(path: Path = WINNERS) -> list[Score]:
     """Score published winners, in their order."""
     lines = []
-    for table in json.loads(path.read_text())["tables"]:
-        n, k, device = table["n"], table["k"], DEVICES[table["gpu"]]
-        for m, winner in table["winners"].items():
-            problem = problem_of(int(m), n, k, table["dtype"])
-            named = {"gpu": SHORT[table["gpu"]], "m": int(m), "n": n, "k": k}
+    for each in json.loads(path.read_text())["tables"]:
+        n, k, device = each["n"], each["k"], DEVICES[each["gpu"]]
+        for m, winner in each["winners"].items():
+            problem = problem_of(int(m), n, k, each["dtype"])
+            named = {"gpu": SHORT[each["gpu"]], "m": int(m), "n": n, "k": k}
             lines.append(named | score(problem, device, winner))
     return lines
 
@@ -159,65 +161,50 @@ def _at(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _head(*names: str) -> list[str]:
-    return [_row(names), _row("---" if i == 0 else "---:" for i, _ in enumerate(names))]
-
-
 def _kept(lines: list[Score], gpu: str, few: bool) -> list[Score]:
     return [line for line in lines if line["gpu"] == gpu and (line["m"] <= FEW) == few]
 
 
-def agreement(lines: list[Score], published: Winners, few: bool) -> list[str]:
+def agreement(lines: list[Score], published: Winners, few: bool) -> str:
     """Tabulate shares of problems whose blocks are those of the published winner."""
-    names = [f"fixed {m}x{n}" for m, n in FIXED]
-    rows = _head(
-        "GPU", "problems", "pick has the same", "each within 2 times", "same, of the searched space", *names
-    )
+    rows = []
     for gpu, own in published.items():
         kept = _kept(lines, gpu, few)
         if not kept:
             continue
         won = [_tile(own[line["m"], line["n"], line["k"]]) for line in kept]
-
-        def shares(
-            mine: Iterable[Blocks], test: Callable[[Blocks, Blocks], bool], won: list[Blocks] = won
-        ) -> str:
-            return _share(test(a, b) for a, b in zip(mine, won, strict=True))
-
         picks, near = ([_tile(line[name]) for line in kept] for name in ("pick", "searched"))
-        fixed = [shares([blocks] * len(won), equal) for blocks in FIXED]
-        cells = [shares(picks, equal), shares(picks, close), shares(near, equal), *fixed]
-        rows.append(_row([gpu, len(kept), *cells]))
-    return rows
+        compared = (
+            (picks, equal),
+            (picks, close),
+            (near, equal),
+            *(([each] * len(won), equal) for each in FIXED),
+        )
+        shares = (_share(map(test, mine, won)) for mine, test in compared)
+        rows.append((gpu, str(len(kept)), *shares))
+    fixed = " | ".join(f"fixed {m}x{n}:" for m, n in FIXED)
+    head = "GPU | problems: | pick has the same: | each within 2 times: | same, of the searched space:"
+    return table(f"{head} | {fixed}", rows)
 
 
-def ranks(lines: list[Score], published: Winners, few: bool) -> list[str]:
+def ranks(lines: list[Score], published: Winners, few: bool) -> str:
     """Tabulate what the model says of the winner's blocks."""
-    rows = _head(
-        "GPU", "no legal config", "predicted faster, median", "95%", "times the pick's time, median", "95%"
-    )
+    rows = []
     for gpu in published:
         kept = _kept(lines, gpu, few)
         faster, longer = ([x[key] for x in kept if x[key] is not None] for key in ("faster", "longer"))
-        if not faster:
-            continue
-        missing = _share(line["faster"] is None for line in kept)
-        shares = [f"{value:.1%}" for value in (statistics.median(faster), _at(faster, 0.95))]
-        times = [f"{value:.2f}" for value in (statistics.median(longer), _at(longer, 0.95))]
-        rows.append(_row([gpu, missing, *shares, *times]))
-    return rows
+        if faster:
+            missing = _share(line["faster"] is None for line in kept)
+            shares = (f"{value:.1%}" for value in (statistics.median(faster), _at(faster, 0.95)))
+            times = (f"{value:.2f}" for value in (statistics.median(longer), _at(longer, 0.95)))
+            rows.append((gpu, missing, *shares, *times))
+    head = "GPU | no legal config: | predicted faster, median: | 95%: | times the pick's time, median: | 95%:"
+    return table(head, rows)
 
 
-def pairs(published: Winners) -> list[str]:
+def pairs(published: Winners) -> str:
     """Tabulate how far the published tables agree with each other."""
-    some = (f"up to {FEW} rows", f"more than {FEW} rows")
-    rows = _head(
-        "tables", "sizes", *(f"same, {part}" for part in some), *(f"within 2 times, {part}" for part in some)
-    )
+    rows = []
     for one, other in PAIRS:
         first, second = published[one], published[other]
         both = sorted(first.keys() & second.keys())
@@ -226,8 +213,10 @@ def pairs(published: Winners) -> list[str]:
             for test in (equal, close)
             for few in (True, False)
         ]
-        rows.append(_row([f"{one}, {other}", len(both), *cells]))
-    return rows
+        rows.append((f"{one}, {other}", str(len(both)), *cells))
+    some = (f"up to {FEW} rows:", f"more than {FEW} rows:")
+    names = " | ".join(f"{how}, {part}" for how in ("same", "within 2 times") for part in some)
+    return table(f"tables | sizes: | {names}", rows)
 
 
 def page(path: Path = WINNERS, scores: Path = SCORES) -> str:
@@ -235,81 +224,9 @@ def page(path: Path = WINNERS, scores: Path = SCORES) -> str:
     published, lines = winners(path), json.loads(scores.read_text())
     parts = {"FEW": FEW, "PROBLEMS": len(lines), "FILES": len(json.loads(path.read_text())["tables"])}
     for few, name in ((True, "FEW_ROWS"), (False, "MANY_ROWS")):
-        parts[f"AGREEMENT_{name}"] = "\n".join(agreement(lines, published, few))
-        parts[f"RANKS_{name}"] = "\n".join(ranks(lines, published, few))
-    return TEXT.format(**parts, PAIRS="\n".join(pairs(published)))
-
-
-TEXT: Final = """# The model on other GPUs
-
-<!-- Written by `python tuning/public_winners.py --write`. -->
-
-This page helps you judge how far to trust the model on a GPU that was never tuned.
-
-The model predicts a config without measuring. It was fitted to an H200. This page compares its picks with
-winners of another project's search on other GPUs. vLLM publishes the fastest tile sizes that it found for
-products of fp8 with scales by 128 of K. [tuning/public_winners.json](../tuning/public_winners.json) has
-{PROBLEMS} of them, from {FILES} of its files (Apache-2.0). The page needs no GPU.
-
-## What it means, and what not
-
-- It compares blocks, not times. Two tiles may take the same time. A pick that is not the winner's may
-  lose nothing, or much, and nothing here says how much.
-- The kernels differ. vLLM's applies scales in its own way, and other versions of Triton compiled it. The
-  `tile` family is most like it; on Hopper tritile would mostly run another.
-- vLLM's search is noisy: it takes the mean of ten launches, each timed alone, with its start. The A800
-  computes as the A100 does, but their tables, searched apart, differ in most blocks. That difference is
-  the yardstick.
-- vLLM's search for NVIDIA tries BLOCK_N from 32, BLOCK_K of 64 and 128, 4 and 8 warps, 2 to 5 stages.
-  tritile's space is wider. "Of the searched space" is the model's pick among configs that the search
-  could have found. AMD's tables name no stages, so their space is unknown.
-- The A100 and A800 have no fp8. Their tables are of int8 with scales. tritile's problem is int8 without
-  scales, so it needs fewer registers and may use BLOCK_K = 256.
-- "Fixed" picks know nothing: 128x128 everywhere, and 64x128, which vLLM uses where it has no table.
-- The H200 is there for comparison, because the model's constants are from it.
-
-## Agreement of BLOCK_M and BLOCK_N
-
-Up to {FEW} rows:
-
-{AGREEMENT_FEW_ROWS}
-
-More than {FEW} rows:
-
-{AGREEMENT_MANY_ROWS}
-
-## What the model says of the winners
-
-"Predicted faster" is a share of all legal configs of the `tile` family: those that the model predicts to
-be faster than the best config with the winner's BLOCK_M, BLOCK_N and BLOCK_K. "Times the pick's time" is
-the predicted time of that config by that of the model's pick. "95%": at most this in 95 of 100 problems.
-"No legal config": the share of problems where tritile may not run the winner's blocks.
-
-Up to {FEW} rows:
-
-{RANKS_FEW_ROWS}
-
-More than {FEW} rows:
-
-{RANKS_MANY_ROWS}
-
-## Published tables against each other
-
-How many of the sizes that both tables have agree in BLOCK_M and BLOCK_N.
-
-{PAIRS}
-
-## Where the model is off for a plain reason
-
-- The H20: the model has one rate of tensor cores for an architecture, that of the H100. The H20's
-  datasheet gives 296 TFLOP/s of fp8 for 78 SMs, about a quarter of that rate.
-- Many rows: a fixed 64x128 has the winner's blocks more often than the model's pick on Hopper, the B200,
-  AMD's GPUs and the RTX 4090. The model prefers 128x128 there, where most published winners are 64x128 or
-  64x64 by 4 warps. Its formula counts the registers that scales need, but no time for applying them.
-- Mirror images: 128x64 and 64x128 are predicted to take exactly as long on some of these problems. The
-  config's text breaks the tie.
-- Few rows: memory bounds many tiles, and the model predicts nearly the same time for them. Its pick says
-  little."""
+        parts[f"AGREEMENT_{name}"] = agreement(lines, published, few).rstrip()
+        parts[f"RANKS_{name}"] = ranks(lines, published, few).rstrip()
+    return TEMPLATE.read_text().rstrip("\n").format(**parts, PAIRS=pairs(published).rstrip())
 
 
 def main() -> None:

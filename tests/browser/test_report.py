@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tritile.core.device import target_device
-from tritile.lab.report.page import document, searches, sources
-from tritile.lab.report.run import stored
+from tritile.lab.report.page import document, searches
+from tritile.lab.report.results import stored
 
 TUNING = Path(__file__).parents[2] / "tuning"
 SVG = ".plot svg"
@@ -16,9 +16,9 @@ SVG = ".plot svg"
 @pytest.fixture(scope="session")
 def rows():
     device = target_device("nvidia-h200")
-    found = sources.sources([TUNING / "results"], pytest.fail)
+    lines = stored([TUNING / "results"], pytest.fail)
     store = searches.of_file(TUNING / "trials" / "nvidia-h200-whole.sqlite3.gz", device)
-    return sources.gathered(found, stored(found.results, pytest.fail), [store], device.name, device)
+    return searches.gathered(lines, [store], device.name, device)
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +64,8 @@ def open_tables(page):
 
 def test_every_figure_is_drawn_with_its_table(opened, rows):
     page = opened()
-    assert page.locator(SVG).count() == 7
-    assert page.locator("section[id] table caption").count() == 7
+    assert page.locator(SVG).count() == 6
+    assert page.locator("section[id] table caption").count() == 6
     assert page.locator("#count").inner_text() == f"{len(rows.results)} of {len(rows.results)} results"
     products = [row for row in rows.results if row["op"] == "matmul"]
     assert points(page, "roofline") == len(products)

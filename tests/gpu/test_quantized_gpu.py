@@ -12,7 +12,7 @@ from tritile.core.config import Config
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import illegal, legal_configs
-from tritile.lab.report import weight_baselines
+from tritile.lab.report import baselines, torch_ways
 from tritile.ops.linear import described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -362,7 +362,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     calls[0].out.tensor[17] += 1000
     with pytest.raises(TuningError, match="wrong answer"):
         answers.answer_error(calls[0])
-    assert answers.check(weight_baselines.by_wide_weight, calls[0], every=False) > 0
+    assert answers.check(baselines.into_out(torch_ways.by_wide_weight), calls[0], every=False) > 0
     guarded = operands.Guarded(operands.ragged(problem))
     launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
     answers.answer_error(guarded.call)

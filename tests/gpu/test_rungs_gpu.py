@@ -7,9 +7,8 @@ import torch
 
 from tests.reference import assert_product
 from tritile.core import device as devices
-from tritile.lab.ladder import race
-from tritile.lab.ladder.launching import planned, run_compiled
-from tritile.lab.ladder.matrices import error_of, matrices
+from tritile.lab.ladder.climbing import timed_climb
+from tritile.lab.ladder.running import error_of, matrices, planned, run_compiled
 from tritile.lab.ladder.steps import LADDERS, Kernel
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +69,7 @@ def test_every_config_is_right(rung, n):
 def test_a_ladder_is_climbed(op):
     """Time every step that runs here; the last of ours is not slower than the first."""
     device = devices.current_gpu()
-    found = race.timed_climb(LADDERS[op], 1024, device, lambda name: None)
+    found = timed_climb(LADDERS[op], 1024, device, lambda name: None)
     assert [reading.name for reading in found] == [rung.name for rung in LADDERS[op]]
     assert [(reading.name, reading.note) for reading in found if reading.failed] == []
     for rung, reading in zip(LADDERS[op], found, strict=True):

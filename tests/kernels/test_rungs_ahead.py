@@ -12,8 +12,7 @@ from tests.kernels.test_ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.lab.ladder import transpose
-from tritile.lab.ladder.launching import arguments, planned, reading_of, resources_of
-from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.running import arguments, matrices, planned, reading_of, resources_of
 from tritile.lab.ladder.steps import LADDERS, Kernel
 from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall

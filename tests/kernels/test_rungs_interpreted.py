@@ -8,8 +8,7 @@ import torch
 from tests.reference import assert_product
 from tritile.core.device import INTERPRETER
 from tritile.lab.counting import counted
-from tritile.lab.ladder.launching import run_interpreted
-from tritile.lab.ladder.matrices import matrices
+from tritile.lab.ladder.running import matrices, run_interpreted
 from tritile.lab.ladder.steps import ITEMSIZE, LADDERS, Kernel
 
 GUARD = 64  # elements on either side of the output

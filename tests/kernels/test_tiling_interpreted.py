@@ -20,7 +20,7 @@ from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab.counting import counted
 from tritile.lab.report.tiling import move_of, step_of, tiling_of
-from tritile.lab.report.tiling.moves import covered, whole_rows
+from tritile.lab.report.tiling.steps import covered, whole_rows
 from tritile.ops.described import described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import library_lock

@@ -4,9 +4,8 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from tritile.cli import app
+from tests.commands import run
 from tritile.lab.report import accuracy as measured
 
 UNIT = 2.0**-24
@@ -66,13 +65,12 @@ def test_graded_data_span_much_and_their_terms_little():
 
 def test_the_command_tells_and_appends(tmp_path):
     path = tmp_path / "deep" / "accuracy.jsonl"
-    asked = ["accuracy", "--dtype", "float16", "--n", "32", "--k", "16", "--k", "17", "--results", str(path)]
+    asked = ["accuracy", "--dtype", "float16", "--n", "32", "--k", "16", "--k", "17", "--results", path]
     for _ in range(2):
-        told = CliRunner().invoke(app, asked)
+        told = run(*asked)
         assert told.exit_code == 0, told.output
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["data"], line["k"]) for line in lines[:4]] == [
         ("normal", 16), ("normal", 17), ("uniform", 16), ("uniform", 17)
     ]  # fmt: skip
     assert len(lines) == 8
-    assert CliRunner().invoke(app, ["accuracy", "--dtype", "float128"]).exception is not None

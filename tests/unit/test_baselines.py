@@ -10,17 +10,10 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import (
-    baselines,
-    bench,
-    block_baselines,
-    fused_baselines,
-    tutorial_baseline,
-    weight_baselines,
-)
-from tritile.lab.report import run as benchmark
+from tritile.lab.report import baselines, bench, torch_ways, tutorial_baseline
 from tritile.lab.report.results import Measurement, read, result
-from tritile.lab.report.weight_baselines import PACKED, WIDE
+from tritile.lab.report.torch_ways import PACKED_WEIGHT as PACKED
+from tritile.lab.report.torch_ways import WIDE_WEIGHT as WIDE
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.suites import Case, parse_shape
@@ -70,16 +63,6 @@ def right(call):
     return (a @ b).reshape(out.shape[-2:] if len(out) == 1 else out.shape)
 
 
-@pytest.mark.parametrize("layout", ["NN", "TT"])
-@pytest.mark.parametrize("shape", ["9x7x5", "3x9x7x5"])
-def test_a_right_answer_is_measured(shape, layout, monkeypatch):
-    case = parse_shape(shape, dtype="float32", layout=layout)
-    monkeypatch.setitem(baselines.ON_REQUEST, "inductor", lambda call: right)
-    found, told = graphs(case, ["inductor"])
-    assert list(found) == ["inductor"]
-    assert told == []
-
-
 def failing(call):
     raise RuntimeError("no such backend\nat line 7")
 
@@ -100,7 +83,7 @@ def test_a_peer_that_fails_costs_itself_alone(peer, said, monkeypatch):
     monkeypatch.setitem(baselines.ON_REQUEST, "tutorial", lambda call: right)
     found, (told,) = graphs(case, ["inductor", "tutorial"])
     assert list(found) == ["tutorial"]
-    assert told.startswith("9x7x5 NN float16: not measured against inductor: ")
+    assert told.startswith(f"{case.problem.label}: not measured against inductor: ")
     assert said in told
     assert "\n" not in told
 
@@ -140,8 +123,8 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
     (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
     made = baselines.requested("inductor", call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
-    baselines.torch_matmul(call)
-    assert torch.equal(made, baselines._result(call))
+    torch_calls.multiply(call)
+    assert torch.equal(made, torch_ways.result(call))
 
 
 def test_names_are_checked():
@@ -160,20 +143,21 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "measured", measured)
     told, done = [], []
     cases = [parse_shape("8x8x8"), parse_shape("16x8x8")]
-    lines, failed = benchmark.run_cases(cases, ("tutorial",), ENV, tmp_path, told.append, done.append)
-    assert failed == 1
+    run = bench.Run(tmp_path, told.append, done.append)
+    run.cases(cases, ("tutorial",), ENV)
+    assert run.failed == 1
     assert told == ["8x8x8 NN bfloat16: ValueError: no"]
     assert done == [case.problem.label for case in cases]
-    assert read(tmp_path / "given.jsonl") == lines
-    assert [line["ratio_tutorial"] for line in lines] == [3.0]
+    assert read(tmp_path / "given.jsonl") == run.lines
+    assert [line["ratio_tutorial"] for line in run.lines] == [3.0]
 
 
 def test_host_costs_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "host_costs", lambda: [("matmul(a, b)", 8.0, 10.0)])
-    lines = benchmark.run_host(ENV, tmp_path)
+    lines = bench.run_host(ENV, tmp_path)
     assert read(tmp_path / "host.jsonl") == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
-    assert benchmark.run_host(ENV, None) == lines
+    assert bench.run_host(ENV, None) == lines
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "complex128"])
@@ -196,28 +180,6 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
     call.out[0] += 1
     with pytest.raises(TuningError, match="elements differ"):
         answers.check_permuted(call)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "epilogue"),
-    [
-        ("float32", "bias=row"),
-        ("float32", "bias=row gelu"),
-        ("float32", "bias=full residual=full weighted gelu_tanh"),
-        ("float32", "bias=column relu"),
-        ("float32", "residual=full silu"),
-        ("float64", "scale_a=column scale_b=row bias=row silu"),
-        ("float32", "scale_a=one scale_b=one residual=row"),
-    ],
-)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_torch_does_what_is_fused(dtype, epilogue, batch):
-    case = Case("given", "matmul", dtype, "NT", batch, 9, 7, 5, epilogue=epilogue)
-    run = torch_side(case)
-    for call in calls_of(case):
-        assert answers.check(run, call) < 1e-5
-        made = baselines._product(call)(*baselines._inputs(call))
-        torch.testing.assert_close(made, baselines._result(call), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
@@ -274,10 +236,14 @@ def test_torch_is_asked_in_each_way_that_takes_the_case(case, names):
 @pytest.mark.parametrize("fast", [False, True])
 def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, fast, monkeypatch):
     asked = []
-    monkeypatch.setattr(of_torch, "scaled_mm", lambda *_, out, **how: asked.append(how["use_fast_accum"]))
+
+    def scaled_mm(a, b, *_, out_dtype, use_fast_accum, out=None):
+        asked.append(use_fast_accum)
+        return torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype)
+
+    monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
     case = of("float8_e4m3fn", epilogue, precision="fast" if fast else "ieee")
-    call = calls_of(case)[0]
-    baselines._product(call)(*baselines._inputs(call), out=baselines._result(call))
+    torch_side(case)(calls_of(case)[0])
     assert asked == [fast]
 
 
@@ -286,11 +252,17 @@ def test_torch_keeps_sums_of_fp8_where_tritile_does(epilogue, fast, monkeypatch)
     [
         (of("float32", "bias=row gelu"), [{}]),
         (of("float32", "bias=row relu"), [{}]),
+        (of("float32", "bias=row", batch=3), [{}]),
+        (of("float32", "bias=full residual=full weighted gelu_tanh", batch=3), [{}]),
+        (of("float32", "bias=column relu", m=9, n=7, k=5), [{}]),
+        (of("float32", "residual=full silu", batch=3), [{}]),
+        (of("float64", "scale_a=column scale_b=row bias=row silu"), [{}]),
+        (of("float32", "scale_a=one scale_b=one residual=row", batch=3), [{}]),
         (of("bfloat16", "bias=row gelu_tanh"), [{}]),
         (of("int8", "scale_a=column scale_b=row silu"), [{}]),
         (of("float32", "gated silu"), [{}]),
         (of("float32", "bias=row gated gelu"), [{}]),
-        (of("float32", "bias_up=row gated"), [{}]),
+        (of("float32", "bias_up=row gated", m=9, n=7, k=5), [{}]),
         (of("float32", "bias=row bias_up=row gated relu"), [{}]),
         (of("float32"), []),
     ],
@@ -312,9 +284,9 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     way = baselines.requested("inductor", call)
     assert answers.check(baselines.into_out(way), call) < 1e-5
     assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
-    _, weight = fused_baselines.merged_inputs(call)
+    weight = torch_ways._merged_inputs(call)["weight"]
     assert weight.shape == (2 * case.n, case.k)
-    assert fused_baselines.merged_inputs(call)[1] is weight  # made once, ahead of a capture
+    assert torch_ways._merged_inputs(call)["weight"] is weight  # made once, ahead of a capture
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
@@ -358,9 +330,9 @@ def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
     for way in baselines.torch_ways(case, call).values():
         assert answers.check(baselines.into_out(way), call, every=False) < 4e-3
     monkeypatch.setattr(of_torch, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
-    wrong = baselines.into_out(weight_baselines.by_packed_weight)
+    call = posed(case.problem, make)
     with pytest.raises(TuningError, match="wrong answer"):
-        answers.check(wrong, posed(case.problem, make), every=False)
+        answers.check(baselines.into_out(torch_ways.by_packed_weight(call)), call, every=False)
 
 
 @pytest.mark.parametrize(("elements", "copied"), [(32, 32), (1000, 992), (31, 31)])
@@ -397,7 +369,9 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     monkeypatch.setattr(bench.devices, "current_gpu", lambda: device)
     monkeypatch.setattr(operands, "copies_of", lambda problem, device: calls_of(case))
     monkeypatch.setattr(bench.launch, "prepare", lambda call, config: None)
-    monkeypatch.setattr(operands, "run_of", lambda launch: baselines.torch_matmul)
+    monkeypatch.setattr(
+        operands, "run_of", lambda launch: baselines.into_out(torch_ways.fused(calls_of(case)[0]))
+    )
     line = result(case, bench.measured(case, ("inductor",)), ENV)
     assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)
     assert line["torch_call"] == "torch.compile, one product"
@@ -405,12 +379,6 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     assert (line["inductor_us"], line["ratio_inductor"]) == (3.0, 0.75)
     assert (line["samples"], line["launches"]) == (40, 2)
     assert line["spreads"] == {"torch": 0.0, "inductor": 0.0}
-
-
-def test_torch_scales_whole_numbers(monkeypatch):
-    monkeypatch.setattr(of_torch, "int_mm", lambda a, b: a.int() @ b.int())
-    case = Case("given", "matmul", "int8", "NT", 1, 32, 24, 16, epilogue="scale_a=column scale_b=row silu")
-    assert answers.check(torch_side(case), calls_of(case)[0], every=False) < 4e-3
 
 
 def block_scaled(shared="1x128", dtype="float32", **fields):
@@ -424,7 +392,7 @@ def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
     case = block_scaled(shared, epilogue=epilogue)
     call = calls_of(case)[0]
     rows, columns = map(int, shared.split("x"))
-    assert list(baselines.torch_ways(case, call)) == [block_baselines.WIDE]
+    assert list(baselines.torch_ways(case, call)) == [torch_ways.WIDE]
     with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
         answers.check(torch_side(case), call)
     a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
@@ -450,10 +418,10 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
         return torch.zeros(150, 160, dtype=out_dtype)
 
     monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(block_baselines, "_ways", {})
+    monkeypatch.setattr(torch_ways, "_block_ways", {})
     case = block_scaled(dtype="float8_e4m3fn")
     call = calls_of(case)[0]
-    assert list(baselines.torch_ways(case, call)) == [block_baselines.OWN]
+    assert list(baselines.torch_ways(case, call)) == [torch_ways.OWN]
     torch_side(case)(call)
     of_a, of_b = asked[-1]
     assert torch.equal(of_a, call.scales.a.view(150, 3))
@@ -464,29 +432,11 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
     assert asked[-1][0] is of_a  # made once
 
 
-def test_results_tell_scales_of_blocks_and_what_torch_was_asked(tmp_path):
-    case = block_scaled(dtype="float8_e4m3fn")
+def test_results_tell_scales_of_blocks():
     times = (1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
-    line = result(case, Measurement(*times, torch_call=block_baselines.WIDE), ENV)
+    line = result(block_scaled(dtype="float8_e4m3fn"), Measurement(*times), ENV)
     assert line["block_scales"] == "1x128"
-    assert line["torch_call"] == block_baselines.WIDE
     assert "epilogue" not in line
-    assert "torch_call" not in result(case, Measurement(*times), ENV)
-
-
-@pytest.mark.parametrize(
-    "epilogue", ["gated silu", "bias=row gated gelu", "bias_up=row gated", "bias=row bias_up=row gated relu"]
-)
-def test_torch_does_both_products_of_a_gated_unit(epilogue):
-    case = Case("given", "matmul", "float32", "NT", 1, 9, 7, 5, epilogue=epilogue)
-    run = torch_side(case)
-    for call in calls_of(case):
-        assert answers.check(run, call) < 1e-5
-        made = baselines._product(call)(*baselines._inputs(call))
-        torch.testing.assert_close(made, baselines._result(call), rtol=1e-5, atol=1e-5)
-        call.up.tensor.add_(9.0)
-        with pytest.raises(TuningError, match="wrong answer"):
-            answers.answer_error(call)
 
 
 @pytest.mark.parametrize("zeros", ["zero_a=one", "zero_b=row", "zero_a=column zero_b=one"])

@@ -14,7 +14,7 @@ import typer.testing
 
 from tritile.cli import calibrating
 from tritile.cli import tune as command
-from tritile.cli.app import app
+from tritile.cli.shared import app
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict

@@ -1,6 +1,5 @@
 """The suites whose sizes nobody chose: what is drawn, by which seed, and what their lines come to."""
 
-import json
 import math
 import subprocess
 
@@ -143,7 +142,7 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     assert len(lines) == sum(map(len, by_draw))
 
 
-def test_a_line_of_rows_is_summed_up_and_passed_over_by_reports(tmp_path):
+def test_a_line_of_rows_is_summed_up():
     line = {
         "op": "rows", "process": "from nothing", "mode": "cached", "kernels": 3, "compile_s": 4.5,
         "first_ms": [100.0, 2.0, 1.0], "second_ms": [0.1, 0.1, 0.1], "ratio_torch": [0.9, 1.0, 1.1],
@@ -151,6 +150,3 @@ def test_a_line_of_rows_is_summed_up_and_passed_over_by_reports(tmp_path):
     text = rows.summary(line)
     for part in ("0.10 s in all", "median 2.00 ms", "worst 100.0", "3 kernels in 4.5 s", "worst 0.900"):
         assert part in text
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(line) + "\n")
-    assert results.read(path) == []

@@ -11,7 +11,7 @@ import benchmark_losses as losses
 import benchmark_tuned
 import benchmarks
 import figures
-from tritile.lab.report.run import stored
+from tritile.lab.report.results import stored
 from tritile.lab.report.summary import of_cases
 
 README = Path(benchmarks.HERE).parent / "README.md"
@@ -56,7 +56,7 @@ def test_the_page_of_benchmarks_is_what_the_command_writes():
 
 
 def test_draws_that_the_text_names_are_in_the_table():
-    named = re.findall(r"draw ([0-9a-f]{8})\b", benchmarks.HEAD)
+    named = re.findall(r"draw ([0-9a-f]{8})\b", benchmarks.TEMPLATE.read_text())
     assert named
     assert all(f"| {seed} |" in benchmarks.PAGE.read_text() for seed in named)
 
@@ -68,10 +68,9 @@ def written(folder, suite, lines):
     """Return the section of a suite, where one GPU has these lines."""
     (folder / "nvidia-x").mkdir()
     (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sections = benchmark_drawn.sections(folder).split("\n## ")[1:]
-    found = dict(zip(benchmark_drawn.SUITES, sections, strict=True))
+    found = {name: benchmark_drawn.of_gpus(folder, name) for name in benchmark_drawn.TOLD}
     text = found.pop(suite)
-    assert all("`nvidia-x`: no lines yet." in section for section in found.values())
+    assert set(found.values()) == {"`nvidia-x`: no lines yet."}
     return text
 
 

@@ -1,20 +1,17 @@
 """The table of what batch-invariant mode costs, as far as no GPU is needed."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
 
 import invariance
 import tritile
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
-from tritile.lab.report import baselines, weight_baselines
+from tritile.lab.report import baselines, torch_ways
 from tritile.ops import linear
 from tritile.ops.described import described
 from tritile.tune.measure import timing
-from tritile.tune.subject import operands
+from tritile.tune.subject import operands, torch_calls
 
 HOPPER = TARGETS["nvidia-h200"]
 
@@ -30,16 +27,12 @@ def test_what_is_compiled_is_what_calls_pose(m, invariant):
         assert call.problem == invariance.problem_of(name, m, 48, 64, invariant)
 
 
-def test_a_table_tells_times_and_their_ratios():
-    problem = invariance.problem_of("bfloat16", 3, 4096, 4096, True)
-    config = invariance.config_of(problem, HOPPER)
-    row = {"op": "invariance", "weight": "bfloat16", "m": 3, "n": 4096, "k": 4096, "invariant_us": 12.5}
-    row |= {"default_us": 10.0, "torch_us": 25.0, "cost": 1.25, "invariant_config": config.to_dict()}
-    console = Console(file=io.StringIO(), width=200)
-    console.print(invariance.table_of([row]))
-    text = console.file.getvalue()
-    for word in ("4096 x 4096", "12.5", "10.0", "25.0", "1.25", "2.00", str(config)):
-        assert word in text
+def test_a_line_tells_times_and_their_ratio():
+    config = invariance.config_of(invariance.problem_of("bfloat16", 3, 4096, 4096, True), HOPPER)
+    row = {"weight": "bfloat16", "m": 3, "n": 4096, "k": 4096, "invariant_us": 12.5, "default_us": 10.0}
+    row |= {"torch_us": 25.0, "cost": 1.25, "invariant_config": config.to_dict()}
+    for word in ("bfloat16 4096x4096, 3 rows", "12.5", "10.0", "25.0", "1.25", str(config)):
+        assert word in invariance.line_of(row)
 
 
 @pytest.mark.parametrize("weight", ["bfloat16", "int4"])
@@ -61,7 +54,7 @@ def test_a_line_tells_both_modes_and_torch_as_they_were_timed(weight, monkeypatc
         kind = getattr(torch, dtype)
         return torch.randn(elements).to(kind) if kind.is_floating_point else torch.ones(elements, dtype=kind)
 
-    plain = weight_baselines.by_wide_weight if weight == "int4" else baselines.torch_matmul
+    plain = baselines.into_out(torch_ways.by_wide_weight if weight == "int4" else torch_calls.multiply)
     monkeypatch.setattr(timing, "Graph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(operands, "copies_of", lambda problem, gpu: [posed(problem, make) for _ in range(2)])

@@ -7,17 +7,24 @@ from functools import partial
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tritile
-from tritile import cli
+from tests import commands
+from tritile.cli.shared import PICTURES
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.ladder import climbing, counts, race
-from tritile.lab.ladder.launching import planned, reading_of, run_compiled, run_interpreted
-from tritile.lab.ladder.matrices import allowed_error, error_of, matrices
-from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder import climbing
+from tritile.lab.ladder.running import (
+    Reading,
+    allowed_error,
+    error_of,
+    matrices,
+    planned,
+    reading_of,
+    run_compiled,
+    run_interpreted,
+)
 from tritile.lab.ladder.steps import LADDERS, Library
 
 H200 = target_device("nvidia-h200")
@@ -25,19 +32,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what ha
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, ["ladder", *map(str, arguments)])
-
-
-def failing(capsys, monkeypatch, *arguments):
-    """Return the line of an error."""
-    monkeypatch.setattr("sys.argv", ["tritile", "ladder", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("tritile: ")
-    assert error.count("\n") == 1
-    return error
+    return commands.run("ladder", *arguments)
 
 
 def timed(climb):
@@ -98,42 +93,42 @@ def test_the_default_size_and_gpu(tmp_path):
     result = run("--op", "transpose", "--output", tmp_path / "x.json")
     assert result.exit_code == 0, result.output
     climb = climbing.read(tmp_path / "x.json")
-    assert (climb.n, climb.device, climb.ops) == (counts.DEFAULT_N, "NVIDIA H200", ["transpose"])
+    assert (climb.n, climb.device, climb.ops) == (climbing.COUNTED_N, "NVIDIA H200", ["transpose"])
 
 
 @pytest.mark.parametrize("times", [False, True], ids=["counted", "timed"])
-@pytest.mark.parametrize("suffix", climbing.PICTURES)
+@pytest.mark.parametrize("suffix", PICTURES)
 def test_a_kept_result_is_drawn_again(kept, tmp_path, suffix, times):
     climb, saved, drawn = climbing.read(kept[0]), tmp_path / "kept.json", tmp_path / f"drawn{suffix}"
-    climbing.save(timed(climb) if times else climb, saved)
+    (timed(climb) if times else climb).save(saved)
     result = run("--from", saved, "--plot", drawn)
     assert result.exit_code == 0, result.output
     if suffix == ".png":
         assert drawn.read_bytes().startswith(b"\x89PNG")
         return
     text = drawn.read_text()
+    if suffix == ".html":
+        assert "<script src" not in text
+        return
     for reading in climb.readings:
         assert reading.name in text
-        assert reading.new.replace("'", "&#39;" if suffix == ".html" else "'") in text
-    assert ("TFLOP/s" in text) == times
-    assert ("x · " in text) == times
-    assert ("torch's own" in text) == times or suffix == ".html"
-    assert "http://" not in text.replace("http://www.w3.org/", "")
+        assert reading.new in text
+    assert ("TFLOP/s" in text) == ("x · " in text) == ("torch's own" in text) == times
 
 
-def test_one_ladder_of_a_kept_result(kept, capsys, monkeypatch, tmp_path):
+def test_one_ladder_of_a_kept_result(kept, tmp_path):
     result = run("--from", kept[0], "--op", "transpose")
     assert "row by row" in result.output
     assert "naive" not in result.output
     saved = tmp_path / "transpose.json"
-    climbing.save(climbing.read(kept[0]).only(["transpose"]), saved)
-    assert "only of transpose" in failing(capsys, monkeypatch, "--from", saved, "--op", "matmul")
+    climbing.read(kept[0]).only(["transpose"]).save(saved)
+    assert "only of transpose" in commands.refused("ladder", "--from", saved, "--op", "matmul")
 
 
 def test_a_timed_result_is_shown_with_rates(kept, tmp_path):
     saved = tmp_path / "timed.json"
     climb = timed(climbing.read(kept[0]))
-    climbing.save(replace(climb, n=8192), saved)
+    replace(climb, n=8192).save(saved)
     result = run("--from", saved)
     naive, tiles = (next(s for s in result.output.splitlines() if f"│ {name} " in s) for name in
                     ("naive", "shared tiles"))  # fmt: skip
@@ -143,105 +138,54 @@ def test_a_timed_result_is_shown_with_rates(kept, tmp_path):
     assert [cell.strip() for cell in tiles.split("│")][5:7] == ["2", "1.6%"]
 
 
+def change(data, **fields):
+    return data | {"readings": [data["readings"][0] | fields]}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    "damage",
     [
-        (["0"], "n = 0: wanted 1 to 512"),
-        (["-3"], "n = -3: wanted 1 to 512"),
-        (["513"], "n = 513: wanted 1 to 512"),
-        (["8", "--op", "conv"], "op 'conv': wanted one of matmul, transpose, both"),
-        (["8", "--target", "sm_1"], "unknown target 'sm_1'"),
-        (["8", "--output", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
-        (["8", "--output", "x.txt"], "x.txt: wanted a name that ends in .json"),
-        (["8", "--plot", "x.pdf"], "x.pdf: wanted a name that ends in .svg or .png or .html"),
-        (["8", "--plot", "no/such/folder/x.svg"], "no/such/folder/x.svg cannot be written"),
-        (["8", "--from", "x.json"], "leave out N"),
-        (["--from", "no/such/file.json"], "no/such/file.json"),
+        lambda data: [],
+        lambda data: {name: value for name, value in data.items() if name != "n"},
+        lambda data: data | {"n": 0},
+        lambda data: data | {"timed": 1},
+        lambda data: data | {"readings": []},
+        lambda data: data | {"env": {"gpu": 1}},
+        lambda data: change(data, us=-1.0),
+        lambda data: change(data, us="1"),
+        lambda data: change(data, name=None),
+        lambda data: change(data, op="conv"),
+        lambda data: change(data, dtype="int5"),
     ],
 )
-@without_gpu
-def test_wrong_arguments_are_named_before_any_work(arguments, wanted, capsys, monkeypatch):
-    monkeypatch.setattr(counts, "run_interpreted", lambda *_: pytest.fail("it worked"))
-    arguments = ["--", *arguments] if arguments[0].startswith("-3") else arguments
-    assert wanted in failing(capsys, monkeypatch, *arguments)
-
-
-def damaged(data, name):
-    first = data["rungs"][0]
-    return {
-        "no JSON": "{",
-        "a list": [],
-        "no n": {k: v for k, v in data.items() if k != "n"},
-        "n of 0": data | {"n": 0},
-        "n of 400 digits": data | {"n": 10**400},
-        "timed by 1": data | {"timed": 1},
-        "no rungs": data | {"rungs": []},
-        "a number in env": data | {"env": {"gpu": 1}},
-        "a field too few": data | {"rungs": [{k: v for k, v in first.items() if k != "us"}]},
-        "a negative time": data | {"rungs": [first | {"us": -1.0}]},
-        "a text for a time": data | {"rungs": [first | {"us": "1"}]},
-        "no name": data | {"rungs": [first | {"name": None}]},
-        "an unknown op": data | {"rungs": [first | {"op": "conv"}]},
-        "an unknown dtype": data | {"rungs": [first | {"dtype": "int5"}]},
-    }[name]
-
-
-@pytest.mark.parametrize("name", ["no JSON", "a list", "no n", "n of 0", "n of 400 digits",
-                                  "timed by 1", "no rungs", "a number in env",
-                                  "a field too few", "a negative time", "a text for a time", "no name",
-                                  "an unknown op", "an unknown dtype"])  # fmt: skip
-def test_damaged_results_are_refused(kept, tmp_path, name):
-    path, broken = tmp_path / "x.json", damaged(json.loads(kept[0].read_text()), name)
-    path.write_text(broken if isinstance(broken, str) else json.dumps(broken))
-    with pytest.raises(InvalidValueError):
-        climbing.read(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("us", 1e-300), ("us", 0.0), ("us", 1e300), ("asked", 10**400), ("touched", 10**30), ("error", 1e300)],
-)
-def test_absurd_numbers_are_refused_by_name(kept, tmp_path, field, value):
-    data, path = json.loads(kept[0].read_text()), tmp_path / "x.json"
-    path.write_text(json.dumps(data | {"rungs": [data["rungs"][0] | {field: value}]}))
-    with pytest.raises(InvalidValueError, match=f"a step's {field} is"):
-        climbing.read(path)
-
-
-@pytest.mark.parametrize("times", [(1e-3, 1e13), (1e13, 1e-3)])
-def test_numbers_at_their_bounds_are_drawn(kept, tmp_path, times):
-    climb = timed(climbing.read(kept[0])).only(["matmul"])
-    pairs = zip(climb.readings, times, strict=False)
-    climb = replace(climb, readings=tuple(replace(r, us=us, asked=10**17) for r, us in pairs))
-    climbing.save(climb, tmp_path / "x.json")
-    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.svg")
-    assert result.exit_code == 0, result.output
+def test_damaged_results_are_refused(kept, tmp_path, damage):
+    (tmp_path / "x.json").write_text(json.dumps(damage(json.loads(kept[0].read_text()))))
+    with pytest.raises(InvalidValueError, match=r"x\.json holds no climb: ."):
+        climbing.read(tmp_path / "x.json")
 
 
 def test_a_climb_of_failures_on_a_gpu_is_shown_as_one(kept, tmp_path):
     climb = timed(climbing.read(kept[0]))
     readings = tuple(replace(r, us=None, failed=True, note="no memory") for r in climb.readings)
-    climbing.save(replace(climb, readings=readings), tmp_path / "x.json")
+    replace(climb, readings=readings).save(tmp_path / "x.json")
     assert climbing.read(tmp_path / "x.json").timed
-    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.html")
+    result = run("--from", tmp_path / "x.json", "--plot", tmp_path / "x.svg")
     assert result.exit_code == 1
+    assert "failed" in (tmp_path / "x.svg").read_text()
     assert f"on {climb.device}" in result.output
-    page = (tmp_path / "x.html").read_text()
-    assert "timed on" in page
-    for shown in (result.output, page):
-        assert "interpret" not in shown.replace("no interpreter", "")
+    assert "interpret" not in result.output.replace("no interpreter", "")
 
 
 def test_figures():
     product = Reading("matmul", "naive", "", "float32", False, us=1000.0)
     turn = Reading("transpose", "row by row", "", "float32", False, us=1000.0)
-    assert climbing.rate(product, 1000) == pytest.approx(2.0)  # TFLOP/s
-    assert climbing.rate(turn, 1000) == pytest.approx(8.0)  # GB/s
-    assert climbing.rate(replace(turn, us=None), 1000) is None
-    faster = replace(product, name="b", us=250.0)
     untimed = replace(product, name="c", us=None)
-    assert climbing.gains([untimed, product, faster]) == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
-    assert climbing.gains([untimed]) == {}
+    climb = climbing.Climb(1000, "", True, {}, (untimed, product, replace(product, name="b", us=250.0)))
+    assert climb.rate(product) == pytest.approx(2.0)  # TFLOP/s
+    assert climb.rate(turn) == pytest.approx(8.0)  # GB/s
+    assert climb.rate(untimed) is None
+    assert climb.gains("matmul") == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
+    assert climb.gains("transpose") == {}
     assert [climbing.size_text(v) for v in (None, 0, 999, 7114752, 999_999, 3 * 10**15)] == [
         "-", "0 B", "999 B", "7.11 MB", "1 MB", "3 PB"]  # fmt: skip
     assert [climbing.time_text(v) for v in (None, 0.9, 12.34, 4560.0, 2e6)] == [
@@ -279,17 +223,19 @@ class Timer:
 @pytest.fixture
 def acted(monkeypatch):
     """Act a GPU: kernels run in the interpreter, and times are made up, in milliseconds."""
-    monkeypatch.setattr(race, "check_size", lambda n, device: None)
-    monkeypatch.setattr(race, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, "float32", "cpu"))
-    monkeypatch.setattr(race, "_copies", lambda n, device: 2)
-    monkeypatch.setattr(race, "_chosen", lambda rung, given, device: planned(rung, 16, device))
+    monkeypatch.setattr(climbing, "check_size", lambda n, device: None)
     monkeypatch.setattr(
-        race, "run_compiled", lambda rung, given, config, processors: run_interpreted(rung, given)
+        climbing, "matrices", lambda op, n, dtype, where, seed: matrices(op, n, "float32", "cpu")
     )
-    monkeypatch.setattr(race.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(race.torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(race, "graph_of", lambda run, calls: Timer(500.0))
-    monkeypatch.setattr(race, "_once_us", lambda run, given: 500.0)
+    monkeypatch.setattr(climbing, "_copies", lambda n, device: 2)
+    monkeypatch.setattr(climbing, "_chosen", lambda rung, given, device: planned(rung, 16, device))
+    monkeypatch.setattr(
+        climbing, "run_compiled", lambda rung, given, config, processors: run_interpreted(rung, given)
+    )
+    monkeypatch.setattr(climbing.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(climbing.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(climbing, "graph_of", lambda run, calls: Timer(500.0))
+    monkeypatch.setattr(climbing, "_once_us", lambda run, given: 500.0)
     return monkeypatch
 
 
@@ -300,7 +246,7 @@ def runs_here(rung):
 def test_rungs_are_timed_by_dtype(acted):
     rungs = [rung for rung in LADDERS["matmul"] if runs_here(rung)]
     done = []
-    found = race.timed_climb(rungs, 16, H200, done.append)
+    found = climbing.timed_climb(rungs, 16, H200, done.append)
     assert done == [reading.name for reading in found] == [rung.name for rung in rungs]
     assert {reading.us for reading in found} == {500.0}
     assert all(reading.error <= allowed_error("float32", 16) for reading in found)
@@ -309,8 +255,8 @@ def test_rungs_are_timed_by_dtype(acted):
 
 def test_a_slow_rung_is_timed_alone_and_few_times(acted):
     times = iter([3e6, 400.0, 3e5, 4e5, 5e5, 6e5, 7e5])
-    acted.setattr(race, "_once_us", lambda run, given: next(times))
-    slow, quick, medium = race.timed_climb(
+    acted.setattr(climbing, "_once_us", lambda run, given: next(times))
+    slow, quick, medium = climbing.timed_climb(
         [r for r in LADDERS["transpose"] if runs_here(r)][:3], 16, H200, str
     )
     assert (slow.us, slow.spread) == (3e6, 0.0)
@@ -324,77 +270,50 @@ def test_a_rung_that_fails_costs_itself_alone(acted):
     raising = Library(lambda x, out: x.no_such_method())
     first, *_, last = LADDERS["transpose"]
     rungs = [first, replace(last, name="wrong", runs=wrong), replace(last, name="raising", runs=raising)]
-    right, bad, raised = race.timed_climb(rungs, 16, H200, str)
+    right, bad, raised = climbing.timed_climb(rungs, 16, H200, str)
     assert (right.us, right.failed) == (500.0, False)
     assert (bad.us, bad.failed, "wrong answer" in bad.note) == (None, True, True)
     assert (raised.us, raised.failed, "no_such_method" in raised.note) == (None, True, True)
-
-
-def test_matrices_that_memory_does_not_hold_cost_their_rungs_alone(acted):
-    def short(op, n, dtype, where, seed):
-        if dtype == "bfloat16":
-            raise torch.OutOfMemoryError("CUDA out of memory: 4 GiB")
-        return matrices(op, n, dtype, "cpu")
-
-    acted.setattr(race, "matrices", short)
-    done = []
-    rungs = [rung for op in LADDERS for rung in LADDERS[op] if runs_here(rung)]
-    found = race.timed_climb(rungs, 16, H200, done.append)
-    assert done == [reading.name for reading in found] == [rung.name for rung in rungs]
-    for reading in found:
-        assert reading.failed == (reading.us is None) == (reading.dtype == "bfloat16")
-        assert reading.failed == ("out of memory: 4 GiB" in (reading.note or ""))
 
 
 def raising(*_):
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_nothing_is_measured_on_a_gpu_that_is_lost(acted):
-    """Let every call raise from the third step on: the first, slow, has its time; the second has none."""
+def test_after_a_fatal_error_what_was_read_is_kept(acted):
+    """Let every call of the GPU raise from the third step on: the first, slow, has its time."""
 
     def fatal(x, out):
-        acted.setattr(race.torch.cuda, "synchronize", raising)
-        for name in ("matrices", "graph_of", "_once_us", "run_compiled", "interleaved", "planned"):
-            acted.setattr(race, name, lambda *_: pytest.fail("measured"))
-        acted.setattr(race.torch.cuda, "empty_cache", raising)
+        for name in ("matrices", "run_compiled", "interleaved"):
+            acted.setattr(climbing, name, raising)
+        acted.setattr(climbing.torch.cuda, "empty_cache", raising)
         raising()
 
     times = iter([3e6, 500.0])
-    acted.setattr(race, "_once_us", lambda run, given: next(times))
+    acted.setattr(climbing, "_once_us", lambda run, given: next(times))
     first, second, *_, last = LADDERS["transpose"]
     rungs = [first, second, replace(last, name="fatal", runs=Library(fatal)), last, LADDERS["matmul"][0]]
-    slow, quick, guilty, *rest = race.timed_climb(rungs, 16, H200, str)
+    slow, *rest = climbing.timed_climb(rungs, 16, H200, str)
     assert (slow.us, slow.failed, slow.note) == (3e6, False, None)
-    assert guilty.failed
-    assert "illegal memory access" in guilty.note
-    assert quick.registers is not None
-    for reading in (quick, *rest):
+    assert rest[0].registers is not None
+    assert len(rest) == 4
+    for reading in rest:
         assert (reading.us, reading.failed) == (None, True)
-        assert reading.note == "the GPU no longer answers since step fatal"
-    assert len(rest) == 2
+        assert "illegal memory access" in reading.note
 
 
-@pytest.mark.parametrize("lasts", [False, True])
-def test_a_failure_of_timing_keeps_what_was_read(acted, lasts):
+def test_a_failure_of_timing_keeps_what_was_read(acted):
     def fatal(graphs, budget):
-        acted.setattr(race, "interleaved", interleaved)
-        if lasts:
-            acted.setattr(race.torch.cuda, "synchronize", raising)
+        acted.setattr(climbing, "interleaved", interleaved)
         raising()
 
-    interleaved = race.interleaved
-    acted.setattr(race, "interleaved", fatal)
-    rungs = [*LADDERS["transpose"][:2], LADDERS["matmul"][0]]
-    *lost, other = race.timed_climb(rungs, 16, H200, str)
+    interleaved = climbing.interleaved
+    acted.setattr(climbing, "interleaved", fatal)
+    *lost, other = climbing.timed_climb([*LADDERS["transpose"][:2], LADDERS["matmul"][0]], 16, H200, str)
     for reading in lost:
         assert (reading.us, reading.failed, reading.error) == (None, True, 0.0)
         assert "illegal memory access" in reading.note
-    assert (other.us, other.failed) == ((None, True) if lasts else (500.0, False))
-    assert other.note == (
-        "the GPU no longer answers since steps row by row and element by element were timed side by side"
-        if lasts else None
-    )  # fmt: skip
+    assert (other.us, other.failed, other.note) == (500.0, False, None)
 
 
 @pytest.mark.parametrize("run_rung", [run_interpreted, partial(run_compiled, config=None, processors=1)])
@@ -409,7 +328,7 @@ def test_the_librarys_rungs_run_in_the_mode_that_is_shown(run_rung):
 
 def test_a_rung_that_does_not_run_there_is_no_failure(acted):
     (rung,) = (rung for rung in LADDERS["matmul"] if rung.name == "persistent, TMA")
-    (reading,) = race.timed_climb([rung], 12, H200, str)
+    (reading,) = climbing.timed_climb([rung], 12, H200, str)
     assert (reading.us, reading.failed) == (None, False)
     assert "multiple of 8" in reading.note
     assert reading.asked is not None
@@ -417,39 +336,29 @@ def test_a_rung_that_does_not_run_there_is_no_failure(acted):
 
 def test_a_copy_is_a_limit_and_no_transpose(acted):
     (copy,) = (rung for rung in LADDERS["transpose"] if rung.name == "device copy")
-    (reading,) = race.timed_climb([copy], 16, H200, str)
+    (reading,) = climbing.timed_climb([copy], 16, H200, str)
     assert (reading.us, reading.error, reading.note) == (500.0, None, None)
 
 
-def test_failures_end_with_status_1(kept, tmp_path):
-    climb = timed(climbing.read(kept[0]))
-    first, *rest = climb.readings
-    saved = tmp_path / "failed.json"
-    climbing.save(replace(climb, readings=(replace(first, us=None, failed=True, note="no"), *rest)), saved)
-    result = run("--from", saved, "--plot", tmp_path / "x.svg")
-    assert result.exit_code == 1
-    assert "failed" in (tmp_path / "x.svg").read_text()
-
-
 def test_sizes_beyond_offsets_or_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(race.torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
+    monkeypatch.setattr(climbing.torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
     with pytest.raises(InvalidValueError, match="wanted 1 to 46,340"):
-        race.check_size(46341, H200)
+        climbing.check_size(46341, H200)
     with pytest.raises(InvalidValueError, match="wanted 1 to 46,340"):
-        race.check_size(0, H200)
+        climbing.check_size(0, H200)
     with pytest.raises(InvalidValueError, match=r"1.0 GiB are free on NVIDIA H200: wanted at most") as caught:
-        race.check_size(20000, H200)
+        climbing.check_size(20000, H200)
     largest = int(str(caught.value).rpartition(" ")[2].replace(",", ""))
-    race.check_size(largest, H200)
+    climbing.check_size(largest, H200)
     with pytest.raises(InvalidValueError, match="GiB are free"):
-        race.check_size(largest + 1, H200)
+        climbing.check_size(largest + 1, H200)
 
 
 def test_writes_of_small_transposes_share_sectors():
     """Compare "element by element", whose programs have several rows, with "row by row"."""
     for n, fewer in ((64, True), (128, False)):
-        rows, elements = counts.counted_climb(LADDERS["transpose"][:2], n, H200, str)
-        assert rows.touched == n * n * (4 + counts.SECTOR)
+        rows, elements = climbing.counted_climb(LADDERS["transpose"][:2], n, H200, str)
+        assert rows.touched == n * n * (4 + climbing.SECTOR)
         assert (elements.touched < rows.touched) == fewer
 
 

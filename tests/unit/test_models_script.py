@@ -2,15 +2,12 @@
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
-import warnings
 
 import pytest
 
 import models
-from tritile.lab.report import results
 
 
 def line(model, ratio, high, process="first"):
@@ -89,14 +86,6 @@ def test_the_summary_tells_the_mean_and_the_worst_upper_end_of_each_kind_of_proc
     row = models.row_of(lines[0])
     assert "4.000" in row
     assert "2.000 [1.000, 2.200] 3 taken, 40 left, first 12.2 s" in row
-
-
-def test_readers_of_results_pass_lines_of_models_over(tmp_path):
-    path = tmp_path / "models.jsonl"
-    path.write_text(json.dumps(line("gpt2", 1.0, 1.1)) + "\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert results.read(path) == []
 
 
 def test_that_transformers_is_missing_is_told(monkeypatch):

@@ -39,8 +39,8 @@ IMPORTS_NOTHING = {
     "core/threads.py",
 }  # of ours, but what the adapters give of torch and Triton
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
-OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
-OPTIONAL_ROOMS = ("lab/report", "cli")
+OPTIONAL = {"typer", "rich", "pydantic", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
+OPTIONAL_ROOMS = ("lab", "cli")
 
 
 def room(path: Path) -> str:

@@ -1,24 +1,20 @@
 """The report: rows from files, figures and tables from rows, and pages that no data can break."""
 
-import importlib.util
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tritile import cli
+from tests import commands
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
-from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.notebook import Results
-from tritile.lab.report.page import document, figures, rows, searches, sources, tables, tuner
+from tritile.lab.report.page import document, figures, rows, searches
 from tritile.lab.report.results import Measurement, Result, append, host_result, result
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
@@ -55,13 +51,13 @@ TRIALS = [
 ]
 
 
-def made(lines: list[Result], trials: list[Trial] = (), **found: list) -> rows.Rows:
+def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
     stores = [searches.Recorded("a store", list(trials))] * bool(trials)
-    return sources.gathered(sources.Sources(**found), lines, stores, H200.name, H200)
+    return searches.gathered(lines, stores, H200.name, H200)
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(cli.app, ["report", *map(str, arguments)])
+    return commands.run("report", *arguments)
 
 
 def embedded(html: str) -> dict:
@@ -93,26 +89,10 @@ def test_the_gpu_with_the_most_results_is_reported() -> None:
     assert rows.named("two") is None
 
 
-@pytest.mark.parametrize(
-    ("dtype", "precision", "peak"),
-    [
-        ("bfloat16", "ieee", 1070.5),
-        ("float8_e4m3fn", "ieee", 2141.1),
-        ("float32", "ieee", 66.9),
-        ("float32", "tf32", 535.3),
-        ("float64", "ieee", 66.9),
-    ],
-)
-def test_peaks_of_an_h200(dtype, precision, peak) -> None:
-    problem = MatmulProblem(1, 64, 64, 64, dtype, "float32", precision=precision)
-    assert peak_tflops(problem, H200) == pytest.approx(peak, abs=0.1)
-    assert peak_tflops(problem, replace(H200, arch=70)) is None
-
-
 def test_dtypes_of_one_rate_share_a_roof() -> None:
     lines = [line(), line() | {"dtype": "float16"}, line() | {"dtype": "float32"}]
     assert [roof["dtypes"] for roof in made(lines).roofs] == [["float32"], ["bfloat16", "float16"]]
-    assert sources.gathered(sources.Sources(), lines, [], H200.name, None).roofs == []
+    assert searches.gathered(lines, [], H200.name, None).roofs == []
 
 
 def test_cells_are_the_best_of_each_tile() -> None:
@@ -156,47 +136,19 @@ def test_kernels_of_others_are_mapped_by_the_parameters_they_have() -> None:
     assert {(row["y"], row["x"]) for row in cells} == {(r, b) for r in (1, 2, 4) for b in (256, 512)}
 
 
-STUDY = {
-    "env": ENV,
-    "problems": [
-        {
-            "problem": PROBLEM.label, "regrets": [0.0, 0.02, 0.01], "first_pick_regret": 0.1,
-            "transfer_regret": None, "tune_seconds": 2.0, "configs": 48, "space": 600,
-            "best": "x", "best_us": 3.0,
-        }
-    ],
-}  # fmt: skip
-
-
-def test_a_study_knows_the_facets_of_its_problems() -> None:
-    found = made([line()], studies=[STUDY, STUDY | {"env": ENV | {"gpu": "other"}}])
-    assert [(row["suite"], row["dtype"]) for row in found.study] == [(["square"], ["bfloat16"])]
-    table = tables.table_of("study", found)
-    assert table.lines[0][1][:4] == [PROBLEM.label, "1.00%", "2.00%", "10.00%"]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"problem": 3}, {"regrets": "x"}, {"regrets": [math.inf]}, {"best_us": "<b>"}, {"space": math.nan}],
-)
-def test_a_broken_study_is_refused(broken) -> None:
-    with pytest.raises(InvalidValueError):
-        tuner.study_rows([STUDY | {"problems": [STUDY["problems"][0] | broken]}], H200.name, {})
-
-
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_specified_with_their_data_left_out(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
-    spec = figures.spec_of(name, found)
+    found = made([line(), line("64x32", op="permute")], TRIALS)
+    spec = figures.FIGURES[name].spec(found)
     text = json.dumps(spec, allow_nan=False)
-    assert f'"name": "{figures.FIGURES[name].data[0]}"' in text
+    assert f'"name": "{figures.FIGURES[name].data}"' in text
     assert "256x256x256" not in text
     assert spec["width"] == "container"
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_figures_are_drawn_as_pictures(name) -> None:
-    found = made([line(), line("64x32", op="permute")], TRIALS, studies=[STUDY])
+    found = made([line(), line("64x32", op="permute")], TRIALS)
     svg = document.picture(name, found, "svg").decode()
     assert svg.startswith("<svg")
     assert "NaN" not in svg
@@ -216,7 +168,7 @@ def test_slower_and_faster_differ_by_shape() -> None:
     [
         ("pie", "svg", "", "speedups, roofline"),
         ("roofline", "jpg", "", ".svg or .png"),
-        ("study", "svg", "", "tritile tune --study"),
+        ("bandwidth", "svg", "", "tritile bench --results"),
         ("heatmap", "svg", "9x9x9", "9x9x9"),
     ],
 )
@@ -227,13 +179,13 @@ def test_pictures_that_cannot_be(name, kind, problem, wanted) -> None:
 
 def test_tables_have_every_result_and_share_of_its_roof() -> None:
     found = made([line(ratio=0.5), line("512x512x512"), line("64x32", op="permute")])
-    assert [key for key, _ in tables.table_of("speedups", found).lines] == ["r0", "r1", "r2"]
-    roof = tables.table_of("roofline", found)
+    assert [key for key, _ in figures.FIGURES["speedups"].table(found).lines] == ["r0", "r1", "r2"]
+    roof = figures.FIGURES["roofline"].table(found)
     heads = [title for title, _ in roof.heads]
     cells = dict(zip(heads, roof.lines[0][1], strict=True))
     rate, bound = found.results[0]["tflops"], 4.8 * found.results[0]["intensity"]
     assert cells["of its roof"] == f"{100 * rate / bound:.2f}%"
-    assert "inductor us" not in [title for title, _ in tables.table_of("speedups", found).heads]
+    assert "inductor us" not in [title for title, _ in figures.FIGURES["speedups"].table(found).heads]
 
 
 @pytest.fixture(scope="module")
@@ -276,39 +228,6 @@ def test_without_results_or_trials_it_says_what_makes_them(results_only) -> None
     assert embedded(results_only)["rows"]["cells"]["count"] == 0
 
 
-def test_what_files_hold_is_told_by_name_and_content(tmp_path) -> None:
-    (tmp_path / "gpu").mkdir()
-    append(tmp_path / "gpu" / "a.jsonl", [line()])
-    (tmp_path / "study.json").write_text(json.dumps(STUDY))
-    (tmp_path / "autotune.json").write_text(json.dumps([{"measures": "tuning", "env": ENV}]))
-    (tmp_path / "else.json").write_text("{}")
-    (tmp_path / "x.sqlite3").write_bytes(b"")
-    heard: list[str] = []
-    found = sources.sources([tmp_path, tmp_path / "x.sqlite3"], heard.append)
-    assert [path.name for path in found.results] == ["a.jsonl"]
-    assert [path.name for path in found.stores] == ["x.sqlite3"]
-    assert (len(found.studies), len(found.autotunes)) == (1, 1)
-    assert len(heard) == 1
-    assert "else.json" in heard[0]
-    with pytest.raises(InvalidValueError, match=r"else\.json"):
-        sources.sources([tmp_path / "else.json"], heard.append)
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("none.jsonl", "no such file"), ("notes.txt", "wanted a folder"), ("empty", "--results")],
-)
-def test_bad_places_end_with_status_2(name, wanted, tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    given = ["--results"] * (name == "empty") + [str(tmp_path / name)]
-    monkeypatch.setattr("sys.argv", ["tritile", "report", *given])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    assert wanted in capsys.readouterr().err
-
-
 def test_the_command_names_broken_lines_and_says_what_it_wrote(tmp_path) -> None:
     path, output = tmp_path / "a.jsonl", tmp_path / "deep" / "page.html"
     append(path, [line(), line("8x8x8", gpu="other")])
@@ -343,12 +262,11 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeypatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "altair" else find(name))
+    monkeypatch.setattr("tritile.cli.shared.find_spec", lambda name: None if name == "altair" else name)
     append(tmp_path / "a.jsonl", [line()])
-    with pytest.raises(UnsupportedError, match=r"altair: pip install 'tritile\[report\]'"):
-        document.html(made([line()]))
-    assert isinstance(run(tmp_path / "a.jsonl").exception, UnsupportedError)
+    done = run(tmp_path / "a.jsonl", "--output", tmp_path / "a.html")
+    assert isinstance(done.exception, UnsupportedError)
+    assert "altair: pip install 'tritile[report]'" in str(done.exception)
 
 
 def test_a_suite_without_a_name_has_one_in_the_report(results_only) -> None:
@@ -382,9 +300,7 @@ def test_committed_results_are_all_in_the_report() -> None:
     folder = Path(__file__).parents[2] / "tuning" / "results"
     if not folder.is_dir():
         pytest.skip("no committed results here")
-    found = sources.sources([folder], pytest.fail)
     lines = Results.of(folder, tell=pytest.fail)
-    report = sources.gathered(found, lines, [], H200.name, H200)
+    report = searches.gathered(lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100
-    assert data["rows"]["study"]["count"] == len(found.studies[0]["problems"])

@@ -1,17 +1,17 @@
-"""Results: what a line holds, that files survive being cut off, and what they sum up to."""
+"""Results: what a line holds, that files survive being cut off, what they sum up to, and comparisons."""
 
 import json
 import math
 import re
 import subprocess
 import sys
-import warnings
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.errors import InvalidValueError, StoreWarning
@@ -71,34 +71,26 @@ def test_permute_line_counts_bytes_read_and_written() -> None:
     assert not {"m", "n", "k", "batch", "tflops"} & set(line)
 
 
-def test_a_line_of_before_the_tutorial_was_a_peer_is_read(tmp_path: Path) -> None:
-    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0), ENV)
-    assert new["ratio_tutorial"] == 3.0
-    old = {name: value for name, value in new.items() if "tutorial" not in name}
-    append(tmp_path / "given.jsonl", [old, new])
-    assert read(tmp_path / "given.jsonl") == [old, new]
-
-
-def test_lines_tell_every_side_and_older_ones_do_not(tmp_path: Path) -> None:
+def test_lines_tell_every_side_and_older_ones_that_do_not_are_read(tmp_path: Path) -> None:
     sides = {
         "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
     }  # fmt: skip
-    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, **sides), ENV)
+    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0, **sides), ENV)
     assert sides.items() <= new.items()
-    old = {name: value for name, value in new.items() if name not in sides}
-    assert result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV) == old
+    assert new["ratio_tutorial"] == 3.0
+    old = {name: value for name, value in new.items() if name not in sides and "tutorial" not in name}
     append(tmp_path / "given.jsonl", [old, new])
     assert read(tmp_path / "given.jsonl") == [old, new]
+    assert not sides.keys() & result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV).keys()
 
 
-def test_lines_of_what_the_batch_invariant_mode_costs_are_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["invariance", "models", "rows"])
+def test_lines_of_scripts_are_passed_over(tmp_path: Path, op: str) -> None:
     line = result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV)
     path = tmp_path / "given.jsonl"
-    path.write_text('{"op": "invariance", "m": 1}\n' + json.dumps(line) + "\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read(path) == [line]
+    path.write_text(json.dumps({"op": op, "m": 1}) + "\n" + json.dumps(line) + "\n")
+    assert read(path, pytest.fail) == [line]
 
 
 def test_host_lines_come_back_and_are_no_cases(tmp_path: Path) -> None:
@@ -117,25 +109,6 @@ def test_host_lines_are_checked(tmp_path: Path, changes: dict) -> None:
         append(tmp_path / "host.jsonl", [host_result("matmul(a, b)", 8.0, 10.0, ENV) | changes])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"inductor_us": 0.0}, {"tutorial_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1},
-        {"error": math.nan}, {"torch_error": math.inf}, {"spread": None}, {"plan_source": ""}, {"config": {}},
-        {"samples": 0}, {"launches": -1}, {"torch_calls": {"matmul": 0.0}}, {"spreads": {"torch": -0.1}},
-    ],
-)  # fmt: skip
-def test_measurement_refuses(changes: dict) -> None:
-    with pytest.raises(InvalidValueError):
-        measured(1.0, 1.0, **changes)
-
-
-@pytest.mark.parametrize("times", [(0.0, 1.0), (1.0, math.nan), (None, 1.0), (1.0, True)])
-def test_measurement_refuses_times(times: tuple) -> None:
-    with pytest.raises(InvalidValueError):
-        measured(*times)
-
-
 def test_lines_come_back(tmp_path: Path) -> None:
     path = tmp_path / "gpu" / "square.jsonl"
     lines = [product("64x64x64", 1.25), transposed(), transposed(copy_gbps=None)]
@@ -143,9 +116,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     append(path, [])
     append(path, lines[1:])
     assert len(path.read_text().splitlines()) == 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read(path) == lines
+    assert read(path, pytest.fail) == lines
     assert case_of(lines[1]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
 
 
@@ -168,7 +139,9 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path: Path) -> None:
         {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
         {"tutorial_us": 3.0, "ratio_tutorial": None},
         {"plan_source": 7}, {"spread": "?"}, {"samples": "?"}, {"torch_calls": [1.0]},
-        {"spreads": {"torch": None}},
+        {"spreads": {"torch": None}}, {"inductor_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1},
+        {"error": math.inf}, {"plan_source": ""}, {"samples": 0}, {"torch_calls": {"matmul": 0.0}},
+        {"layout": 5}, {"precision": ["x"]},
     ],
 )  # fmt: skip
 def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) -> None:
@@ -179,18 +152,6 @@ def test_lines_that_are_no_results_are_skipped(tmp_path: Path, changes: dict) ->
         assert read(path) == [good]
     with pytest.raises(InvalidValueError):
         append(path, [good | changes])
-
-
-@pytest.mark.parametrize(
-    "changes", [{"layout": 5}, {"layout": ["x"]}, {"precision": True}, "layout", "precision"]
-)
-def test_permutes_that_name_no_layout_are_skipped(tmp_path: Path, changes: dict | str) -> None:
-    path = tmp_path / "transpose.jsonl"
-    good = transposed()
-    bad = {k: v for k, v in good.items() if k != changes} if isinstance(changes, str) else good | changes
-    path.write_text(json.dumps(bad) + "\n" + json.dumps(good) + "\n")
-    with pytest.warns(StoreWarning):
-        assert read(path) == [good]
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b'{"op": "matmul"}'])
@@ -232,18 +193,18 @@ def test_summary() -> None:
 
 def test_print_results() -> None:
     text = printed([product("64x64x64", 0.5), transposed()])
-    assert re.search(r"square: 64x64x64 bfloat16 NN .* 100\.0 .* 50\.0 .* 0\.500 .* TFLOP/s", text)
+    assert re.search(r"square: 64x64x64 bfloat16 NN .* 100\.00 .* 50\.00 .* 0\.500 .* TFLOP/s", text)
     assert re.search(r"transpose: 1000x2000 float32 .* 2000 GB/s \(80% of copy\)", text)
-    assert "64x64, warps 8, stages 3" in text
+    assert "num_warps=8 num_stages=3" in text
     assert "no results" in printed([])
 
 
 def test_peers_are_printed_where_they_were_measured() -> None:
     line = result(parse_shape("64x64x64"), measured(10.0, 20.0, inductor_us=15.0), ENV)
     text = printed([line, product("64x64x64", 0.5)])
-    assert "inductor ratio" in text
+    assert "over inductor" in text
     assert "1.500" in text
-    assert "tutorial ratio" not in text
+    assert "over tutorial" not in text
 
 
 def test_ratios_below_one_are_highlighted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,3 +238,79 @@ def test_environment() -> None:
 def test_rich_is_needed_only_to_print() -> None:
     code = "import sys; sys.modules['rich'] = None; import tritile.lab.report.results"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+LATER = "2027-01-01T00:00:00+00:00"
+
+
+def timed(
+    text: str, ratio: float, suite: str = "square", us: float = 100.0, layout: str = "NN",
+    time: str = ENV["time"], **peers: float,
+) -> Result:  # fmt: skip
+    case = parse_shape(text, layout=layout, suite=suite)
+    times = {f"{name}_us": us * ratio for name, ratio in peers.items()}
+    return result(case, measured(us, us * ratio, **times), ENV | {"time": time})
+
+
+def test_peers_count_where_they_were_measured() -> None:
+    lines = [timed("64x64x64", 5.0, "ragged", inductor=1.2, tutorial=2.0), timed("8x8x8", 5.0, "ragged")]
+    (row,) = summary(lines, "inductor")
+    assert (row.count, row.worst, row.worst_label) == (1, pytest.approx(1.2), "64x64x64")
+    (row,) = summary(lines, "tutorial")
+    assert (row.count, row.behind) == (1, 0)
+    assert summary(lines[1:], "tutorial") == []
+
+
+def test_a_later_run_without_a_peer_does_not_unmeasure_it() -> None:
+    lines = [timed("64x64x64", 5.0, inductor=0.5), timed("64x64x64", 6.0, time=LATER)]
+    (row,) = summary(lines, "inductor")
+    assert (row.worst, row.behind) == (pytest.approx(0.5), 1)
+    (row,) = summary(lines)
+    assert (row.worst, row.count) == (pytest.approx(6.0), 1)
+
+
+def compared(*arguments: object) -> str:
+    done = run("bench", "--compare", *arguments, env={"COLUMNS": "220"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_compare_summarises_against_each_peer(tmp_path: Path) -> None:
+    lines = [timed("64x64x64", 1.5, inductor=1.25), timed("64x64x64", 0.5, layout="NT")]
+    lines.append(timed("64x64x64", 1.5, time=LATER))
+    append(tmp_path / "gpu" / "square.jsonl", lines)
+    append(tmp_path / "gpu" / "host.jsonl", [host_result("matmul(a, b)", 10.0, 9.0, ENV)])
+    for place in (tmp_path, tmp_path / "gpu"):
+        text = compared(place)
+        by_torch, by_inductor = text.split("GPU, torch 2.11.0, triton 3.6.0, against ")[1:]
+        assert by_torch.startswith("torch")
+        assert re.search(r"square .*bfloat16 .*NN .* 1 .*1\.500 .* 0 .*1\.500 .*64x64x64", by_torch)
+        assert re.search(r"square .*bfloat16 .*NT .* 1 .*0\.500 .* 1 .*0\.500 .*64x64x64", by_torch)
+        assert by_inductor.startswith("inductor")
+        assert re.search(r"square .*NN .*1\.250", by_inductor)
+        assert " NT " not in by_inductor
+        assert text.endswith("host cost of matmul(a, b): tritile 10.0 us, torch 9.0 us\n")
+    assert compared("--results", tmp_path) == compared(tmp_path)
+
+
+def test_compare_takes_the_newest_line_of_a_case(tmp_path: Path) -> None:
+    append(tmp_path / "square.jsonl", [timed("8x8x8", 3.0, time=LATER), timed("8x8x8", 0.5)])
+    text = compared(tmp_path / "square.jsonl")
+    assert "3.000" in text
+    assert "0.500" not in text
+
+
+def test_compare_shows_each_gpu_by_itself_and_names_bad_lines(tmp_path: Path) -> None:
+    good = timed("64x64x64", 1.5)
+    other = good | {"env": ENV | {"gpu": "Other [/b]"}}
+    bad = good | {"tritile_us": -1}
+    (tmp_path / "square.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (good, bad, other)))
+    text = compared(tmp_path)
+    assert text.count("against torch") == 2
+    assert "Other [/b], torch" in text
+    unwrapped = re.sub(r"\s", "", text)
+    assert re.search(r"square\.jsonl:1of\d+linesskipped;line2:tritile_us=-1", unwrapped)
+
+
+def test_compare_reads_the_results_that_are_kept() -> None:
+    assert "against torch" in compared()

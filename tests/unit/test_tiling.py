@@ -6,62 +6,42 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.tilings import turn_of, turns_of
-from tritile import cli
+from tests import commands
+from tests.tilings import (
+    H200,
+    mover,
+    product,
+    sharing,
+    split,
+    tile,
+    transposed,
+    turn_of,
+    turns_of,
+    warped,
+    wave,
+    waves,
+)  # fmt: skip
 from tritile.core.config import Config
-from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.explain.wanted import config_like
 from tritile.lab.report import tiling as tilings
-from tritile.lab.report.tiling import Place, move_of, page, sharing, step_of, svg, tiling_of, total_bytes
+from tritile.lab.report.tiling import Place, move_of, page, step_of, svg, tiling_of, total_bytes
 from tritile.lab.report.tiling.still import first_tiles
 from tritile.lab.report.tiling.texts import notes, size
-from tritile.tune.suites import parse_shape
-
-H200 = target_device("nvidia-h200")
-
-
-def tile(group=8, m=64, n=32, k=32):
-    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
-
-
-def warped(persistent, group=16):
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 192, "BLOCK_K": 64, "GROUP_M": group}
-    return Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
-
-
-def split(parts):
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP_M": 8}
-    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=parts, SUBTILES=1)
-
-
-def transposed(persistent=False, group=4):
-    blocks = {"BLOCK_M": 80, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": group}
-    return Config.of(4, 4, "transposed", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
-
-
-def product(m, n, k, batch=1):
-    return parse_shape(f"{batch}x{m}x{n}x{k}", dtype="bfloat16").problem
-
-
-def mover(group=2, m=32, n=32, family="tile"):
-    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
-
 
 POSED = {
-    "bands": (product(1000, 500, 300), tile()),
-    "batch": (product(1000, 500, 300, 3), tile(2)),
-    "one group": (product(1000, 500, 300), tile(1)),
-    "persistent": (product(5000, 5000, 1000), warped(True)),
-    "persistent batch": (product(1500, 2000, 1000, 3), warped(True, 2)),
-    "flat": (product(1500, 1000, 1000), warped(False)),
-    "split": (product(500, 512, 4000), split(4)),
-    "bands of columns": (product(1500, 2000, 300), transposed()),
-    "bands of columns, batch": (product(700, 1200, 300, 3), transposed(True, 8)),
-    "flat by columns": (product(400, 2000, 300), transposed()),
+    "bands": (product("1000x500x300"), tile()),
+    "batch": (product("3x1000x500x300"), tile(2)),
+    "one group": (product("1000x500x300"), tile(1)),
+    "persistent": (product("5000x5000x1000"), warped(True)),
+    "persistent batch": (product("3x1500x2000x1000"), warped(True, 2)),
+    "flat": (product("1500x1000x1000"), warped(False)),
+    "split": (product("500x512x4000"), split(4)),
+    "bands of columns": (product("1500x2000x300"), transposed()),
+    "bands of columns, batch": (product("3x700x1200x300"), transposed(True, 8)),
+    "flat by columns": (product("400x2000x300"), transposed()),
     "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
     "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
 }
@@ -84,10 +64,10 @@ def test_programs_and_waves_share_the_turns_out(tiling):
     by_program = [turn for program in range(tiling.programs) for turn in turns_of(tiling, program)]
     assert sorted(by_program) == list(range(tiling.turns))
     assert all(tiling.program(turn) == by for by in range(tiling.programs) for turn in turns_of(tiling, by))
-    waves = [tiling.wave(number) for number in range(tiling.waves)]
-    assert [turn for wave in waves for turn in wave] == list(range(tiling.turns))
-    assert max(map(len, waves)) == tiling.at_once <= H200.processors * tiling.resident
-    assert all(len({tiling.program(turn) for turn in wave}) == len(wave) for wave in waves)
+    found = [wave(tiling, number) for number in range(waves(tiling))]
+    assert [turn for each in found for turn in each] == list(range(tiling.turns))
+    assert max(map(len, found)) == tiling.at_once <= H200.processors * tiling.resident
+    assert all(len({tiling.program(turn) for turn in each}) == len(each) for each in found)
 
 
 def test_blocks_of_k_are_shared_out(tiling):
@@ -115,7 +95,7 @@ def test_bytes_of_all_steps_add_up(name):
 
 
 def test_a_ragged_corner_by_hand():
-    tiling = tiling_of(product(100, 40, 70), tile(), H200)
+    tiling = tiling_of(product("100x40x70"), tile(), H200)
     assert (tiling.rows, tiling.columns, tiling.blocks) == (2, 2, 3)
     step = step_of(tiling, turn_of(tiling, Place(0, 1, 1)), 2)
     assert step.a == (64, 64, 64, 32, 36, 6)
@@ -128,7 +108,7 @@ def test_a_ragged_corner_by_hand():
 
 
 def test_bands_share_more_than_rows():
-    banded = tiling_of(product(8192, 8192, 8192), warped(True), H200)
+    banded = tiling_of(product("8192x8192x8192"), warped(True), H200)
     shared, plain = sharing(banded, 2), sharing(replace(banded, group=1), 2)
     assert shared == (264, 16, 9)
     assert plain == (264, 4, 43)
@@ -175,15 +155,8 @@ def test_rectangles_of_first_tiles_are_those_tiles(name):
         assert sorted(cells) == sorted(tiling.place(turn)[1:] for turn in range(count))
 
 
-def test_residents_bound_a_wave():
-    problem, config = product(8192, 8192, 512), tile()
-    assert tiling_of(problem, config, H200, resident=2).at_once == 2 * H200.processors
-    with pytest.raises(InvalidValueError, match="resident = 0"):
-        tiling_of(problem, config, H200, resident=0)
-
-
 def test_what_is_no_tiling_is_refused():
-    problem = product(256, 256, 256)
+    problem = product("256x256x256")
     with pytest.raises(InvalidValueError, match="GROUP_M"):
         tiling_of(problem, mover(), H200)
     with pytest.raises(InvalidValueError, match="wanted a MatmulProblem"):
@@ -192,8 +165,6 @@ def test_what_is_no_tiling_is_refused():
     for number in (-1, tiling.turns):
         with pytest.raises(InvalidValueError, match="turn"):
             tiling.place(number)
-    with pytest.raises(InvalidValueError, match="wave"):
-        tiling.wave(tiling.waves)
     with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
         page(problem, tile(), H200, step=9)
     with pytest.raises(InvalidValueError, match="tile 32: wanted one of 0 to 31"):
@@ -215,7 +186,7 @@ def test_notes_tell_what_is_special():
     assert "its share of the tile's rows" in told("flat")
     assert "its share of the tile's columns" in told("bands of columns")
     assert "transpose of C is made" in told("bands of columns")
-    one_column = tiling_of(product(1500, 5000, 300), transposed(group=1), H200)
+    one_column = tiling_of(product("1500x5000x300"), transposed(group=1), H200)
     assert "taken column by column." in " ".join(notes(one_column))
     assert "column by column</button>" in page(*POSED["bands of columns"], H200)
     assert "needs no masks" in " ".join(
@@ -224,7 +195,7 @@ def test_notes_tell_what_is_special():
     assert "divide both" in " ".join(notes(tiling_of(PermuteProblem.turned(1, 256, 64, 4), mover(), H200)))
     uneven = tiling_of(PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64), H200)
     assert "each tile covers 64 \u00d7 52" in " ".join(notes(uneven))
-    copied = tiling_of(product(500, 511, 4000), split(4), H200)
+    copied = tiling_of(product("500x511x4000"), split(4), H200)
     assert "B is first copied to rows that start on 16 bytes" in " ".join(notes(copied))
 
 
@@ -252,7 +223,7 @@ def shapes(text, kind):
 
 
 def test_a_still_picture_shows_the_blocks_where_they_lie():
-    problem, config = product(300, 200, 150), tile()
+    problem, config = product("300x200x150"), tile()
     tiling = tiling_of(problem, config, H200)
     turn = turn_of(tiling, Place(0, 4, 6))
     text = svg(problem, config, H200, turn, 5)
@@ -285,7 +256,7 @@ def test_stills_of_all_kinds_are_whole(tiling):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, ["picture", *map(str, arguments)])
+    return commands.run("picture", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -303,42 +274,13 @@ def test_the_command_writes_what_the_suffix_says(tmp_path, suffix, start, given)
 def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
     words = "tile BLOCK_M=64 BLOCK_N=64"
-    problem = product(300, 200, 150)
+    problem = product("300x200x150")
     assert run("300x200x150", "--config", words, "--tile", 3, "--step", 2, "--output", output).exit_code == 0
     assert output.read_text() == svg(problem, config_like(words, problem, H200), H200, 3, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (("300x200",), "MxNxK"),
-        (("300x200x150", "--op", "conv"), "wanted one of matmul, transpose"),
-        (("300x200x150", "--target", "sm_1"), "unknown target 'sm_1'"),
-        (("300x200x150", "--config", "tile BLOCK_M=63"), "BLOCK_M = 63"),
-        (("300x200x150", "--config", "tile BLOCKS=64"), "BLOCKS"),
-        (("300x200x150", "--output", "tiling.pdf"), ".html, .svg, .png"),
-        (("300x200x150", "--output", "no/such/tiling.html"), "no folder no/such"),
-        (("300x200x150", "--tile", "100000"), "tile 100000"),
-        (("300x200x150", "--step", "0"), "step 0"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_named(arguments, wanted, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["tritile", "picture", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert wanted in error
-    assert error.count("\n") == 1
-    assert list(tmp_path.glob("*.*")) == []
-
-
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
-    from tritile.cli import picture
-
-    monkeypatch.setattr(picture, "find_spec", lambda name: None if name == "vl_convert" else name)
+    monkeypatch.setattr("tritile.cli.shared.find_spec", lambda name: None if name == "vl_convert" else name)
     output = tmp_path / "tiling.png"
     result = run("300x200x150", "--output", output)
     assert isinstance(result.exception, UnsupportedError)
@@ -348,7 +290,7 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
 
 
 def test_a_page_of_any_problem_is_small_and_asks_for_nothing():
-    problem = product(65536, 65536, 65536)
+    problem = product("65536x65536x65536")
     text = page(problem, config_like("tile", problem, H200), H200)
     assert len(text) < 100_000
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -358,6 +300,6 @@ def test_a_page_of_any_problem_is_small_and_asks_for_nothing():
 def test_a_still_counts_one_and_all_rightly():
     assert "reads 1 sector<" in svg(PermuteProblem.turned(1, 2, 2, 4), mover(), H200)
     assert "reads 1 sectors" not in svg(PermuteProblem.turned(1, 2, 2, 4), mover(), H200)
-    nearly = svg(product(1, 1, 1), tile(m=64, n=64, k=32), H200)  # of 4,096 elements 4,094 are filled up
+    nearly = svg(product("1x1x1"), tile(m=64, n=64, k=32), H200)  # of 4,096 elements 4,094 are filled up
     assert "99% zero-filled" in nearly
     assert "100% zero-filled" not in nearly

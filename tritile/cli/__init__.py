@@ -1,12 +1,11 @@
-"""Run the command line: a module for each group of commands."""
+"""Run the command line: a module for each command, or for few that belong together."""
 
 import os
 import sys
 
-from tritile.cli import (
+from tritile.cli import (  # noqa: F401  # noqa: F401
     accuracy,
     bench,
-    build,
     compile,
     doctor,
     explain,
@@ -17,27 +16,10 @@ from tritile.cli import (
     report,
     tune,
 )
-from tritile.cli.app import SUITES, app, console
+from tritile.cli.shared import SUITES, app, console
 from tritile.errors import TritileError
 
-__all__ = [
-    "SUITES",
-    "accuracy",
-    "app",
-    "bench",
-    "build",
-    "compile",
-    "console",
-    "doctor",
-    "explain",
-    "ladder",
-    "main",
-    "picture",
-    "remembered",
-    "replay",
-    "report",
-    "tune",
-]
+__all__ = ["SUITES", "app", "console", "main", "tune"]
 
 
 def main() -> None:

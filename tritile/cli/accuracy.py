@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli.app import app, console, progress
+from tritile.cli.shared import app, console, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import accuracy as measured

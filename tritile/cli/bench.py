@@ -5,29 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.app import (
-    RESULTS,
-    SUITES,
-    Directory,
-    Dtype,
-    Layout,
-    Only,
-    Op,
-    Shapes,
-    app,
-    as_called,
-    cases_of,
-    console,
-    progress,
-    say,
-)
+from tritile.cli import shared
+from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
-from tritile.errors import InvalidValueError
 from tritile.lab.report import baselines, drawn
+from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
-from tritile.lab.report import run as benchmark
 from tritile.lab.report.environment import environment
-from tritile.lab.report.results import Result
+from tritile.lab.report.results import stored
 from tritile.tune.suites import Case
 
 Suite = Annotated[
@@ -65,33 +50,29 @@ Searched = Annotated[
 def _measured(
     plain: list[Case], draws: dict[str, list[Case]], peers: tuple[str, ...], searched: int,
     results: Path | None,
-) -> tuple[list[Result], int]:  # fmt: skip
-    """Measure cases of suites, then drawn cases by seed; return the results, and how many cases failed."""
-    here = devices.current_gpu()
-    if here is None:
-        raise InvalidValueError("there is no GPU here to measure")
+) -> benchmark.Run:  # fmt: skip
+    """Measure cases of suites, then drawn cases by seed."""
+    here = shared.gpu_here()
     env = environment(here)
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
-        told = (say, lambda label: bar.update(task, advance=1, description=label))
-        lines, failed = benchmark.run_cases(plain, peers, env, results, *told)
+        run = benchmark.Run(results, say, lambda label: bar.update(task, advance=1, description=label))
+        run.cases(plain, peers, env)
         for seed, cases in draws.items():
-            seeded = env | {"seed": seed}
-            more, lost = benchmark.run_drawn(cases, peers, searched, here, seeded, results, *told)
-            lines, failed = lines + more, failed + lost
-    return lines, failed
+            run.drawn(cases, peers, searched, here, env | {"seed": seed})
+    return run
 
 
 @app.command()
 def bench(
-    shapes: Shapes = None,
+    shapes: shared.Shapes = None,
     suite: Suite = None,
-    suites_dir: Directory = SUITES,
-    op: Op = "matmul",
-    dtype: Dtype = "bfloat16",
-    layout: Layout = "NN",
+    suites_dir: shared.Directory = shared.SUITES,
+    op: shared.Op = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
     peer: Peer = None,
-    only: Only = "",
+    only: shared.Only = "",
     draw: Draw = None,
     seed: Seed = "",
     searched: Searched = drawn.SEARCHED,
@@ -105,21 +86,19 @@ def bench(
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
-        places = [Path(text) for text in shapes or []] or [results or RESULTS]
-        printing.print_comparison(benchmark.stored(places, say))
+        places = [Path(text) for text in shapes or []] or [results or shared.RESULTS]
+        printing.print_comparison(stored(places, say))
         return
     draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
-    plain = (
-        []
-        if draws and not (named or shapes)
-        else cases_of(shapes, named, suites_dir, op, dtype, layout, only)
-    )
-    plain = as_called(plain, devices.current_gpu())
-    lines, failed = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
+    plain = []
+    if named or shapes or not draws:
+        cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
+        plain = shared.as_called(cases, devices.current_gpu())
+    run = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
     if not quiet:
-        printing.print_results(lines, console)
-    printing.print_summary(lines, console)
+        printing.print_results(run.lines, console)
+    printing.print_summary(run.lines, console)
     printing.print_host(benchmark.run_host(environment(), results), console)
-    if failed:
+    if run.failed:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tritile.cli.app import console, interruptible, progress, say
+from tritile.cli.shared import console, interruptible, progress, say
 from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
@@ -163,23 +163,15 @@ def _timed(
     """Return the rows timed within so many seconds; write them to the folder `sweeps` even at an error."""
     done, begun = list[Row](), time.monotonic()
     try:
-        for row in _shown(name, rows, sizes):
-            done.append(row)
-            if time.monotonic() - begun > seconds or not keep_on():
-                break
+        with progress() as bar:
+            for row in bar.track(rows, total=sizes, description=name):
+                done.append(row)
+                if time.monotonic() - begun > seconds or not keep_on():
+                    break
     finally:
         if sweeps is not None and done:
             keep(sweeps / f"{name}.jsonl", device, done)
     return done
-
-
-def _shown(name: str, rows: Iterator[Row], sizes: int) -> Iterator[Row]:
-    """Yield rows, and show how many sizes are done."""
-    with progress() as bar:
-        task = bar.add_task(name, total=sizes)
-        for row in rows:
-            bar.update(task, advance=1)
-            yield row
 
 
 def keep(path: Path, device: Device, rows: Sequence[Row]) -> None:

@@ -1,36 +1,19 @@
 """Compile kernels ahead, for containers that start without a compile: `tritile compile`."""
 
 import contextlib
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from tritile.cli.app import (
-    SUITES,
-    BatchInvariant,
-    Directory,
-    Dtype,
-    Jobs,
-    Layout,
-    Op,
-    Shapes,
-    Suite,
-    app,
-    as_called,
-    cases_of,
-    console,
-    problems_of,
-    progress,
-)
+from tritile.cli import shared
+from tritile.cli.shared import app, console, progress
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.forgetting import drop
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
+from tritile.lab.report.environment import environ
 from tritile.planning import gpu_tables, plans, table
 from tritile.tune import suites
 from tritile.tune.deploy import fill as deployment
@@ -115,20 +98,6 @@ def _shipped(device: Device) -> table.Table:
     return found
 
 
-@contextlib.contextmanager
-def _pinned(path: Path | None) -> Iterator[None]:
-    """Plan inside the `with` as if `TRITILE_TABLE` named this file; do nothing for None."""
-    name, before = "TRITILE_TABLE", os.environ.get("TRITILE_TABLE")
-    os.environ.update({} if path is None else {name: str(path)})
-    drop()
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        os.environ.update({} if before is None else {name: before})
-        drop()
-
-
 def _of_table(given: table.Table | None) -> list[deployment.Entry]:
     """Return the problems and configs of a table, without those of kernels that are not tritile's."""
     entries = given.entries if given is not None else ()
@@ -150,7 +119,7 @@ def _of_weight(
     case = replace(suites.parse_shape(f"2x{text}", op, dtype, layout), epilogue=epilogue)
     if case.n == 1:
         raise InvalidValueError(f"--weight {text!r}: a result of one column is made as one row: give shapes")
-    (problem,) = problems_of([case], batch_invariant)
+    (problem,) = shared.problems_of([case], batch_invariant)
     return problem
 
 
@@ -179,12 +148,12 @@ def _filled(
 
 @app.command("compile", help="\n\n".join(_HELP))
 def compile_(
-    shapes: Shapes = None,
-    suite: Suite = None,
-    suites_dir: Directory = SUITES,
-    op: Op = "matmul",
-    dtype: Dtype = "bfloat16",
-    layout: Layout = "NN",
+    shapes: shared.Shapes = None,
+    suite: shared.Suite = None,
+    suites_dir: shared.Directory = shared.SUITES,
+    op: shared.Op = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
     weight: Weight = None,
     rows: Rows = 16384,
     bias: Bias = False,
@@ -195,8 +164,8 @@ def compile_(
     check: Check = None,
     at: At = None,
     whole: Whole = False,
-    batch_invariant: BatchInvariant = None,
-    jobs: Jobs = 0,
+    batch_invariant: shared.BatchInvariant = None,
+    jobs: shared.Jobs = 0,
 ) -> None:
     """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
     if (output is None) == (check is None):
@@ -214,10 +183,10 @@ def compile_(
     if given is None and not named:
         given = _shipped(device)
     entries = _of_table(given)
-    with _pinned(from_table):
-        cases = cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
-        cases = as_called(cases, device, batch_invariant)
-        entries += [_planned(problem, device) for problem in problems_of(cases, batch_invariant)]
+    with environ(TRITILE_TABLE=str(from_table)) if from_table else contextlib.nullcontext():
+        cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
+        cases = shared.as_called(cases, device, batch_invariant)
+        entries += [_planned(problem, device) for problem in shared.problems_of(cases, batch_invariant)]
         for text in weight or ():
             problem = _of_weight(text, op, dtype, layout, epilogue, batch_invariant)
             entries += any_rows.of_rows(problem, range(1, rows + 1), device)

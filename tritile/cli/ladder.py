@@ -1,7 +1,5 @@
 """tritile ladder: tutorial kernels from a naive one up to the library's own, each with what it adds."""
 
-import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,32 +8,24 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from tritile.cli.app import app, progress
+from tritile.cli.shared import PICTURES, app, check_output, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
-from tritile.lab.ladder import climbing, counts, race
+from tritile.lab.ladder import climbing
 from tritile.lab.ladder.climbing import Climb
-from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.running import Reading
 from tritile.lab.ladder.steps import LADDERS
 from tritile.lab.report.environment import environment
 
 _OPS = (*LADDERS, "both")
 _PIPED_WIDTH = 170  # columns; to a file or a pipe nothing is gained by folding at 80
-
-
-def _check_written(path: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Raise InvalidValueError where the file cannot be written, or a picture cannot be drawn."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(suffixes)}")
-    writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    if path.is_dir() or not path.parent.is_dir() or not writable:
-        raise InvalidValueError(f"{path} cannot be written: wanted a file in a folder that exists")
-    if suffixes == climbing.PICTURES and not all(
-        map(importlib.util.find_spec, ("altair", "vl_convert", "jinja2"))
-    ):
-        raise InvalidValueError("a picture needs more packages: pip install 'tritile[report]'")
+_COUNTED = ("asked", "counted", "touched", "registers", "spills", "shared", "error")
+_ABOUT_TIMES = "asked: bytes of global memory, by formula; of best: share of the fastest step's speed"
+_ABOUT_COUNTS = (
+    "asked: bytes of global memory, by formula; counted: the same, as kernels ran in the interpreter; "
+    "touched: bytes\nof the 32-byte sectors that each access of a program lies in. Steps in bfloat16 are "
+    "interpreted in float16. With a GPU, steps are timed."
+)
 
 
 def _climbed(n: int | None, ops: list[str], target: str | None) -> Climb:
@@ -43,76 +33,51 @@ def _climbed(n: int | None, ops: list[str], target: str | None) -> Climb:
     steps = [step for op in ops for step in LADDERS[op]]
     here = None if target else devices.current_gpu()
     device = here or devices.target_device(target or "nvidia-h200")
-    n = n if n is not None else race.DEFAULT_N if here else counts.DEFAULT_N
-    race.check_size(n, here) if here else counts.check_size(n)
-    climb = race.timed_climb if here else counts.counted_climb
+    n = n if n is not None else climbing.TIMED_N if here else climbing.COUNTED_N
+    climbing.check_size(n, here)
+    climb = climbing.timed_climb if here else climbing.counted_climb
     with progress() as bar:
         task = bar.add_task("climbing", total=len(steps))
         readings = climb(steps, n, device, lambda name: bar.update(task, advance=1, description=name))
     return Climb(n, device.name, here is not None, environment(here), tuple(readings))
 
 
-def _what(reading: Reading) -> str:
-    return reading.new + (f"\n({reading.note})" if reading.note else "")
-
-
 def _number(value: float | None, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _timed_table(op: str, climb: Climb) -> RichTable:
-    grid = RichTable(title=f"{op}, {climb.n} x {climb.n}, on {climb.device}", title_justify="left")
+def _cells(reading: Reading, climb: Climb) -> dict[str, str]:
+    """Write the figures of a step, by the names of columns."""
+    times, share = climb.gains(reading.op).get(reading.name, (None, None))
+    return {
+        "time": climbing.time_text(reading.us),
+        climbing.unit(reading.op): climbing.rate_text(climb.rate(reading)),
+        "x first": climbing.rate_text(times),
+        "of best": climbing.share_text(share),
+        "asked": climbing.size_text(reading.asked),
+        "counted": climbing.size_text(reading.bytes_counted),
+        "touched": climbing.size_text(reading.touched),
+        "registers": _number(reading.registers),
+        "spills": _number(reading.spills),
+        "shared": _number(reading.shared, ","),
+        "error": _number(reading.error, ".1e"),
+    }
+
+
+def _table(op: str, climb: Climb) -> RichTable:
+    where = f"on {climb.device}" if climb.timed else f"in Triton's interpreter; compiled for {climb.device}"
+    grid = RichTable(title=f"{op}, {climb.n} x {climb.n}, {where}", title_justify="left")
     grid.add_column("step", no_wrap=True)
     grid.add_column("what is new")
-    for name in ("time", climbing.unit(op), "x first", "of best", "asked", "registers", "shared", "error"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    gained = climbing.gains(climb.of(op))
-    for reading in climb.of(op):
-        times, share = gained.get(reading.name, (None, None))
-        rate = climbing.rate(reading, climb.n)
-        grid.add_row(
-            reading.name, _what(reading), climbing.time_text(reading.us), climbing.rate_text(rate),
-            climbing.rate_text(times), climbing.share_text(share),
-            climbing.size_text(reading.asked), _number(reading.registers),
-            _number(reading.shared, ","), _number(reading.error, ".1e"),
-            style=_style(reading),
-        )  # fmt: skip
-    return grid
-
-
-def _counted_table(op: str, climb: Climb) -> RichTable:
-    title = f"{op}, {climb.n} x {climb.n}, in Triton's interpreter; compiled for {climb.device}"
-    grid = RichTable(title=title, title_justify="left")
-    grid.add_column("step", no_wrap=True)
-    grid.add_column("what is new")
-    for name in ("asked", "counted", "touched", "registers", "spills", "shared", "error"):
+    timed = ("time", climbing.unit(op), "x first", "of best", "asked", "registers", "shared", "error")
+    names = timed if climb.timed else _COUNTED
+    for name in names:
         grid.add_column(name, justify="right", no_wrap=True)
     for reading in climb.of(op):
-        sizes = (reading.asked, reading.bytes_counted, reading.touched)
-        grid.add_row(
-            reading.name, _what(reading), *map(climbing.size_text, sizes), _number(reading.registers),
-            _number(reading.spills), _number(reading.shared, ","),
-            _number(reading.error, ".1e"), style=_style(reading),
-        )  # fmt: skip
+        cells, note = _cells(reading, climb), f"\n({reading.note})" if reading.note else ""
+        style = "red" if reading.failed else "dim" if reading.yardstick else None
+        grid.add_row(reading.name, reading.new + note, *(cells[name] for name in names), style=style)
     return grid
-
-
-def _style(reading: Reading) -> str | None:
-    return "red" if reading.failed else "dim" if reading.yardstick else None
-
-
-def _print(climb: Climb) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, markup=False, highlight=False)
-    for op in climb.ops:
-        console.print(_timed_table(op, climb) if climb.timed else _counted_table(op, climb))
-    if climb.timed:
-        console.print("asked: bytes of global memory, by formula; of best: share of the fastest step's speed")
-        return
-    console.print(
-        "asked: bytes of global memory, by formula; counted: the same, as kernels ran in the interpreter; "
-        "touched: bytes\nof the 32-byte sectors that each access of a program lies in. Steps in bfloat16 "
-        "are interpreted in float16. With a GPU, steps are timed."
-    )
 
 
 @app.command()
@@ -143,13 +108,16 @@ def ladder(
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
     if saved and (n is not None or target or output):
         raise InvalidValueError("--from shows a result that is there: leave out N, --target and --output")
-    _check_written(output, (".json",))
-    _check_written(plot, climbing.PICTURES)
+    check_output(output, {".json": ()})
+    check_output(plot, PICTURES)
     ops = list(LADDERS) if op == "both" else [op]
     climb = climbing.read(saved).only(ops) if saved else _climbed(n, ops, target)
-    _print(climb)
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, markup=False, highlight=False)
+    for each in climb.ops:
+        console.print(_table(each, climb))
+    console.print(_ABOUT_TIMES if climb.timed else _ABOUT_COUNTS)
     if output:
-        climbing.save(climb, output)
+        climb.save(output)
     if plot:
         from tritile.lab.report import ladder_picture  # needs the extra `report`
 

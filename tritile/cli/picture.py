@@ -1,16 +1,15 @@
 """tritile picture: draw how a kernel cuts a problem into tiles."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from tritile.cli.app import Dtype, Layout, app, console
+from tritile.cli.shared import Dtype, Layout, app, check_output, console
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.errors import InvalidValueError
 from tritile.lab.explain.wanted import config_like
 from tritile.planning import plans
 from tritile.tune import suites
@@ -25,19 +24,6 @@ def _config(text: str | None, problem: MatmulProblem | PermuteProblem, device: D
     plan = plans.plan_for(problem, device, "cached")
     assert plan is not None
     return plan.config
-
-
-def _checked(output: Path, op: str) -> None:
-    """Raise what can be raised before any work."""
-    if op not in _OPS:
-        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
-    if output.suffix not in _NEEDS:
-        raise InvalidValueError(f"--output {output}: wanted a name that ends in {', '.join(_NEEDS)}")
-    if not output.parent.is_dir():
-        raise InvalidValueError(f"--output {output}: there is no folder {output.parent}; make it first")
-    missing = [name for name in _NEEDS[output.suffix] if find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(f"{output.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
 
 
 @app.command()
@@ -66,7 +52,9 @@ def picture(
     A page plays by itself unless a tile or a step is named; buttons and keys step through it. It needs no
     network, and drawing needs no GPU.
     """
-    _checked(output, op)
+    if op not in _OPS:
+        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
+    check_output(output, _NEEDS)
     device = target_device(target)
     problem = suites.parse_shape(shape, _OPS[op], dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli.app import Target, app, console, device_of
+from tritile.cli.shared import Target, app, console, device_of
 from tritile.core.device import Device
 from tritile.core.problem import problem_key
 from tritile.errors import InvalidValueError

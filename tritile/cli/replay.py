@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli.app import TUNING, app, console, progress
+from tritile.cli.shared import TUNING, app, console, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import recorded

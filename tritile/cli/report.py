@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.app import RESULTS, TUNING, app, console, say
+from tritile.cli.shared import PICTURES, RESULTS, TUNING, app, check_output, console, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.page import document, rows, searches, sources
-from tritile.lab.report.results import Result
-from tritile.lab.report.run import stored
+from tritile.lab.report.page import rows, searches
+from tritile.lab.report.results import Result, stored
 from tritile.planning.store import store_of
+
+_STORES = (".sqlite3", ".sqlite3.gz")
 
 
 def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None]:
@@ -30,33 +31,34 @@ def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None
     return device.name, device
 
 
-def _stores(found: sources.Sources, defaults: bool, device: Device | None) -> list[searches.Recorded]:
+def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[searches.Recorded]:
     """Read the named stores; by default this user's own and those recorded in the checkout."""
     if device is None:
-        if found.stores:
-            raise InvalidValueError(
-                f"{found.stores[0]}: trials of an unknown GPU; --target names one of "
-                f"{', '.join(devices.TARGETS)}"
-            )
+        if named:
+            known = ", ".join(devices.TARGETS)
+            raise InvalidValueError(f"{named[0]}: trials of an unknown GPU; --target names one of {known}")
         return []
-    paths = list(found.stores)
-    own = []
+    found = []
     if defaults:
-        paths += sorted((TUNING / "trials").glob(f"{device.slug}*.sqlite3*"))
-        own = [searches.of_store(store_of(device))]
-    return [store for store in (*own, *(searches.of_file(path, device) for path in paths)) if store.trials]
+        named = sorted((TUNING / "trials").glob(f"{device.slug}*.sqlite3*"))
+        found = [searches.of_store(store_of(device))]
+    found += [searches.of_file(path, device) for path in named]
+    return [store for store in found if store.trials]
 
 
 def _read(files: list[Path], results: Path | None, stores: list[Path], target: str | None) -> rows.Rows:
-    places = files or ([results] if results else [RESULTS] * RESULTS.is_dir())
-    found = sources.sources(places, say)
-    found.stores += stores
-    lines = stored(found.results, say) if found.results else []
-    if results and not files and not lines:
-        raise InvalidValueError(f"{results} holds no results: tritile bench --results {results} makes them")
+    for path in files:
+        if not path.exists() or not (path.is_dir() or path.name.endswith((".jsonl", *_STORES))):
+            raise InvalidValueError(
+                f"{path}: no such file or folder; wanted results (.jsonl), a folder of these, or trials "
+                f"({', '.join(_STORES)})"
+            )
+    places = [path for path in files if not path.name.endswith(_STORES)]
+    places = places or ([results] if results else [RESULTS] * (RESULTS.is_dir() and not files))
+    lines = stored(places, say) if places else []
     gpu, device = _device(target, lines)
-    recorded = _stores(found, not files and not stores, device)
-    return sources.gathered(found, lines, recorded, gpu, device)
+    named = [*(path for path in files if path.name.endswith(_STORES)), *stores]
+    return searches.gathered(lines, _stores(named, not files and not stores, device), gpu, device)
 
 
 @app.command("report")
@@ -64,7 +66,7 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Results (.jsonl), stores (.sqlite3, .gz of them), a study (.json), or folders of these. "
+            help="Results (.jsonl), stores (.sqlite3, .gz of them), or folders of results. "
             "Default: what this checkout has, and your own store."
         ),
     ] = None,
@@ -88,8 +90,11 @@ def report(
     The page shows speed-ups, rooflines, times over tiles, progress of searches and errors, each with a table
     and with filters.
     """
-    document.check_extra()
     path = output or Path("report.html" if figure is None else f"{figure}.svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, dict.fromkeys([path.suffix], PICTURES[".html"]) if figure is None else PICTURES)
+    from tritile.lab.report.page import document  # needs the extra `report`
+
     if figure is not None:
         document.check_picture(figure, path.suffix.removeprefix("."))
     made = _read(files or [], results, store or [], target)
@@ -97,7 +102,6 @@ def report(
         data = document.html(made).encode()
     else:
         data = document.picture(figure, made, path.suffix.removeprefix("."), problem)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     for gpu, count in made.left_out.items():
         console.print(f"{count} results of {gpu} are left out: --target shows them", highlight=False)

@@ -1,7 +1,6 @@
 """Measure configs and remember the best: `tritile tune`.
 
-`calibrating`, `modelling`, `predicting` and `studying` have what the options --calibrate, --model, --target
-and --study ask for.
+`calibrating` has what the option --calibrate asks for, `tune_modes` what --model, --target and --study do.
 """
 
 import math
@@ -14,28 +13,8 @@ from typing import Annotated, cast
 
 import typer
 
-from tritile.cli import calibrating, modelling, predicting, studying
-from tritile.cli.app import (
-    SUITES,
-    BatchInvariant,
-    Directory,
-    Dtype,
-    Jobs,
-    Layout,
-    Only,
-    Op,
-    Shapes,
-    Suite,
-    Target,
-    app,
-    as_called,
-    cases_of,
-    console,
-    device_of,
-    interruptible,
-    problems_of,
-    progress,
-)
+from tritile.cli import calibrating, shared, tune_modes
+from tritile.cli.shared import app, console, interruptible, progress
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
@@ -49,7 +28,7 @@ from tritile.tune.calibrate.predict import CONFIGS
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.log import keeper, logged
 from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Keep, Rules, Tuned, whole
+from tritile.tune.measure.tasks import Rules, Tuned, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.shards import Place, Shards, part
@@ -59,26 +38,21 @@ VERIFY = ("winner", "all")
 
 
 class _Watch:
-    """Follow a search for a live display: its best so far, how many were tried, failures by reason."""
+    """Follow searches for a live display."""
 
-    def __init__(self, keep: Keep) -> None:
-        self._keep = keep
-        self._best: dict[str, float] = {}
-        self._tried: Counter[str] = Counter()
+    def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
-        self.text = ""
+        self._times: dict[str, list[float]] = {}
 
-    def keep(self, digest: str, trial: Trial) -> None:
-        """Pass a trial on, and take note of it."""
-        self._keep(digest, trial)
+    def told(self, trial: Trial) -> str:
+        """Take note of a trial; return its problem's best so far, how many were tried, and failures."""
         label = trial.problem.label
-        self._tried[label] += 1
+        times = self._times.setdefault(label, [])
+        times.append(trial.time)
         if trial.failure:
             self.failures[trial.failure.partition(":")[0][:40]] += 1
-        elif trial.us:
-            self._best[label] = min(trial.us, self._best.get(label, trial.us))
-        best = f"{self._best[label]:.1f} us" if label in self._best else "none yet"
-        self.text = f"{label}: best {best} of {self._tried[label]}"
+        best = f"{min(times):.1f} us" if min(times) < math.inf else "none yet"
+        return f"{label}: best {best} of {len(times)}; failed: {self.reasons or 'none'}"
 
     @property
     def reasons(self) -> str:
@@ -129,7 +103,7 @@ def _finish(store: Store) -> None:
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     """Tune on the current GPU; return how many problems are left."""
     todo, failed = _todo(problems, device, wish.force), 0
-    watch = _Watch(keeper(store_of(device), wish.log))
+    watch, remember = _Watch(), keeper(store_of(device), wish.log)
     with (
         interruptible() as keep_on,
         Workshop(devices.current_index(), wish.jobs, fork_server=wish.fork_server) as shop,
@@ -138,8 +112,8 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
         task = bar.add_task("tuning", total=len(todo))
 
         def keep(digest: str, trial: Trial) -> None:
-            watch.keep(digest, trial)
-            bar.update(task, description=f"{watch.text}; failed: {watch.reasons or 'none'}")
+            remember(digest, trial)
+            bar.update(task, description=watch.told(trial))
 
         for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.budget, wish.force, keep_on):
             failed += done.best is None
@@ -269,18 +243,6 @@ def _rules(strategy: str, verify: str) -> Rules:
     return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
 
 
-def _gpu(place: Place | None) -> Device:
-    """Return the GPU of this rank, else the current one. Raises InvalidValueError where there is none."""
-    if place is not None:
-        devices.use(place.local_rank)
-    here = devices.current_gpu()
-    if here is None:
-        raise InvalidValueError(
-            f"there is no GPU here to measure: --target {next(iter(devices.TARGETS))} predicts for one"
-        )
-    return here
-
-
 def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | None, search: bool) -> int:
     """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
     if search:
@@ -295,13 +257,13 @@ def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | No
 @app.command()
 def tune(
     context: typer.Context,
-    shapes: Shapes = None,
-    suite: Suite = None,
-    suites_dir: Directory = SUITES,
-    op: Op = "matmul",
-    dtype: Dtype = "bfloat16",
-    layout: Layout = "NN",
-    only: Only = "",
+    shapes: shared.Shapes = None,
+    suite: shared.Suite = None,
+    suites_dir: shared.Directory = shared.SUITES,
+    op: shared.Op = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
+    only: shared.Only = "",
     budget: Budget = None,
     force: Force = False,
     search: Search = True,
@@ -314,10 +276,10 @@ def tune(
     configs: Configs = None,
     sweeps: Sweeps = None,
     model: Model = "",
-    target: Target = None,
+    target: shared.Target = None,
     output: Output = None,
-    batch_invariant: BatchInvariant = None,
-    jobs: Jobs = 0,
+    batch_invariant: shared.BatchInvariant = None,
+    jobs: shared.Jobs = 0,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
 
@@ -332,31 +294,40 @@ def tune(
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     if model:
-        return modelling.tune_model(model)
+        return tune_modes.tune_model(model)
     if calibrate:
         if target is not None and sweeps is not None:
             raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
         return calibrating.calibrate(
-            calibrate, device_of(target), sizes, configs, budget or math.inf, output, sweeps, target is None
+            calibrate,
+            shared.device_of(target),
+            sizes,
+            configs,
+            budget or math.inf,
+            output,
+            sweeps,
+            target is None,
         )
     wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
     suite = suite or (["study"] if study and not shapes else None)
-    cases = cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
+    cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
     here = devices.target_device(target) if target else devices.current_gpu()
-    problems = problems_of(as_called(cases, here, batch_invariant), batch_invariant)
+    problems = shared.problems_of(shared.as_called(cases, here, batch_invariant), batch_invariant)
     if target is not None:
         if study:
             raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
         device = devices.target_device(target)
         output = output or gpu_tables.predicted_path(device)
-        failed = predicting.predict(problems, device, output, jobs, fork_server)
+        failed = tune_modes.predict(problems, device, output, jobs, fork_server)
     else:
         place = Place.from_environment()
         if study and place is not None:
             raise InvalidValueError("--study is for one process, not for ranks of torchrun")
-        here = _gpu(place)
+        if place is not None:
+            devices.use(place.local_rank)
+        here = shared.gpu_here("--target nvidia-h200 predicts for one")
         if study:
-            return studying.study(problems, here, jobs or None, output or Path("study.json"), suites_dir)
+            return tune_modes.study(problems, here, jobs or None, output or Path("study.json"), suites_dir)
         failed = _tuned(problems, here, wish, place, search)
     if failed:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from tritile.families.common.rates import peak_tflops
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import bounds
-from tritile.lab.explain.hardware import Occupancy, Waves, occupancy, warps_of
+from tritile.lab.explain.bounds import Occupancy, Waves, occupancy
 from tritile.lab.explain.texts import rows
 from tritile.lab.traffic import Traffic
 from tritile.planning import model
@@ -127,7 +127,7 @@ def _compiled(problem: Known, config: Config, device: Device) -> tuple[Resources
     kernel = compiled_for(problem, config, device)
     check_fits(kernel, device)
     try:
-        return resources(kernel), warps_of(kernel)
+        return resources(kernel), int(kernel.metadata.num_warps)  # specialised warps included
     except (OSError, subprocess.SubprocessError) as error:
         raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error
 

@@ -1,19 +1,48 @@
-"""A climb, the readings of all steps of one or more ladders on one device; kept in a JSON file."""
+"""Climb a ladder: time its steps on a GPU, or count and compile them without one; keep the readings."""
 
+import contextlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tritile.errors import InvalidValueError
+import torch
+
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.settings import mode
+from tritile.errors import InterpreterWarning, InvalidValueError, brief
+from tritile.lab.counting import SECTOR, counted
 from tritile.lab.explain.texts import bytes_text
-from tritile.lab.ladder.race import LARGEST
-from tritile.lab.ladder.reading import Reading
-from tritile.lab.ladder.steps import ITEMSIZE, LADDERS
+from tritile.lab.ladder.running import (
+    Matrices,
+    Reading,
+    error_of,
+    matrices,
+    planned,
+    reading_of,
+    run_compiled,
+    run_interpreted,
+)
+from tritile.lab.ladder.steps import ITEMSIZE, Kernel, Library, Step
+from tritile.lab.parsed import parsed
+from tritile.tune.autotuner import autotune
+from tritile.tune.measure.timing import Run, Timed, Timing, copies_wanted, graph_of, interleaved, timing_of
 
-PICTURES: Final = (".svg", ".png", ".html")
-_FIELDS: Final = ("n", "device", "timed", "env", "rungs")
+TIMED_N: Final = 8192  # by default
+COUNTED_N: Final = 96
+LARGEST: Final = 46340  # n * n, an offset, has 31 bits
+_INTERPRETED: Final = 512  # the largest n of the interpreter, at which the naive product takes minutes
+_SLOW_US: Final = 2e5  # slower steps are timed alone, a few times
+_SLOWEST_US: Final = 2e6  # slower steps are timed once
+_BUDGET_MS: Final = 60.0  # for timing each step that is not slow
+_Found = tuple[Reading, Timing | Timed | None]  # a step's reading; its time, or the graph to time
+Done = Callable[[str], None]  # told the name of each step
 
 
 @dataclass(frozen=True)
@@ -47,62 +76,184 @@ class Climb:
         """Return the ladders that were climbed."""
         return list(dict.fromkeys(reading.op for reading in self.readings))
 
+    def rate(self, reading: Reading) -> float | None:
+        """Return TFLOP/s of a product or GB/s, read and written, of a transpose; None if not timed."""
+        if not reading.us:
+            return None
+        if reading.op == "matmul":
+            return 2 * self.n**3 / reading.us / 1e6
+        return 2 * self.n**2 * ITEMSIZE[reading.dtype] / reading.us / 1e3
 
-def rate(reading: Reading, n: int) -> float | None:
-    """Return TFLOP/s of a product or GB/s, read and written, of a transpose; None if not timed."""
-    if not reading.us:
-        return None
-    if reading.op == "matmul":
-        return 2 * n**3 / reading.us / 1e6
-    return 2 * n**2 * ITEMSIZE[reading.dtype] / reading.us / 1e3
+    def gains(self, op: str) -> dict[str, tuple[float, float]]:
+        """Return by step's name its speed over that of the first timed step, and over that of the fastest."""
+        times = {reading.name: reading.us for reading in self.of(op) if reading.us}
+        if not times:
+            return {}
+        first, best = next(iter(times.values())), min(times.values())
+        return {name: (first / us, best / us) for name, us in times.items()}
 
-
-def unit(op: str) -> str:
-    """Return the unit of `rate`."""
-    return "TFLOP/s" if op == "matmul" else "GB/s"
-
-
-def gains(readings: Iterable[Reading]) -> dict[str, tuple[float, float]]:
-    """Return by step's name its speed over that of the first timed step, and over that of the fastest."""
-    times = {reading.name: reading.us for reading in readings if reading.us}
-    if not times:
-        return {}
-    first, best = next(iter(times.values())), min(times.values())
-    return {name: (first / us, best / us) for name, us in times.items()}
-
-
-def save(climb: Climb, path: Path) -> None:
-    """Write a climb as JSON. Raises OSError where the file cannot be written."""
-    data = {
-        "n": climb.n, "device": climb.device, "timed": climb.timed, "env": dict(climb.env),
-        "rungs": [asdict(reading) for reading in climb.readings],
-    }  # fmt: skip
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    def save(self, path: Path) -> None:
+        """Write the climb as JSON. Raises OSError where the file cannot be written."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def read(path: Path) -> Climb:
-    """Read the climb that `save` wrote. Raises InvalidValueError for anything else, OSError for no file."""
+    """Read the climb that `Climb.save` wrote. Raises InvalidValueError for others, OSError for no file."""
+    found = parsed(Climb, path.read_bytes(), f"{path} holds no climb")
+    if found.n < 1 or not found.readings or any(r.us is not None and r.us <= 0 for r in found.readings):
+        raise InvalidValueError(f"{path} holds no climb: wanted n of 1 or more, and times above 0")
+    return found
+
+
+def check_size(n: int, device: Device | None) -> None:
+    """Raise InvalidValueError where memory cannot hold the matrices, or the interpreter takes too long."""
+    if device is None:
+        if not 1 <= n <= _INTERPRETED:
+            raise InvalidValueError(
+                f"n = {n}: wanted 1 to {_INTERPRETED} without a GPU, where kernels run in the interpreter"
+            )
+        return
+    if not 1 <= n <= LARGEST:
+        raise InvalidValueError(f"n = {n}: wanted 1 to {LARGEST:,}, where offsets have 32 bits")
+    free = torch.cuda.mem_get_info()[0]
+    # Copies that fill the L2 cache three times (fp32 takes 12 bytes where copies are counted at 6), a call in
+    # fp32, an operand in float64 to check the answer, and what tuning and torch keep.
+    cold, each = 6 * device.l2_bytes, 36
+    wanted = cold + each * n * n
+    if wanted > free:
+        raise InvalidValueError(
+            f"n = {n} takes {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free on {device.name}: "
+            f"wanted at most {math.isqrt(max(0, free - cold) // each):,}"
+        )
+
+
+def counted_climb(steps: Iterable[Step], n: int, device: Device, done: Done) -> list[Reading]:
+    """Return readings of steps without a GPU: memory traffic, and resources on a device.
+
+    Yardsticks are left out, as they have nothing but a time. Steps in bfloat16, which Triton's interpreter
+    gets wrong, are interpreted in float16.
+    """
+    readings = []
+    for step in steps:
+        if not step.yardstick:
+            readings.append(_counted(reading_of(step, n, planned(step, n, device), device), step, n))
+        done(step.name)
+    return readings
+
+
+def _counted(reading: Reading, step: Step, n: int) -> Reading:
+    """Run a step in the interpreter, check its answer, and return the reading with its traffic."""
+    unfit = step.unfit(devices.INTERPRETER, n)
+    if unfit:
+        return reading.noted(unfit)
+    given = matrices(step.op, n, "float16" if step.dtype == "bfloat16" else step.dtype, "cpu")
     try:
-        data: Any = json.loads(path.read_text())
-    except ValueError as error:
-        raise InvalidValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict) or data.keys() != set(_FIELDS):
-        raise InvalidValueError(
-            f"{path} holds no climb: wanted {', '.join(_FIELDS)}, as tritile ladder writes"
-        )
-    n, device, timed, env, rungs = (data[name] for name in _FIELDS)
-    if not (type(n) is int and 1 <= n <= LARGEST):
-        raise InvalidValueError(f"{path}: wanted n of 1 to {LARGEST:,}")
-    good = isinstance(device, str) and isinstance(timed, bool) and isinstance(rungs, list) and rungs
-    if not (good and isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
-        raise InvalidValueError(
-            f"{path}: wanted a device's name, true or false in timed, texts in env, and a list of rungs"
-        )
-    readings = tuple(Reading.from_dict(step) for step in rungs)
-    for reading in readings:
-        if reading.op not in LADDERS or reading.dtype not in ITEMSIZE:
-            raise InvalidValueError(f"{path}: {reading.name!r} is of op {reading.op!r} and {reading.dtype!r}")
-    return Climb(n, device, timed, env, readings)
+        with warnings.catch_warnings(), counted() as counts:
+            warnings.simplefilter("ignore", InterpreterWarning)
+            run_interpreted(step, given)
+        error = error_of(step.op, given)
+    except Exception as failure:  # a step that raises costs itself alone
+        return reading.noted(brief(failure), failed=True)
+    if isinstance(step.runs, Library):
+        reading = reading.noted("counted with the config that matrices in host memory get")
+    touched = SECTOR * (counts.read_sectors + counts.written_sectors)
+    return replace(reading, read=counts.read, written=counts.written, touched=touched, error=error)
+
+
+def _copies(n: int, device: Device) -> int:
+    return copies_wanted(3 * n * n * 2, device.l2_bytes)
+
+
+def _chosen(step: Step, given: Matrices, device: Device) -> Config | None:
+    """Return the config that a step runs with: of several, the fastest by `tritile.autotune`."""
+    n, kernel = given[0].shape[0], step.runs
+    if not isinstance(kernel, Kernel) or len(kernel.configs) == 1:
+        return planned(step, n, device)
+    tuner = autotune([config.to_triton() for config in kernel.configs], key=["n"])(kernel.jitted)
+    grid, processors = kernel.grid, device.processors  # all that the measuring process is sent
+    with mode("tune"):
+        tuner[lambda values: grid(n, values, processors)](*given, n)
+    return Config.from_triton(tuner.best_config)
+
+
+def _once_us(run: Run, given: Matrices) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run(given)
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end)
+
+
+def _checked(step: Step, calls: Sequence[Matrices], device: Device) -> _Found:
+    """Run a step and check its answer; return its reading, with its time if slow, else a graph to time.
+
+    Raises whatever the step raises.
+    """
+    config = _chosen(step, calls[0], device)
+    reading = reading_of(step, calls[0][0].shape[0], config, device)
+
+    def run(given: Matrices) -> None:
+        run_compiled(step, given, config, device.processors)
+
+    calls[0][-1].fill_(math.nan)
+    run(calls[0])
+    torch.cuda.synchronize()
+    if step.checked:
+        reading = replace(reading, error=error_of(step.op, calls[0]))
+    us = _once_us(run, calls[0])
+    if us < _SLOW_US:
+        return reading, graph_of(run, calls)
+    more = 0 if us > _SLOWEST_US else 4
+    return reading, timing_of([us, *(_once_us(run, calls[0]) for _ in range(more))])
+
+
+def _timed(found: Sequence[_Found]) -> list[Reading]:
+    """Time the graphs by turns, and return the readings with times."""
+    graphs = {i: timed for i, (_, timed) in enumerate(found) if timed and not isinstance(timed, Timing)}
+    timings = {i: timing for i, (_, timing) in enumerate(found) if isinstance(timing, Timing)}
+    why = ""
+    try:
+        samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
+        timings |= {i: timing_of(times) for i, times in zip(graphs, samples, strict=True)}
+    except Exception as error:  # an error of the GPU costs these times, not what was read before
+        why = brief(error)
+    readings = [reading for reading, _ in found]
+    for i, timing in timings.items():
+        readings[i] = replace(readings[i], us=timing.us, spread=timing.spread)
+    for i in graphs.keys() - timings.keys():
+        readings[i] = readings[i].noted(why, failed=True)
+    return readings
+
+
+def timed_climb(steps: Iterable[Step], n: int, device: Device, done: Done) -> list[Reading]:
+    """Check and time every step on the current GPU, those of one dtype side by side.
+
+    A step that fails has the reason in its note. So have all later ones if it leaves the GPU unusable.
+    """
+    readings: list[Reading] = []
+    for (op, dtype), group in itertools.groupby(steps, key=lambda step: (step.op, step.dtype)):
+        calls, found = list[Matrices](), list[_Found]()
+        for step in group:
+            try:
+                if step.unfit(device, n):
+                    found.append((reading_of(step, n, planned(step, n, device), device), None))
+                else:
+                    calls = calls or [matrices(op, n, dtype, "cuda", i) for i in range(_copies(n, device))]
+                    found.append(_checked(step, calls, device))
+            except Exception as error:  # a step that raises costs itself alone
+                found.append((reading_of(step, n, None, device).noted(brief(error), failed=True), None))
+            done(step.name)
+        readings += _timed(found)
+        del calls, found
+        with contextlib.suppress(RuntimeError):  # a GPU that is lost
+            torch.cuda.empty_cache()
+    return readings
+
+
+def unit(op: str) -> str:
+    """Return the unit of `Climb.rate`."""
+    return "TFLOP/s" if op == "matmul" else "GB/s"
 
 
 def rate_text(value: float | None) -> str:
@@ -124,8 +275,4 @@ def time_text(us: float | None) -> str:
     """Write a time in few letters: 12.3 us, 4.56 ms; "-" for None."""
     if us is None:
         return "-"
-    for unit in ("us", "ms"):
-        if us < 999.5:
-            return f"{us:.3g} {unit}"
-        us /= 1000
-    return f"{us:.3g} s" if us < 999.5 else f"{us:,.0f} s"
+    return f"{us:.3g} us" if us < 999.5 else f"{us / 1e3:.3g} ms" if us < 999.5e3 else f"{us / 1e6:,.3g} s"

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
-import triton
+from triton import cdiv
 
 from tritile.core import device as devices
 from tritile.core.config import Config
@@ -20,6 +20,8 @@ from tritile.tune.subject.elements import torch_fp32
 Values = Mapping[str, Any] | Config  # a kernel's parameters by name
 Grid = tuple[int, ...]
 Problem = MatmulProblem | PermuteProblem
+Op = Literal["matmul", "transpose"]
+Dtype = Literal["float16", "bfloat16", "float32"]
 ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -62,10 +64,10 @@ class Step:
     All matrices have `dtype`: a, b and out (op "matmul"), or x and out (op "transpose").
     """
 
-    op: str
+    op: Op
     name: str
     new: str
-    dtype: str
+    dtype: Dtype
     runs: Kernel | Library
 
     @property
@@ -83,12 +85,8 @@ class Step:
         return self.runs.unfit(device, n) if isinstance(self.runs, Kernel) else None
 
 
-def _programs(count: int, block: int) -> int:
-    return triton.cdiv(count, block)
-
-
 def _by_element(n: int, config: Values, processors: int) -> Grid:
-    return (_programs(n * n, config["BLOCK"]),)
+    return (cdiv(n * n, config["BLOCK"]),)
 
 
 def _by_row(n: int, config: Values, processors: int) -> Grid:
@@ -96,7 +94,7 @@ def _by_row(n: int, config: Values, processors: int) -> Grid:
 
 
 def _by_tile(n: int, config: Values, processors: int) -> Grid:
-    return (_programs(n, config["BLOCK_M"]) * _programs(n, config["BLOCK_N"]),)
+    return (cdiv(n, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"]),)
 
 
 def _by_processor(n: int, config: Values, processors: int) -> Grid:
@@ -104,12 +102,12 @@ def _by_processor(n: int, config: Values, processors: int) -> Grid:
 
 
 def _by_two_axes(n: int, config: Values, processors: int) -> Grid:
-    return _programs(n, config["BLOCK_M"]), _programs(n, config["BLOCK_N"])
+    return cdiv(n, config["BLOCK_M"]), cdiv(n, config["BLOCK_N"])
 
 
 def _by_shared_tile(n: int, config: Values, processors: int) -> Grid:
     tile = transposes.TILE.value
-    return _programs(n, tile), _programs(n, tile)
+    return cdiv(n, tile), cdiv(n, tile)
 
 
 def _asked_naively(n: int, itemsize: int, config: Values) -> int:
@@ -118,7 +116,7 @@ def _asked_naively(n: int, itemsize: int, config: Values) -> int:
 
 def _asked_by_tiles(n: int, itemsize: int, config: Values) -> int:
     """Count all of a for each column of tiles, all of b for each row of tiles, and out once."""
-    times = _programs(n, config["BLOCK_N"]) + _programs(n, config["BLOCK_M"]) + 1
+    times = cdiv(n, config["BLOCK_N"]) + cdiv(n, config["BLOCK_M"]) + 1
     return times * n * n * itemsize
 
 
@@ -167,19 +165,10 @@ def _square_product(n: int) -> MatmulProblem:
     return MatmulProblem(1, n, n, n, "bfloat16", "bfloat16", a_align=rows, b_align=rows, out_align=rows)
 
 
-def _square_turn(n: int) -> PermuteProblem:
-    return PermuteProblem.turned(1, n, n, ITEMSIZE["float32"])
-
-
 def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Multiply with torch, fp32 matrices in fp32 and not in TF32."""
     with torch_fp32():
         torch.matmul(a, b, out=out)
-
-
-def _torch_transpose(x: torch.Tensor, out: torch.Tensor) -> None:
-    """Write x.t().contiguous() into out."""
-    out.copy_(x.t())
 
 
 _FIXED = (128, 128, 32, 8)  # fits every GPU
@@ -249,8 +238,8 @@ TRANSPOSE: Final = (
         ),
     ),
     Step("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
-         Library(lambda x, out: transpose(x, out=out), _square_turn)),
-    Step("transpose", "torch", "x.t().contiguous()", "float32", Library(_torch_transpose)),
+         Library(lambda x, out: transpose(x, out=out), lambda n: PermuteProblem.turned(1, n, n, 4))),
+    Step("transpose", "torch", "x.t().contiguous()", "float32", Library(lambda x, out: out.copy_(x.t()))),
     Step("transpose", "device copy", "out.copy_(x), which turns nothing: the limit", "float32",
          Library(lambda x, out: out.copy_(x), checked=False)),
 )  # fmt: skip

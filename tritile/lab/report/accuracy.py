@@ -208,15 +208,9 @@ def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) 
 
 def cases(dtypes: tuple[str, ...], ks: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
     """Yield dtype, precision, data and K of every product to measure."""
+    few = {"float8_e4m3fn": ["normal"], "int8": ["normal"]}
+    few |= {name: ["normal", "uniform"] for name in ("float16", "bfloat16")}
     for dtype in dtypes:
-        small = dtype in ("float8_e4m3fn", "int8")
-        names = (
-            ["normal"]
-            if small
-            else [*FINITE]
-            if dtype not in ("float16", "bfloat16")
-            else ["normal", "uniform"]
-        )
-        names += [*SPECIAL] if dtype in ("float32", "float64") else []
+        names = few.get(dtype, [*FINITE]) + [*SPECIAL] * (dtype in ("float32", "float64"))
         for precision in PRECISIONS[dtype]:
             yield from ((dtype, precision, data, k) for data in names for k in ks)

@@ -14,15 +14,10 @@ from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import InvalidValueError
-from tritile.lab.report import (
-    block_baselines,
-    fused_baselines,
-    grouped_baselines,
-    tutorial_baseline,
-    weight_baselines,
-)
+from tritile.lab.report import torch_ways as ways
+from tritile.lab.report import tutorial_baseline
 from tritile.tune.measure import timing
-from tritile.tune.subject import answers, operands, torch_calls
+from tritile.tune.subject import answers, torch_calls
 from tritile.tune.suites import Case
 
 Way = Callable[[Any], torch.Tensor | None]
@@ -31,92 +26,35 @@ SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a g
 EVEN: Final = 32  # bytes: two words of a copy
 
 
-def _inputs(call: Call) -> list[torch.Tensor]:
-    """Return a and b as a torch user has them, then the epilogue's tensors or the groups' offsets; or x."""
-    if isinstance(call, PermuteCall):
-        return [answers.permuted(call)[0]]
-    if isinstance(call, GroupedCall):
-        return grouped_baselines.inputs(call)
-    assert isinstance(call, MatmulCall)
-    bare = torch_calls.in_one_batch(call)[0] if call.scales is None else block_baselines.inputs(call)
-    return [*bare, *fused_baselines.sides(call)]
-
-
-def _result(call: Call) -> torch.Tensor:
-    """Return the tensor that a product is written to."""
-    if isinstance(call, GroupedCall):
-        return grouped_baselines.result(call)
-    if isinstance(call, MatmulCall):
-        return torch_calls.in_one_batch(call)[1]
-    return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
-
-
-def _product(call: Call) -> Callable[..., torch.Tensor]:
-    """Return what a torch user would call: it takes the inputs above and, for a matmul, `out=`."""
-    if isinstance(call, PermuteCall):
-        return lambda x: x.clone(memory_format=torch.contiguous_format)
-    if isinstance(call, GroupedCall):
-        return grouped_baselines.product(call)
-    assert isinstance(call, MatmulCall)
-    if call.fused != UNFUSED or call.scales is not None:
-        return fused_baselines.product(call)
-    return torch_calls.product(call)
-
-
-def torch_matmul(call: Call) -> None:
-    """Multiply as a torch user would, into the call's output."""
-    _product(call)(*_inputs(call), out=_result(call))
-
-
-def torch_grouped(call: Call) -> torch.Tensor:
-    """Multiply groups as a torch user would."""
-    return _product(call)(*_inputs(call))
-
-
-def torch_merged(call: MatmulCall) -> torch.Tensor:
-    """Make a gated product with both weights side by side in one."""
-    return fused_baselines.merged(call)(*fused_baselines.merged_inputs(call))
-
-
-def compiled(call: Call, **options: Any) -> Way:
-    """Return what torch.compile makes of a call; a gated product has both weights side by side.
-
-    The first call compiles.
-    """
-    product: Callable[..., torch.Tensor]
-    inputs: Callable[[Any], list[torch.Tensor]]
-    if isinstance(call, MatmulCall) and call.up is not None:
-        product, inputs = fused_baselines.merged(call), fused_baselines.merged_inputs
-    else:
-        product, inputs = _product(call), _inputs
+def compiled(way: ways.Product, **options: Any) -> ways.Product:
+    """Return what torch.compile makes of a way. The first call compiles."""
 
     @functools.cache
     def made() -> Callable[..., torch.Tensor]:
         torch.compiler.reset()  # kernels compiled for other cases count towards a limit
-        return torch.compile(lambda *given: product(*given), dynamic=False, fullgraph=True, **options)
+        return torch.compile(lambda **given: way.make(**given), dynamic=False, fullgraph=True, **options)
 
-    return lambda each: made()(*inputs(each))
-
-
-def _plain_name(call: MatmulCall) -> str:
-    """Name torch's product; of fp8, with where its sums are kept, which is as in tritile's."""
-    if call.scales is not None:
-        return block_baselines.way_of(call)
-    if call.dtype in FP8_DTYPES:
-        return f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
-    return "_int_mm" if call.dtype == "int8" else "matmul"
+    return ways.Product(way.inputs, lambda **given: made()(**given))
 
 
 def _of_matmul(call: MatmulCall) -> dict[str, Way]:
     if call.up is not None:
-        by_compiler = {f"{COMPILED}, one product": compiled(call)}
-        return {"two products": torch_matmul, "one product": torch_merged, **by_compiler}
-    plain: dict[str, Way] = {_plain_name(call): torch_matmul}
-    if call.fused == UNFUSED or call.scales is not None or call.dtype in FP8_DTYPES:
-        return plain
-    if fused_baselines.takes_one_call(call):
-        plain["_addmm_activation"] = fused_baselines.in_one_call
-    return {**plain, COMPILED: compiled(call)}
+        one = ways.merged(call)
+        by_compiler = {f"{COMPILED}, one product": compiled(one)}
+        return {"two products": ways.fused(call), "one product": one, **by_compiler}
+    fp8, bare = call.dtype in FP8_DTYPES, call.fused == UNFUSED and call.scales is None
+    if call.scales is not None:
+        name = ways.block_way(call)
+    elif fp8:  # sums are kept where tritile keeps them
+        name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
+    else:
+        name = "_int_mm" if call.dtype == "int8" else "matmul"
+    found: dict[str, Way] = {name: torch_calls.multiply if bare else ways.fused(call)}
+    if bare or call.scales is not None or fp8:
+        return found
+    if ways.takes_one_call(call):
+        found["_addmm_activation"] = ways.in_one_call(call)
+    return {**found, COMPILED: compiled(ways.fused(call))}
 
 
 def torch_ways(case: Case, call: Call) -> dict[str, Way]:
@@ -130,8 +68,8 @@ def torch_ways(case: Case, call: Call) -> dict[str, Way]:
         return {"copy_": torch_calls.permute(case.dtype, case.shape, case.dims)}
     if isinstance(call, GroupedCall):
         fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
-        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": torch_grouped}
-    return weight_baselines.ways(call)
+        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": ways.in_general(call)}
+    return dict(ways.of_weights(call))
 
 
 def into_out(way: Way) -> Callable[[Call], None]:
@@ -140,7 +78,7 @@ def into_out(way: Way) -> Callable[[Call], None]:
     def run(call: Call) -> None:
         answer = way(call)
         if answer is not None:
-            _result(call).copy_(answer)
+            ways.result(call).copy_(answer)
 
     return run
 
@@ -170,10 +108,11 @@ def device_copy(call: PermuteCall) -> None:
 def inductor(call: Call) -> Way:
     """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
 
-    torch makes no CUDA graph of its own. The operands are those of torch's eager side.
+    torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
+    both weights side by side.
     """
     of_torch.print_no_candidates()
-    return compiled(call, mode=SEARCHING)
+    return compiled(ways.in_general(call), mode=SEARCHING)
 
 
 def tutorials(call: Call) -> Way | None:
@@ -186,11 +125,7 @@ def tutorials(call: Call) -> Way | None:
     if call.fused != UNFUSED or call.scales is not None or call.dtype not in tutorial_baseline.DTYPES or wide:
         return None
     multiply = tutorial_baseline.tuned(call.a.itemsize)
-
-    def run(call: MatmulCall) -> None:
-        multiply(*torch_calls.matrices(call), call.precision)
-
-    return run
+    return lambda each: multiply(*torch_calls.matrices(each), each.precision)
 
 
 ON_REQUEST: Final[dict[str, Callable[[Call], Way | None]]] = {

@@ -1,9 +1,12 @@
-"""Time tritile and its baselines on one case: all in one process, by turns, on cold operands."""
+"""Time tritile and its baselines, in one process, by turns, on cold operands; keep each result at once."""
 
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +14,12 @@ import torch.nn.functional as F
 
 from tritile.core import device as devices
 from tritile.core import of_torch
+from tritile.core.device import Device
 from tritile.core.problem.checks import THREE
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
-from tritile.lab.report import baselines
-from tritile.lab.report.results import Measurement
+from tritile.lab.report import baselines, drawn
+from tritile.lab.report.results import HOST, Measurement, Result, Tell, append, host_result, result
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
@@ -27,7 +31,6 @@ from tritile.tune.subject import answers, operands
 from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
 
-Tell = Callable[[str], None]
 Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
 
 
@@ -110,79 +113,43 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
     )
 
 
-HostCall = tuple[str, Callable[[], object], Callable[[], object]]  # its name, tritile's and torch's
-
-
-def _operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two matrices, a bias and a batch of matrices."""
+def _host_calls() -> list[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Return small calls, whose results are new tensors or go to one: the name, tritile's and torch's."""
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    a, b = (torch.randn(256, 256, **options) for _ in "ab")
-    return a, b, torch.randn(256, **options), torch.randn(4, 256, 256, **options)
-
-
-def host_calls() -> list[HostCall]:
-    """Return small calls whose results are new tensors."""
-    a, b, bias, batch = _operands()
-    calls: list[HostCall] = [
-        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
-        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        (
-            "permute(x, dims)",
-            lambda: permute(batch, (2, 0, 1)),
-            lambda: batch.permute(2, 0, 1).contiguous(),
-        ),
-        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
-        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
-        (
-            "baddbmm(c, a, b)",
-            lambda: baddbmm(batch, batch, batch),
-            lambda: torch.baddbmm(batch, batch, batch),
-        ),
+    a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
+    bias, batch = torch.randn(256, **options), torch.randn(4, 256, 256, **options)
+    dims, turned = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
+    alike: list[tuple[str, Callable[..., object], Callable[..., object], tuple[torch.Tensor, ...]]] = [
+        ("matmul(a, b", matmul, torch.matmul, (a, b)),
+        ("linear(x, w, bias", linear, F.linear, (a, b, bias)),
+        ("addmm(c, a, b", addmm, torch.addmm, (bias, a, b)),
+        ("baddbmm(c, a, b", baddbmm, torch.baddbmm, (batch, batch, batch)),
     ]
+    calls = [(f"{name})", partial(ours, *args), partial(theirs, *args)) for name, ours, theirs, args in alike]
+    for name, ours, theirs, args in (alike[0], alike[2]):
+        calls.append((f"{name}, out=)", partial(ours, *args, out=out), partial(theirs, *args, out=out)))
+    by_torch = partial(torch.addmm, bias, a, b.t(), out=out)
+    found: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+        *calls,
+        ("linear(x, w, bias, out=)", partial(linear, a, b, bias, out=out), by_torch),
+        ("transpose(x)", partial(transpose, a), lambda: a.mT.contiguous()),
+        ("transpose(x, out=)", partial(transpose, a, out=out), lambda: out.copy_(a.mT)),
+        ("permute(x, dims)", partial(permute, batch, dims), lambda: batch.permute(dims).contiguous()),
+        ("permute(x, dims, out=)", partial(permute, batch, dims, out=turned),
+         lambda: turned.copy_(batch.permute(dims))),
+    ]  # fmt: skip
     if torch.cuda.get_device_capability() >= (8, 9):
-        x, one, kind = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda"), torch.bfloat16
-        calls.append(
-            (
-                "scaled_matmul(a, b, s, s)",
-                lambda: scaled_matmul(x, x.t(), one, one),
-                lambda: of_torch.scaled_mm(x, x.t(), one, one, out_dtype=kind),
-            )
-        )
-    return calls
+        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
+        found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
+    return found
 
 
-def host_calls_into_out() -> list[HostCall]:
-    """Return small calls that write to a tensor."""
-    a, b, bias, batch = _operands()
-    out, turned = torch.empty_like(a), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
-    return [
-        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
-        (
-            "linear(x, w, bias, out=)",
-            lambda: linear(a, b, bias, out=out),
-            lambda: torch.addmm(bias, a, b.t(), out=out),
-        ),
-        (
-            "addmm(c, a, b, out=)",
-            lambda: addmm(bias, a, b, out=out),
-            lambda: torch.addmm(bias, a, b, out=out),
-        ),
-        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
-        (
-            "permute(x, dims, out=)",
-            lambda: permute(batch, (2, 0, 1), out=turned),
-            lambda: turned.copy_(batch.permute(2, 0, 1)),
-        ),
-    ]
-
-
-def host_costs() -> list[tuple[str, float, float]]:
+def host_costs() -> Iterator[tuple[str, float, float]]:
     """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    costs = []
-    for name, ours, theirs in host_calls() + host_calls_into_out():
+    for name, ours, theirs in _host_calls():
         our_us, their_us = host_us(ours, theirs)
-        costs.append((name, our_us, their_us))
-    return costs
+        yield name, our_us, their_us
 
 
 def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) -> list[float]:
@@ -203,3 +170,59 @@ def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) ->
             times.append((time.perf_counter() - started) / size * 1e6)
     torch.cuda.synchronize()
     return [statistics.median(times) for times in found]
+
+
+@dataclass
+class Run:
+    """Run a benchmark, and hold its results and how many cases failed.
+
+    If there is a folder, each result is appended at once to its suite's file there. `tell` is told what went
+    wrong, `done` the name of each finished case.
+    """
+
+    folder: Path | None
+    tell: Tell
+    done: Tell
+    lines: list[Result] = field(default_factory=list)
+    failed: int = 0
+
+    def cases(self, cases: Iterable[Case], peers: Iterable[str], env: Mapping[str, str]) -> None:
+        """Measure every case. Raises OSError if a file cannot be written."""
+        for case in cases:
+            try:
+                self.lines.append(result(case, measured(case, peers, self.tell), env))
+                if self.folder is not None:
+                    append(self.folder / f"{case.suite}.jsonl", self.lines[-1:])
+            except OSError:
+                raise
+            except Exception as error:  # a case that raises, in torch too, costs itself alone
+                self.failed += 1
+                self.tell(f"{case.problem.label}: {brief(error)}")
+            torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
+            self.done(case.problem.label)
+
+    def drawn(
+        self,
+        cases: Sequence[Case],
+        peers: Iterable[str],
+        searched: int,
+        device: Device,
+        env: Mapping[str, str],
+    ) -> None:
+        """Measure drawn cases with nothing remembered and every kernel compiled before.
+
+        The first `searched` aligned products are compared with torch.compile's max-autotune too.
+        """
+        first = drawn.aligned(cases)[:searched]
+        with drawn.nothing_remembered():
+            drawn.compile_all(cases, device)
+            self.cases(first, {*peers, "inductor"}, env)
+            self.cases([case for case in cases if case not in first], peers, env)
+
+
+def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
+    """Measure what small calls cost the host, and append that to host.jsonl in `folder`, if given."""
+    lines = [host_result(call, ours, theirs, env) for call, ours, theirs in host_costs()]
+    if folder is not None:
+        append(folder / f"{HOST}.jsonl", lines)
+    return lines

@@ -35,17 +35,13 @@ def _versions() -> list[Finding]:
     old = parsed(triton.__version__) < OLDEST_TRITON
     oldest = ".".join(map(str, OLDEST_TRITON))
     python = ".".join(map(str, sys.version_info[:3]))
+    advice = f"install triton {oldest} or later" if old else untested("triton", triton.__version__)
     found = [
-        Finding("python", python, sys.version_info >= (3, 11), ""),
+        Finding("python", python, sys.version_info >= (3, 11)),
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
-        Finding(
-            "triton",
-            triton.__version__,
-            not old,
-            f"install triton {oldest} or later" if old else untested("triton", triton.__version__),
-        ),
+        Finding("triton", triton.__version__, not old, advice),
     ]
-    for name in ("typer", "rich"):
+    for name in ("typer", "rich", "pydantic"):
         there = importlib.util.find_spec(name) is not None
         advice = "" if there else "pip install 'tritile[cli]'"
         found.append(Finding(name, "there" if there else "missing", there, advice))
@@ -119,11 +115,6 @@ def _kernel() -> Finding:
     return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
 
 
-def _switch() -> Finding:
-    found, advice = building.state()
-    return Finding("use_in_torch in C++", found, True, advice)
-
-
 def _tested(records: Path) -> list[Finding]:
     """List the kernels of a checkout still to be tested on a GPU; an installed tritile has none listed."""
     if not records.is_dir():
@@ -142,4 +133,12 @@ def _tested(records: Path) -> list[Finding]:
 
 def examine(cache: Path) -> list[Finding]:
     """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
-    return [*_versions(), *_gpu(), _cache(cache), _switch(), *_tested(tested.RECORDS), _kernel()]
+    found, advice = building.state()
+    return [
+        *_versions(),
+        *_gpu(),
+        _cache(cache),
+        Finding("use_in_torch in C++", found, True, advice),
+        *_tested(tested.RECORDS),
+        _kernel(),
+    ]

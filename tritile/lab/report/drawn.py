@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tritile.core.device import Device
-from tritile.core.forgetting import drop
 from tritile.errors import InvalidValueError
+from tritile.lab.report.environment import environ
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.runtime.ahead import compiled_for
@@ -110,17 +110,11 @@ def aligned(cases: Iterable[Case]) -> list[Case]:
 @contextlib.contextmanager
 def nothing_remembered() -> Iterator[None]:
     """Choose configs as on a machine where nothing was measured and no table is pinned, within a `with`."""
-    names = ("TRITILE_CACHE_DIR", "TRITILE_TABLE")
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TRITILE_CACHE_DIR"] = folder
-        drop()
-        try:
-            yield
-        finally:
-            del os.environ["TRITILE_CACHE_DIR"]
-            os.environ.update(before)
-            drop()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        environ(TRITILE_CACHE_DIR=folder, TRITILE_TABLE=None),
+    ):
+        yield
 
 
 def _compiled(case: Case, device: Device) -> None:

@@ -1,8 +1,10 @@
 """Where and when results were measured: GPU, driver, versions, commit and time."""
 
+import contextlib
 import functools
 import os
 import subprocess
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 import triton
 
 from tritile.core.device import Device, current_gpu
+from tritile.core.forgetting import drop
 
 ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
@@ -64,3 +67,21 @@ def environment(gpu: Device | None = None) -> dict[str, str]:
         "tritile": _version(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+@contextlib.contextmanager
+def environ(**values: str | None) -> Iterator[None]:
+    """Set variables of the environment, or unset those of None, in a `with`; forget plans at both ends."""
+    before = {name: os.environ.get(name) for name in values}
+
+    def put(given: Mapping[str, str | None]) -> None:
+        for name, value in given.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        drop()
+
+    put(values)
+    try:
+        yield
+    finally:
+        put(before)

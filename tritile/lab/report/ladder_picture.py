@@ -1,15 +1,13 @@
 """A climb as a picture: a bar for each step on a logarithmic scale, a panel for each ladder."""
 
-import io
 import math
 from pathlib import Path
 from typing import Any, Final
 
 import altair as alt
-import jinja2
 
-from tritile.lab.ladder.climbing import Climb, gains, rate, rate_text, share_text, size_text, time_text, unit
-from tritile.lab.ladder.reading import Reading
+from tritile.lab.ladder.climbing import Climb, rate_text, share_text, size_text, unit
+from tritile.lab.ladder.running import Reading
 
 _WIDTH: Final = 760
 _STEP: Final = 44  # pixels of a step: a line of text, and the bar under it
@@ -25,33 +23,24 @@ def _kind(reading: Reading) -> str:
     return "tritile" if reading.name.startswith("tritile.") else "kernel"
 
 
-def _traffic(reading: Reading) -> int | None:
-    """Return the bytes that compare untimed steps: counted in products, in sectors in transposes."""
-    return reading.bytes_counted if reading.op == "matmul" else reading.touched
-
-
-def _bar(reading: Reading, climb: Climb, gained: dict[str, tuple[float, float]]) -> tuple[float | None, str]:
-    """Return the value of a step's bar and the label at its end."""
-    if not climb.timed:
-        traffic = _traffic(reading)
+def _bar(reading: Reading, climb: Climb) -> tuple[float | None, str]:
+    """Return the value of a step's bar, bytes if untimed, and the label at its end."""
+    if not climb.timed:  # bytes counted in products, in sectors in transposes
+        traffic = reading.bytes_counted if reading.op == "matmul" else reading.touched
         return traffic, size_text(traffic) if traffic else "not interpreted"
-    value = rate(reading, climb.n)
+    value = climb.rate(reading)
     if value is None:
         return None, "failed" if reading.failed else "not run here"
-    times, share = gained[reading.name]
-    return (
-        value,
-        f"{rate_text(value)} {unit(reading.op)} · {rate_text(times)}x · {share_text(share)} of the best",
-    )
+    times, share = climb.gains(reading.op)[reading.name]
+    gained = f"{rate_text(times)}x \u00b7 {share_text(share)} of the best"
+    return value, f"{rate_text(value)} {unit(reading.op)} \u00b7 {gained}"
 
 
 def _rows(op: str, climb: Climb) -> list[dict[str, Any]]:
-    readings = climb.of(op)
-    gained = gains(readings)
-    bars = [_bar(reading, climb, gained) for reading in readings]
+    bars = [(reading, *_bar(reading, climb)) for reading in climb.of(op)]
     return [
         {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value, "label": label}
-        for i, (r, (value, label)) in enumerate(zip(readings, bars, strict=True))
+        for i, (r, value, label) in enumerate(bars)
     ]
 
 
@@ -115,24 +104,9 @@ def picture(climb: Climb) -> alt.VConcatChart:
     )  # fmt: skip
 
 
-def _svg(climb: Climb) -> str:
-    text = io.StringIO()
-    picture(climb).save(text, format="svg")
-    return text.getvalue()
-
-
-def _page(climb: Climb) -> str:
-    """Return an HTML page with the picture and tables of all readings."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "pages")
-    pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"size": size_text, "time": time_text, "rate": rate_text, "share": share_text}
-    ladders = [(op, unit(op), gains(climb.of(op))) for op in climb.ops]
-    return pages.get_template("ladder.html").render(climb=climb, ladders=ladders, rate=rate, svg=_svg(climb))
-
-
 def draw(climb: Climb, path: Path) -> None:
     """Draw a climb into an .svg, .png or .html file. Raises OSError where it cannot be written."""
-    if path.suffix == ".png":
-        picture(climb).save(str(path), format="png", scale_factor=2)
+    if path.suffix == ".html":
+        picture(climb).save(str(path), inline=True)
     else:
-        path.write_text(_page(climb) if path.suffix == ".html" else _svg(climb))
+        picture(climb).save(str(path), scale_factor=2 if path.suffix == ".png" else 1)

@@ -19,15 +19,14 @@ A result of op "host" has the time that a call keeps the host busy: `op, suite` 
 `tritile_us, torch_us, ratio_torch` and `env`.
 """
 
+import functools
 import json
-import math
 import os
-import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from tritile.core.config import Config
 from tritile.core.problem import PermuteProblem
@@ -36,6 +35,7 @@ from tritile.lab.report.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
 Result = dict[str, Any]
+Tell = Callable[[str], None]
 
 HOST: Final = "host"  # the op and the suite of host times
 _APART: Final = ("invariance", "models", "rows")  # ops of lines that tuning/OP.py writes, not read here
@@ -52,7 +52,6 @@ _CASE_FIELDS: Final = {
     "permute": ("op", "suite", "dtype", "shape", "dims"),
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
-
 _LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; written where not ""
 
 
@@ -62,8 +61,7 @@ class Measurement:
 
     Times are medians in microseconds, None for a baseline that was not run. A spread is that of times over
     their median. Errors are relative norms against a reference in float64 or exact integers. `copy_gbps`
-    (permutes only) is the rate of a plain copy of as many bytes, read and written. Raises InvalidValueError
-    for a time or rate that is not above 0, or a spread or error that is below 0 or not finite.
+    (permutes only) is the rate of a plain copy of as many bytes, read and written.
     """
 
     tritile_us: float
@@ -82,46 +80,13 @@ class Measurement:
     samples: int | None = None
     launches: int | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("tritile_us", "torch_us", "inductor_us", "tutorial_us", "copy_gbps"):
-            needed = name in ("tritile_us", "torch_us")
-            _check_number(vars(self), name, needed=needed, above=True)
-        for name in ("spread", "error", "torch_error"):
-            _check_number(vars(self), name, needed=True, above=False)
-        _check_sides(vars(self))
-        if not isinstance(self.config, Config) or not (
-            isinstance(self.plan_source, str) and self.plan_source
-        ):
-            raise InvalidValueError(
-                f"{self.config!r} from {self.plan_source!r}: wanted a config and its source"
-            )
-
-
-def _check_number(data: Mapping[str, Any], name: str, *, needed: bool, above: bool) -> None:
-    value = data.get(name)
-    if value is None and not needed:
-        return
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not 0 <= number <= sys.float_info.max or (above and number == 0):
-        raise InvalidValueError(
-            f"{name} = {value!r}: wanted a number {'above 0' if above else 'of 0 or more'}"
-        )
-
-
-def _check_sides(data: Mapping[str, Any]) -> None:
-    """Check what newer lines tell of each side. Raises InvalidValueError."""
-    for name in ("samples", "launches"):
-        _check_number(data, name, needed=False, above=True)
-    for field_name, above in (("torch_calls", True), ("spreads", False)):
-        found = data.get(field_name, {})
-        if not isinstance(found, Mapping):
-            raise InvalidValueError(f"{field_name} = {found!r}: wanted numbers by name")
-        for name in found:
-            _check_number(found, name, needed=True, above=above)
-
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
+
+
+def _by_name(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: _rounded(value) for name, value in values.items()}
 
 
 def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
@@ -130,46 +95,37 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
     named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
-    ours = measured.tritile_us
+    problem, ours = case.problem, measured.tritile_us
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
-    problem = case.problem
     known = {
         "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
         "gbps": problem.bytes / ours / 1e3,
         "copy_gbps": measured.copy_gbps,
     }
-    rates = {name: known[name] for name in _RATES[case.op]}
     numbers = {
         "tritile_us": ours,
         **{f"{name}_us": us for name, us in times.items()},
         **{f"ratio_{name}": None if us is None else us / ours for name, us in times.items()},
         "spread": measured.spread,
-        **rates,
+        **{name: known[name] for name in _RATES[case.op]},
         "error": measured.error,
         "torch_error": measured.torch_error,
     }
     sides = {
         "torch_call": measured.torch_call,
-        "torch_calls": {name: _rounded(us) for name, us in measured.torch_calls.items()},
-        "spreads": {name: _rounded(spread) for name, spread in measured.spreads.items()},
+        "torch_calls": _by_name(measured.torch_calls),
+        "spreads": _by_name(measured.spreads),
         "samples": measured.samples,
         "launches": measured.launches,
     }
-    return {
-        **named,
-        **{name: value for name, value in sides.items() if value},
-        **{name: _rounded(value) for name, value in numbers.items()},
-        "config": measured.config.to_dict(),
-        "plan_source": measured.plan_source,
-        "env": dict(env),
-    }
+    chosen = {"config": measured.config.to_dict(), "plan_source": measured.plan_source, "env": dict(env)}
+    return {**named, **{name: value for name, value in sides.items() if value}, **_by_name(numbers), **chosen}
 
 
 def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:
     """Return the result of one call's host time, in microseconds."""
     times = {"tritile_us": tritile_us, "torch_us": torch_us, "ratio_torch": torch_us / tritile_us}
-    rounded = {name: _rounded(value) for name, value in times.items()}
-    return {"op": HOST, "suite": HOST, "call": call, **rounded, "env": dict(env)}
+    return {"op": HOST, "suite": HOST, "call": call, **_by_name(times), "env": dict(env)}
 
 
 def case_of(line: Mapping[str, Any]) -> Case:
@@ -183,40 +139,48 @@ def case_of(line: Mapping[str, Any]) -> Case:
     return Case(**fields)
 
 
+@functools.cache
+def _models() -> tuple[Any, Any]:
+    """Return pydantic's models of a line of a case, and of a line of host times."""
+    from pydantic import Field, create_model
+
+    above = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+    share = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+    text = Annotated[str, Field(min_length=1)]
+    texts: dict[str, Any] = dict.fromkeys(ENV_FIELDS, (str, ...))
+    needed: dict[str, Any] = dict.fromkeys(("tritile_us", "torch_us", "ratio_torch"), (above, ...))
+    case: dict[str, Any] = dict.fromkeys(("spread", "error", "torch_error"), (share, ...))
+    case |= dict.fromkeys(("tflops", "gbps", "copy_gbps", "samples", "launches"), (above | None, None))
+    case |= {f"{name}_us": (above | None, None) for name in BASELINES}
+    case |= {f"ratio_{name}": (above | None, None) for name in BASELINES}
+    case |= {"torch_calls": (dict[str, above], {}), "spreads": (dict[str, share], {})}
+    case |= {"precision": (str | None, ...), "layout": (str | None, ...), "plan_source": (text, ...)}
+    host: dict[str, Any] = {"suite": (Literal["host"], ...), "call": (text, ...)}
+    timed = create_model("Timed", env=(create_model("Env", **texts), ...), **needed)
+    return create_model("Case", __base__=timed, **case), create_model("Host", __base__=timed, **host)
+
+
 def _checked(line: Any) -> Result:
     """Return a value if it is a result, else raise InvalidValueError."""
+    from pydantic import ValidationError
+
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
-    if line.get("op") == HOST:
-        if line.get("suite") != HOST or not (isinstance(line.get("call"), str) and line["call"]):
-            raise InvalidValueError(f"suite, call: wanted {HOST!r} and the call as text")
-    else:
-        _check_case(line)
-    for name in ("tritile_us", "torch_us", "ratio_torch"):
-        _check_number(line, name, needed=True, above=True)
-    env = line.get("env")
-    if not isinstance(env, dict) or any(not isinstance(env.get(name), str) for name in ENV_FIELDS):
-        raise InvalidValueError(f"env: wanted {', '.join(ENV_FIELDS)}, as text")
+    of_case, of_host = _models()
+    try:
+        (of_host if line.get("op") == HOST else of_case).model_validate(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidValueError(f"{place} = {str(first['input'])[:80]}: {first['msg']}") from error
+    if line["op"] != HOST:
+        wanted = set(_RATES[case_of(line).op]) - {"copy_gbps"}
+        wanted |= {f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us")}
+        missing = [name for name in sorted(wanted) if line.get(name) is None]
+        if missing:
+            raise InvalidValueError(f"there is no {missing[0]}")
+        Config.from_dict(line.get("config"))
     return line
-
-
-def _check_case(line: Result) -> None:
-    """Check the fields that only results of cases have. Raises InvalidValueError."""
-    case = case_of(line)
-    for name in ("precision", "layout"):
-        if not isinstance(line.get(name, 0), str | None):
-            raise InvalidValueError(f"{name} = {line.get(name)!r}: wanted text or null")
-    for name in BASELINES:
-        _check_number(line, f"{name}_us", needed=False, above=True)
-        _check_number(line, f"ratio_{name}", needed=line.get(f"{name}_us") is not None, above=True)
-    for name in _RATES[case.op]:
-        _check_number(line, name, needed=name != "copy_gbps", above=True)
-    for name in ("spread", "error", "torch_error"):
-        _check_number(line, name, needed=True, above=False)
-    _check_sides(line)
-    Config.from_dict(line.get("config"))
-    if not isinstance(line.get("plan_source"), str):
-        raise InvalidValueError("plan_source: wanted text")
 
 
 def append(path: Path, results: Iterable[Result]) -> None:
@@ -239,13 +203,15 @@ def append(path: Path, results: Iterable[Result]) -> None:
             raise OSError(f"{path}: written in part only; is the disk full?")
 
 
-def read(path: Path) -> list[Result]:
-    """Read the results of a file, in order. Invalid lines are skipped, with one warning.
+def _warn(text: str) -> None:
+    warnings.warn(text, StoreWarning, stacklevel=3)
+
+
+def read(path: Path, tell: Tell = _warn) -> list[Result]:
+    """Read the results of a file, in order. Invalid lines are skipped; `tell` is told of them once.
 
     Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
-    silently.
-
-    Raises InvalidValueError if the file cannot be read.
+    silently. Raises InvalidValueError if the file cannot be read.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -263,9 +229,23 @@ def read(path: Path) -> list[Result]:
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not a result
             bad.append(f"line {number}: {str(error)[:200]}")
     if bad:
-        text = f"{path}: {len(bad)} of {len(lines)} lines skipped; {bad[0]}"
-        warnings.warn(text, StoreWarning, stacklevel=2)
+        tell(f"{path}: {len(bad)} of {len(lines)} lines skipped; {bad[0]}")
     return good
+
+
+def stored(places: Iterable[Path], tell: Tell = _warn) -> list[Result]:
+    """Read the results of files, and of the .jsonl files in folders and in the folders in them.
+
+    `tell` is told of lines that are no results. Raises InvalidValueError if there is no file to read.
+    """
+    places = list(places)
+    files: list[Path] = []
+    for place in places:
+        found = [*place.glob("*.jsonl"), *place.glob("*/*.jsonl")] if place.is_dir() else [place]
+        files += sorted(found)
+    if not files:
+        raise InvalidValueError(f"no .jsonl file of results in {', '.join(map(str, places))}")
+    return [line for path in dict.fromkeys(files) for line in read(path, tell)]
 
 
 def _subject(line: Result) -> tuple[Case | str, str]:

@@ -1,10 +1,13 @@
-"""Summarise results: how tritile compares with a baseline over a suite."""
+"""Summarise results, and write them in words: for tables on the terminal, in notebooks and in reports."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tritile.core.config import Config
 from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
+
+HEADS = ("suite", "dtype", "layout", "problems", "geometric mean", "behind", "worst", "at")
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:
@@ -25,7 +28,7 @@ def geomean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Hold how tritile compares with a baseline over one suite, dtype, precision and layout on one GPU.
+    """Hold how tritile compares with a baseline over one suite, dtype and layout on one GPU.
 
     `geomean` and `worst` are of the baseline's time by tritile's: above 1, tritile is faster. `behind` counts
     the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
@@ -34,13 +37,42 @@ class Summary:
     gpu: str
     suite: str
     dtype: str
-    precision: str
     layout: str
     count: int
     geomean: float
+    behind: int
     worst: float
     worst_label: str
-    behind: int
+
+    @property
+    def cells(self) -> list[str]:
+        """Return the cells of a table whose columns are `HEADS`."""
+        numbers = f"{self.count}", f"{self.geomean:.3f}", f"{self.behind}", f"{self.worst:.3f}"
+        return [self.suite, self.dtype, self.layout, *numbers, self.worst_label]
+
+
+def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]:
+    """Return counts, geometric means and worst ratios to a baseline, in the order of the results.
+
+    Each case counts once, by its last result that has a time of the baseline.
+    """
+    ratio = f"ratio_{baseline}"
+    groups: dict[tuple[str, str, str, str], list[Result]] = {}
+    for line in of_cases(line for line in results if line.get(ratio) is not None):
+        key = line["env"]["gpu"], line["suite"], dtype_label(line), line["layout"] or ""
+        groups.setdefault(key, []).append(line)
+    found = []
+    for names, lines in groups.items():
+        ratios, worst = [line[ratio] for line in lines], min(lines, key=lambda line: line[ratio])
+        behind = sum(each < 1 for each in ratios)
+        found.append(Summary(*names, len(lines), geomean(ratios), behind, worst[ratio], sizes_label(worst)))
+    return found
+
+
+def dtype_label(line: Result) -> str:
+    """Write the dtype of a result, with its precision where that is not "ieee"."""
+    precision = case_of(line).precision if line["op"] != "permute" else ""
+    return f"{line['dtype']} {precision}" if precision not in ("", "ieee") else line["dtype"]
 
 
 def sizes_label(line: Result) -> str:
@@ -61,38 +93,31 @@ def sizes_label(line: Result) -> str:
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 
 
-def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]:
-    """Return counts, geometric means and worst ratios to a baseline, in the order of the results.
+def _rate(line: Result) -> str:
+    if line["op"] != "permute":
+        return f"{line['tflops']:.1f} TFLOP/s"
+    copy = line.get("copy_gbps")
+    return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")
 
-    Each case counts once, by its last result that has a time of the baseline.
+
+def columns(line: Result, baselines: Iterable[str]) -> dict[str, str]:
+    """Return the cells of a result by the names of their columns.
+
+    Times are in microseconds, ratios ("over NAME") the baseline's time by tritile's; the rate of a permute
+    counts bytes read and written.
     """
-    ratio = f"ratio_{baseline}"
-    groups: dict[tuple[str, ...], list[Result]] = {}
-    for line in of_cases(line for line in results if line.get(ratio) is not None):
-        case = case_of(line)
-        words = ("", "") if case.op == "permute" else (case.precision, case.layout)
-        groups.setdefault((line["env"]["gpu"], case.suite, case.dtype, *words), []).append(line)
-    return [_summary_of(words, lines, ratio) for words, lines in groups.items()]
-
-
-def _summary_of(words: tuple[str, ...], lines: list[Result], ratio: str) -> Summary:
-    gpu, suite, dtype, precision, layout = words
-    ratios = [line[ratio] for line in lines]
-    worst = min(lines, key=lambda line: line[ratio])
-    return Summary(
-        gpu=gpu,
-        suite=suite,
-        dtype=dtype,
-        precision=precision,
-        layout=layout,
-        count=len(lines),
-        geomean=geomean(ratios),
-        worst=worst[ratio],
-        worst_label=sizes_label(worst),
-        behind=sum(ratio < 1 for ratio in ratios),
-    )
-
-
-def dtype_label(dtype: str, precision: str) -> str:
-    """Write the dtype, with its precision where that is not "ieee"."""
-    return f"{dtype} {precision}" if precision not in ("", "ieee") else dtype
+    ratios = {name: line.get(f"ratio_{name}") for name in ("torch", *baselines)}
+    return {
+        "suite": line["suite"],
+        "problem": sizes_label(line),
+        "dtype": dtype_label(line),
+        "layout": line["layout"] or "",
+        "tritile us": f"{line['tritile_us']:.2f}",
+        "torch us": f"{line['torch_us']:.2f}",
+        **{f"over {name}": "" if ratio is None else f"{ratio:.3f}" for name, ratio in ratios.items()},
+        "spread": f"{line['spread']:.1%}",
+        "rate": _rate(line),
+        "error / torch's": f"{line['error']:.1e} / {line['torch_error']:.1e}",
+        "source": line["plan_source"],
+        "config": str(Config.from_dict(line["config"])),
+    }

@@ -22,8 +22,8 @@ class Rows:
     """Hold all that a report of one GPU shows, as rows of text, numbers and lists of text.
 
     `results` has a row for each case, `hosts` one for each call whose host time was measured. `searches`,
-    `cells` and `progress` are as `searches.searched` returns them, `study` and `autotune` as in their files.
-    `device` is None where the GPU's peaks are unknown. `left_out` counts results of other GPUs by their name.
+    `cells` and `progress` are as `searches.searched` returns them. `device` is None where the GPU's peaks are
+    unknown. `left_out` counts results of other GPUs by their name.
     """
 
     gpu: str
@@ -36,8 +36,6 @@ class Rows:
     searches: list[Row] = field(default_factory=list)
     cells: list[Row] = field(default_factory=list)
     progress: list[Row] = field(default_factory=list)
-    study: list[Row] = field(default_factory=list)
-    autotune: list[Row] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     trials: int = 0
 
@@ -65,7 +63,7 @@ def _row(line: Result, number: int) -> Row:
         "r": number,
         "op": case.op,
         "suite": case.suite or "(no name)",
-        "dtype": dtype_label(case.dtype, case.precision),
+        "dtype": dtype_label(line),
         "layout": case.layout if case.op != "permute" else "",
         "problem": sizes_label(line),
         "tritile_us": line["tritile_us"],
@@ -91,7 +89,7 @@ def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
     for line in lines if device is not None else ():
         case = case_of(line)
         if case.op == "matmul" and isinstance(case.problem, MatmulProblem) and device is not None:
-            rate, label = peak_tflops(case.problem, device), dtype_label(case.dtype, case.precision)
+            rate, label = peak_tflops(case.problem, device), dtype_label(line)
             if rate is not None and label not in by_rate[rate]:
                 by_rate[rate].append(label)
     return [{"tflops": rate, "dtypes": sorted(labels)} for rate, labels in sorted(by_rate.items())]

@@ -1,7 +1,8 @@
-"""Trials as plain rows: searches, times over tiles, and progress of searches."""
+"""Trials as plain rows: searches, times over tiles, and progress of searches; and all rows of a report."""
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, MatmulProblem, Problem
 from tritile.lab.report import recorded
-from tritile.lab.report.page.rows import Row
+from tritile.lab.report.page.rows import Row, Rows, facets_of, rows_of
+from tritile.lab.report.results import Result
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 
@@ -51,23 +53,20 @@ def _facets(problem: Problem) -> Row:
     return facets
 
 
-def _value(config: Config, name: str) -> int | bool | float | str | None:
-    values = {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.kwargs)}
-    return values.get(name)
+def _values(config: Config) -> dict[str, int | bool | float | str]:
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **dict(config.kwargs)}
 
 
 def _axes(configs: Iterable[Config]) -> tuple[str, str]:
     """Return the axes of a map, down and across: BLOCK_M and BLOCK_N, else those with the most values."""
-    values: dict[str, set[object]] = {}
+    found: dict[str, set[object]] = {}
     for config in configs:
-        for name, value in config.kwargs:
+        for name, value in _values(config).items():
             if isinstance(value, int) and not isinstance(value, bool):
-                values.setdefault(name, set()).add(value)
-        for name in ("num_warps", "num_stages"):
-            values.setdefault(name, set()).add(_value(config, name))
-    if {"BLOCK_M", "BLOCK_N"} <= set(values):
+                found.setdefault(name, set()).add(value)
+    if {"BLOCK_M", "BLOCK_N"} <= set(found):
         return "BLOCK_M", "BLOCK_N"
-    most = sorted(values, key=lambda name: (name.startswith("num_"), -len(values[name]), name))
+    most = sorted(found, key=lambda name: (name.startswith("num_"), -len(found[name]), name))
     return most[0], most[1]
 
 
@@ -75,7 +74,7 @@ def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int)
     """Return a cell for each tile with its fastest config; `us` is None where none worked."""
     tiles: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        place = tuple(_value(trial.config, name) for name in axes)
+        place = tuple(_values(trial.config).get(name) for name in axes)
         if None not in place:
             tiles.setdefault(place, []).append(trial)
     rows = []
@@ -90,20 +89,15 @@ def _cells(trials: list[Trial], axes: tuple[str, str], best: float, number: int)
     return rows
 
 
-def _steps(most: int) -> list[int]:
-    """Return the numbers of configs at which progress is shown: two in each doubling, `most` last."""
-    steps = sorted({count << i for i in range(most.bit_length()) for count in (1, 3)})
-    return [*(step for step in steps if step < most), most]
+def _progress(trials: list[Trial], best: float, row: Row, most: int) -> list[Row]:
+    """Return the best time so far over the best of all; no row before a config has worked.
 
-
-def _progress(trials: list[Trial], best: float, number: int, steps: list[int]) -> list[Row]:
-    """Return the best time so far over the best of all at each step; no row before a config has worked."""
-    so_far, sofars = math.inf, []
-    for trial in trials:
-        so_far = min(so_far, trial.time)
-        sofars.append(so_far / best)
-    at = ((step, sofars[min(step, len(sofars)) - 1]) for step in steps)
-    return [{"s": number, "tried": step, "ratio": round(r, 4)} for step, r in at if math.isfinite(r)]
+    Progress is shown at two numbers of configs in each doubling, and at `most`.
+    """
+    steps = sorted({count << i for i in range(most.bit_length()) for count in (1, 3) if count << i < most})
+    sofars = list(itertools.accumulate((trial.time / best for trial in trials), min))
+    at = ((step, sofars[min(step, len(sofars)) - 1]) for step in (*steps, most))
+    return [{**row, "tried": step, "ratio": round(r, 4)} for step, r in at if math.isfinite(r)]
 
 
 def searched(
@@ -120,7 +114,7 @@ def searched(
             groups.setdefault((store.name, trial.problem), []).append(trial)
     groups = {key: own for key, own in groups.items() if any(trial.works for trial in own)}
     order = sorted(groups, key=lambda key: -len(groups[key]))
-    steps = _steps(min(_LOOKED_AT, max(map(len, groups.values()), default=1)))
+    most = min(_LOOKED_AT, max(map(len, groups.values()), default=1))
     searches: list[Row] = []
     cells: list[Row] = []
     progress: list[Row] = []
@@ -129,7 +123,6 @@ def searched(
         own = groups[name, problem]
         axes, fastest = _axes(trial.config for trial in own), min(own, key=lambda trial: trial.time)
         best = fastest.time
-        own_progress = _progress(own, best, number, steps)
         searches.append({
             "s": number, "store": name, "problem": problem.label, **facets.get(problem, _facets(problem)),
             "configs": len(own), "failed": sum(not trial.works for trial in own),
@@ -141,6 +134,17 @@ def searched(
         if problem not in mapped:
             cells += _cells(own, axes, best, number)
             mapped.add(problem)
-        kind = {"op": problem.op, "store": name}
-        progress += [row | kind for row in own_progress]
+        progress += _progress(own, best, {"s": number, "op": problem.op, "store": name}, most)
     return searches, cells, progress
+
+
+def gathered(results: Iterable[Result], stores: Sequence[Recorded], gpu: str, device: Device | None) -> Rows:
+    """Return the rows of a report of one GPU: its results, and the stores' trials.
+
+    `device` has the GPU's peaks, None where they are unknown.
+    """
+    results = list(results)
+    rows, facets = rows_of(results, gpu, device), facets_of(results, gpu)
+    rows.searches, rows.cells, rows.progress = searched(stores, facets)
+    rows.trials = sum(len(store.trials) for store in stores)
+    return rows

@@ -27,7 +27,6 @@
     const kept = new Set(searches.filter((row) => has(row.store, store?.value ?? "")).map((row) => row.s));
     return {
       results, searches,
-      study: rows.study.filter(matches),
       progress: rows.progress.filter((row) => kept.has(row.s)),
       kept,
     };
@@ -147,7 +146,6 @@
     const keys = new Set([
       ...now.results.flatMap((row) => [`r${row.r}`, `g ${row.suite} ${row.dtype} ${row.layout}`]),
       ...[...now.kept].map((s) => `s${s}`),
-      ...now.study.map((row) => `t${row.t}`),
     ]);
     for (const line of document.querySelectorAll("tr[data-row]")) line.hidden = !keys.has(line.dataset.row);
     tabulate(now.cells);

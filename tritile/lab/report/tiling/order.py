@@ -1,9 +1,8 @@
 """The tiles of a kernel, and which program makes each of them when, as a frozen value."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -21,7 +20,6 @@ from tritile.families.matmul_split import family as split
 from tritile.families.matmul_transposed import family as transposed
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
-from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
@@ -95,17 +93,6 @@ class Tiling:
         """Count the programs that the device runs at the same time: a wave, which makes as many turns."""
         return min(self.programs, self.device.processors // self.config.num_ctas * self.resident)
 
-    @property
-    def waves(self) -> int:
-        """Count the waves from the first turn to the last."""
-        return -(-self.turns // self.at_once)
-
-    def wave(self, number: int) -> range:
-        """Return the turns of a wave, counted from 0. Raises InvalidValueError for no such wave."""
-        _among(number, self.waves, "wave")
-        first = number * self.at_once
-        return range(first, min(first + self.at_once, self.turns))
-
     def program(self, turn: int) -> int:
         """Return the program of a turn; programs count from 0 in the order of their start."""
         return _among(turn, self.turns, "turn") % self.programs
@@ -172,21 +159,9 @@ def _copied(work: Work) -> tuple[str, ...]:
     return tuple(name.upper() for name in "ab" if name in read)
 
 
-def _covers(extent: int, tiles: int, side: str, block: int, values: Mapping[str, Any]) -> int:
-    """Return how much of an extent each tile covers, as `tile_span` of the permute kernels has it."""
-    if not values.get(f"UNEVEN_{side}"):
-        return block
-    unit: int = min(values.get(f"ALIGN_{side}", 1), block)
-    even = -(-extent // tiles)
-    return -(-even // unit) * unit
-
-
-def tiling_of(
-    problem: MatmulProblem | PermuteProblem, config: Config, device: Device, resident: int | None = None
-) -> Tiling:
+def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Tiling:
     """Return the tiling of a problem by a config's kernel, as a launch on a device would have it.
 
-    `resident` is how many programs an SM holds at once; by default an estimate from the config's resources.
     Raises InvalidValueError where the config is not legal for the problem on the device; UnsupportedError for
     families of few rows, and for boxes of several dimensions.
     """
@@ -196,20 +171,16 @@ def tiling_of(
         raise UnsupportedError(f"{config} has no tiles to draw: its programs make few rows")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")
-    if resident is not None and resident < 1:
-        raise InvalidValueError(f"resident = {resident}: wanted 1 or more programs on each SM")
     work = _launched(problem, config, device)
     step = work.steps[work.main]
     values = step.args
-    lanes, high = 1, problem.m
-    if config.family == permute.PACKED:  # tiles of whole words, along m
-        assert isinstance(problem, PermuteProblem)
-        lanes = permute.WORD // problem.itemsize
-        high = permute.whole_rows(problem) // lanes
-    whole, by_columns = traffic.clustered(config), config.family in TRANSPOSED
-    m, n = whole["BLOCK_M"] // lanes, whole["BLOCK_N"]
-    rows, columns = -(-high // m), -(-problem.n // n)
-    covers = lanes * _covers(high, rows, "M", m, values), _covers(problem.n, columns, "N", n, values)
+    by_columns = config.family in TRANSPOSED
+    if isinstance(problem, PermuteProblem):
+        of = traffic.covers(problem, config)
+        rows, columns, covers = of.tiles_m, of.tiles_n, (of.m, of.n)
+    else:
+        covers = traffic.tile_of(config, problem)
+        rows, columns = -(-problem.m // covers[0]), -(-problem.n // covers[1])
     tiles, parts = rows * columns * problem.batch, values.get("SPLIT_K", 1)
     if config.family == split.NAME and not values["whole"]:  # else the parts of the last wave are not shown
         parts = values["split"]
@@ -217,7 +188,7 @@ def tiling_of(
         problem, config, device, rows, columns, problem.batch,
         group=(columns if by_columns else rows) if values.get("FLAT") else config["GROUP_M"],
         programs=min(prod(step.grid), tiles * parts),  # further programs find no matrix
-        resident=resident or _resident_of(problem, config, device),
+        resident=_resident_of(problem, config, device),
         covers=covers,
         parts=parts,
         copied=_copied(work),

@@ -9,9 +9,9 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.report.tiling.moves import lanes_of, strides_of, whole_rows
 from tritile.lab.report.tiling.order import Tiling, tiling_of
-from tritile.lab.report.tiling.texts import lead, notes, order_name, plain_name, title
+from tritile.lab.report.tiling.steps import lanes_of, strides_of, whole_rows
+from tritile.lab.report.tiling.texts import notes, order_name, plain_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 
@@ -29,20 +29,8 @@ def _of_problem(tiling: Tiling) -> dict[str, Any]:
 
 def _facts(tiling: Tiling, start: tuple[int, int] | None) -> dict[str, Any]:
     """Return the sizes and counts from which the page's script finds tiles and blocks itself."""
-    names = (
-        "rows",
-        "columns",
-        "matrices",
-        "group",
-        "by_columns",
-        "programs",
-        "resident",
-        "parts",
-        "ranges",
-        "blocks",
-        "at_once",
-        "covers",
-    )
+    names = ("rows", "columns", "matrices", "group", "by_columns", "programs", "resident", "parts", "ranges",
+             "blocks", "at_once", "covers")  # fmt: skip
     return {
         "op": tiling.problem.op,
         **{name: getattr(tiling, name) for name in names},
@@ -82,14 +70,12 @@ def page(
     problem on the device, or where there is no such tile or step.
     """
     tiling = tiling_of(problem, config, device)
-    start = (
-        None
-        if tile is None and step is None
-        else checked_start(tiling, tile or 0, 1 if step is None else step)
-    )
+    start = None  # plays
+    if tile is not None or step is not None:
+        start = checked_start(tiling, tile or 0, 1 if step is None else step)
     facts = _facts(tiling, start)
     return PAGES.get_template("tiling.html").render(
-        title=title(tiling), lead=lead(tiling), label=problem.label, device=device.name, config=str(config),
+        title=title(tiling), op=problem.op, label=problem.label, device=device.name, config=str(config),
         notes=notes(tiling), orders=facts["orders"], plain=facts["plain"], turn_name=facts["turn_name"],
         facts=json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c"),
     )  # fmt: skip

@@ -2,21 +2,22 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.lab.report.tiling.blocks import Block, step_of
-from tritile.lab.report.tiling.moves import Move, move_of
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.page import PAGES, checked_start
+from tritile.lab.report.tiling.steps import Block, move_of, step_of
 from tritile.lab.report.tiling.texts import by, size, span, times, title
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels
 _LEAST_HEIGHT = 420.0  # of the picture: what the words need
 _THIN = 7  # no side is drawn thinner than the longest by more than this
 _THIN_NOTE = "Thin sides are drawn wider than they are."
+Area = tuple[float, float, float, float]  # top, left, height and width, in elements
 
 
 class Shape(NamedTuple):
@@ -38,18 +39,32 @@ class Word(NamedTuple):
     text: str
 
 
+class Picture(NamedTuple):
+    """Hold what the template draws; `lines` are (kind, text), `bars` (text, number, share of width, kind)."""
+
+    shapes: list[Shape]
+    words: list[Word]
+    lines: list[tuple[str, str]]
+    bars: list[tuple[str, str, float, str]]
+    bars_title: str
+    height: float
+
+
 class Frame(NamedTuple):
-    """Hold where a matrix is drawn: its first element, and the pixels of a row and of a column."""
+    """Hold where a matrix is drawn: its first element, and the pixels of a row and of a column.
+
+    `turned`: areas are given by columns and rows.
+    """
 
     x: float
     y: float
     down: float
     across: float
+    turned: bool = False
 
-    def shape(
-        self, kind: str, top: float, left: float, height: float, width: float, least: float = 0
-    ) -> Shape:
+    def shape(self, kind: str, area: Area, least: float = 0) -> Shape:
         """Return a rectangle of elements, at least `least` pixels high and wide."""
+        top, left, height, width = area if not self.turned else (area[1], area[0], area[3], area[2])
         sides = max(least, width * self.across), max(least, height * self.down)
         return Shape(kind, self.x + left * self.across, self.y + top * self.down, *sides)
 
@@ -57,19 +72,20 @@ class Frame(NamedTuple):
         """Return a block, its parts past the edge hatched."""
         top, left, height, width, rows, columns = block
         return [
-            self.shape("masked", top + rows, left, height - rows, width),
-            self.shape("masked", top, left + columns, rows, width - columns),
-            self.shape(kind, top, left, rows, columns, 3),
+            self.shape("masked", (top + rows, left, height - rows, width)),
+            self.shape("masked", (top, left + columns, rows, width - columns)),
+            self.shape(kind, (top, left, rows, columns), 3),
         ]
 
-    def grid(self, name: str, rows: int, columns: int, height: int, width: int) -> list[Shape]:
+    def grid(self, rows: int, columns: int, height: int, width: int) -> list[Shape]:
         """Return the lines between blocks as thin rectangles, none where they are under 4 pixels apart."""
-        lines = []
-        if height * self.down >= 4:
-            lines += [self.shape(name, top, 0, 0, columns, 0.8) for top in range(height, rows, height)]
-        if width * self.across >= 4:
-            lines += [self.shape(name, 0, left, rows, 0, 0.8) for left in range(width, columns, width)]
-        return lines
+        down, across = (self.across, self.down) if self.turned else (self.down, self.across)
+        tops = range(height, rows, height) if height * down >= 4 else ()
+        lefts = range(width, columns, width) if width * across >= 4 else ()
+        areas: Sequence[Area] = [(top, 0, 0, columns) for top in tops] + [
+            (0, left, rows, 0) for left in lefts
+        ]
+        return [self.shape("grid", area, 0.8) for area in areas]
 
 
 def first_tiles(tiling: Tiling, count: int) -> list[tuple[int, int, int, int]]:
@@ -89,11 +105,11 @@ def _sectors(count: int) -> str:
     return "1 sector" if count == 1 else f"{count:,} sectors"
 
 
-def _scaled(lengths: tuple[int, ...]) -> list[float]:
+def _scaled(*lengths: int) -> list[float]:
     return [max(length, max(lengths) / _THIN) for length in lengths]
 
 
-def _made(tiling: Tiling, frame: Frame, turn: int, kind: str = "had-c", turned: bool = False) -> list[Shape]:
+def _made(tiling: Tiling, frame: Frame, turn: int, kind: str) -> list[Shape]:
     """Return the tiles of a matrix that were made before a turn."""
     if tiling.parts > 1:
         return []
@@ -102,50 +118,32 @@ def _made(tiling: Tiling, frame: Frame, turn: int, kind: str = "had-c", turned: 
     for row, column, rows, columns in first_tiles(tiling, count):
         top, left = row * height, column * width
         tall, wide = min(problem.m - top, rows * height), min(problem.n - left, columns * width)
-        found.append(frame.shape(kind, *((left, top, wide, tall) if turned else (top, left, tall, wide))))
+        found.append(frame.shape(kind, (top, left, tall, wide)))
     return found
 
 
-def _picture(
-    shapes: list[Shape],
-    words: list[Word],
-    lines: list[tuple[str, str]],
-    bars: list[tuple[str, str, float, str]],
-    bars_title: str,
-    low: float,
-) -> dict[str, Any]:
-    """Return the template's values; `lines` are (kind, text), `bars` (text, number, share of width, kind)."""
-    return {
-        "shapes": shapes, "words": words, "lines": lines, "bars": bars, "bars_title": bars_title,
-        "height": max(low + 24, _LEAST_HEIGHT),
-    }  # fmt: skip
+def _noted(words: list[Word], x: float, low: float, thin: bool) -> float:
+    """Add a note where sides are drawn wider than they are; return where words end."""
+    if thin:
+        words.append(Word("of", x, low + 20, _THIN_NOTE))
+    return max(low + 20 * thin + 24, _LEAST_HEIGHT)
 
 
-class _Product(NamedTuple):
-    """Hold the frames of a product's matrices; `thin` says that some side is drawn wider than it is."""
-
-    a: Frame
-    b: Frame
-    c: Frame
-    thin: bool
-
-
-def _product_frames(tiling: Tiling) -> _Product:
+def _product_frames(tiling: Tiling) -> tuple[list[Frame], bool]:
+    """Return the frames of A, B and C, and whether some side is drawn wider than it is."""
     (height, width), depth, gap = tiling.covers, tiling.config["BLOCK_K"], 44.0
     tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.blocks * depth
-    m, n, k = _scaled((tall, wide, deep))
+    m, n, k = _scaled(tall, wide, deep)
     scale = min((_WIDTH - gap) / (k + n), (_HEIGHT - gap) / (k + m))
     down, across, along = m * scale / tall, n * scale / wide, k * scale / deep
     left = _LEFT + (_WIDTH - (k + n) * scale - gap) / 2
     cx, cy = left + k * scale + gap, _TOP + k * scale + gap
-    return _Product(
-        Frame(left, cy, down, along), Frame(cx, _TOP, along, across), Frame(cx, cy, down, across),
-        (m, n, k) != (tall, wide, deep),
-    )  # fmt: skip
+    frames = [Frame(left, cy, down, along), Frame(cx, _TOP, along, across), Frame(cx, cy, down, across)]
+    return frames, [m, n, k] != [tall, wide, deep]
 
 
-def _product_shapes(tiling: Tiling, turn: int, step: int, frames: _Product) -> list[Shape]:
-    problem, now, (a, b, c, _) = tiling.problem, step_of(tiling, turn, step), frames
+def _product_shapes(tiling: Tiling, turn: int, step: int, frames: list[Frame]) -> list[Shape]:
+    problem, now, (a, b, c) = tiling.problem, step_of(tiling, turn, step), frames
     assert isinstance(problem, MatmulProblem)
     (height, width), depth = tiling.covers, tiling.config["BLOCK_K"]
     tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.blocks * depth
@@ -153,24 +151,36 @@ def _product_shapes(tiling: Tiling, turn: int, step: int, frames: _Product) -> l
     sizes = (problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n)
     blocks = ((height, depth), (depth, width), (height, width))
     spans = ((tall, deep), (deep, wide), (tall, wide))
-    for frame, inside, block, whole in zip((a, b, c), sizes, blocks, spans, strict=True):
-        shapes += [frame.shape("beyond", 0, 0, *whole), frame.shape("matrix", 0, 0, *inside)]
-        shapes += frame.grid("grid", *inside, *block)
-    shapes += _made(tiling, c, turn)
+    for frame, inside, block, whole in zip(frames, sizes, blocks, spans, strict=True):
+        shapes += [frame.shape("beyond", (0, 0, *whole)), frame.shape("matrix", (0, 0, *inside))]
+        shapes += frame.grid(*inside, *block)
+    shapes += _made(tiling, c, turn, "had-c")
     x, y = c.x + now.c.left * c.across, c.y + now.c.top * c.down  # of the tile of C
     shapes.append(Shape("band-a", a.x, y, x - a.x, now.a.rows * a.down))
     shapes.append(Shape("band-b", x, b.y, now.b.columns * b.across, y - b.y))
     for k_block in tiling.k_blocks(turn)[:step]:
-        shapes.append(a.shape("had-a", now.a.top, k_block * depth, now.a.rows, depth))
-        shapes.append(b.shape("had-b", k_block * depth, now.b.left, depth, now.b.columns))
+        shapes.append(a.shape("had-a", (now.a.top, k_block * depth, now.a.rows, depth)))
+        shapes.append(b.shape("had-b", (k_block * depth, now.b.left, depth, now.b.columns)))
     return shapes + a.block("a", now.a) + b.block("b", now.b) + c.block("c", now.c)
 
 
-def _product_lines(tiling: Tiling, turn: int, step: int) -> list[tuple[str, str]]:
-    now, place = step_of(tiling, turn, step), tiling.place(turn)
+def _product(tiling: Tiling, turn: int, step: int) -> Picture:
+    problem, now, place = tiling.problem, step_of(tiling, turn, step), tiling.place(turn)
+    assert isinstance(problem, MatmulProblem)
+    frames, thin = _product_frames(tiling)
+    a, b, c = frames
+    low = c.y + tiling.rows * tiling.covers[0] * c.down + 20
+    words = [
+        Word("name a", a.x, c.y - 8, f"A\u2002{by(problem.m, problem.k)}"),
+        Word("name b", b.x, b.y - 8, f"B\u2002{by(problem.k, problem.n)}"),
+        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
+    ]
+    filled = ""
+    if now.a.masked or now.b.masked:
+        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
+        filled = f"; {math.floor(100 * now.masked + 1e-9)}% zero-filled"
     matrix = f", matrix {place.matrix:,}" if tiling.matrices > 1 else ""
-    filled = f"; {math.floor(100 * now.masked + 1e-9)}% zero-filled" if now.a.masked or now.b.masked else ""
-    return [
+    lines = [
         ("", f"Program {tiling.program(turn):,} makes"),
         ("c", f"tile ({place.row:,}, {place.column:,}) of C{matrix}"),
         ("small", f"rows {span(now.c.top, now.c.rows)}"),
@@ -181,83 +191,51 @@ def _product_lines(tiling: Tiling, turn: int, step: int) -> list[tuple[str, str]
         ("small", f"k = {span(now.a.left, now.a.columns)}"),
         ("small", f"{size(now.bytes)}{filled}"),
     ]
-
-
-def _product(tiling: Tiling, turn: int, step: int) -> dict[str, Any]:
-    problem, now, frames = tiling.problem, step_of(tiling, turn, step), _product_frames(tiling)
-    assert isinstance(problem, MatmulProblem)
-    a, b, c, thin = frames
-    low = c.y + tiling.rows * tiling.covers[0] * c.down + 20
-    words = [
-        Word("name a", a.x, c.y - 8, f"A\u2002{by(problem.m, problem.k)}"),
-        Word("name b", b.x, b.y - 8, f"B\u2002{by(problem.k, problem.n)}"),
-        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
-    ]
-    if now.a.masked or now.b.masked:
-        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
-    if thin:
-        words.append(Word("of", a.x, low + 20, _THIN_NOTE))
-        low += 20
     bars = [
         ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
         (f"element by element: {times(now.untiled / now.so_far)} times", size(now.untiled), 1.0, "bad"),
     ]
-    shapes, lines = _product_shapes(tiling, turn, step, frames), _product_lines(tiling, turn, step)
-    return _picture(shapes, words, lines, bars, "Bytes so far, for this tile", low)
+    height = _noted(words, a.x, low, thin)
+    shapes = _product_shapes(tiling, turn, step, frames)
+    return Picture(shapes, words, lines, bars, "Bytes so far, for this tile", height)
 
 
-class _Permutation(NamedTuple):
-    """Hold the frames of x and out; `low` is where both end, `thin` as of a product."""
-
-    x: Frame
-    out: Frame
-    low: float
-    thin: bool
-
-
-def _permutation_frames(problem: PermuteProblem) -> _Permutation:
-    gap, turned = 48.0, problem.turns
-    m, n = _scaled((problem.m, problem.n))
-    scale = min((_WIDTH - gap) / (n + (m if turned else n)), _HEIGHT / (max(m, n) if turned else m))
-    down, across = m * scale / problem.m, n * scale / problem.n
-    left = _LEFT + n * scale + gap
-    out = Frame(left, _TOP, across, down) if turned else Frame(left, _TOP, down, across)
-    low = _TOP + max(m, n if turned else m) * scale
-    return _Permutation(Frame(_LEFT, _TOP, down, across), out, low, (m, n) != (problem.m, problem.n))
-
-
-def _permutation_shapes(tiling: Tiling, turn: int, move: Move, x: Frame, out: Frame) -> list[Shape]:
-    problem, (height, width) = tiling.problem, tiling.covers
-    assert isinstance(problem, PermuteProblem)
-    turned = problem.turns
-
-    def in_out(top: float, left: float, tall: float, wide: float) -> tuple[float, float, float, float]:
-        return (left, top, wide, tall) if turned else (top, left, tall, wide)
-
+def _permutation_shapes(tiling: Tiling, turn: int, x: Frame, out: Frame) -> list[Shape]:
+    problem, move = tiling.problem, move_of(tiling, turn)
     block, (rows, columns) = move.block, move.again
-    area = (block.top, block.left, block.rows, block.columns)
-    shapes = [
-        x.shape("matrix", 0, 0, problem.m, problem.n),
-        out.shape("matrix", *in_out(0, 0, problem.m, problem.n)),
-    ]
-    shapes += x.grid("grid", problem.m, problem.n, height, width)
-    shapes += (
-        out.grid("grid", problem.n, problem.m, width, height)
-        if turned
-        else out.grid("grid", problem.m, problem.n, height, width)
-    )
-    shapes += _made(tiling, x, turn, "had-a") + _made(tiling, out, turn, "had-c", turned)
-    shapes += [x.shape("a", *area, 3), out.shape("c", *in_out(*area), 3)]
-    for tall, wide in ((rows, block.columns if rows else 0), (block.rows if columns else 0, columns)):
-        again = (block.top, block.left, tall, wide)
-        shapes += [x.shape("masked", *again), out.shape("masked", *in_out(*again))]
+    area: Area = (block.top, block.left, block.rows, block.columns)
+    shapes: list[Shape] = []
+    for frame, had in ((x, "had-a"), (out, "had-c")):
+        shapes.append(frame.shape("matrix", (0, 0, problem.m, problem.n)))
+        shapes += frame.grid(problem.m, problem.n, *tiling.covers) + _made(tiling, frame, turn, had)
+    for frame, now in ((x, "a"), (out, "c")):
+        shapes.append(frame.shape(now, area, 3))
+        for tall, wide in ((rows, block.columns if rows else 0), (block.rows if columns else 0, columns)):
+            shapes.append(frame.shape("masked", (block.top, block.left, tall, wide)))
     return shapes
 
 
-def _permutation_lines(tiling: Tiling, turn: int, move: Move) -> list[tuple[str, str]]:
-    place, block = tiling.place(turn), move.block
-    matrix = f" of matrix {place.matrix:,}" if tiling.matrices > 1 else ""
-    return [
+def _permutation(tiling: Tiling, turn: int) -> Picture:
+    problem, move, place = tiling.problem, move_of(tiling, turn), tiling.place(turn)
+    assert isinstance(problem, PermuteProblem)
+    gap, turned = 48.0, problem.turns
+    m, n = _scaled(problem.m, problem.n)
+    scale = min((_WIDTH - gap) / (n + (m if turned else n)), _HEIGHT / (max(m, n) if turned else m))
+    down, across = m * scale / problem.m, n * scale / problem.n
+    x, left = Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + gap
+    out = Frame(left, _TOP, across, down, True) if turned else Frame(left, _TOP, down, across)
+    low = _TOP + max(m, n if turned else m) * scale + 20
+    sides = (problem.n, problem.m) if turned else (problem.m, problem.n)  # of out
+    words = [
+        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
+        Word("name c", out.x, _TOP - 8, f"out\u2002{by(*sides)}"),
+    ]
+    thin = [m, n] != [problem.m, problem.n]
+    height = _noted(words, x.x, low, thin)
+    if any(move.again):
+        words.append(Word("edge", x.x, low + 20 * thin, "hatched: moved by the tile before, too"))
+    matrix, block = f" of matrix {place.matrix:,}" if tiling.matrices > 1 else "", move.block
+    lines = [
         ("", f"Program {tiling.program(turn):,} moves"),
         ("", f"tile ({place.row:,}, {place.column:,}){matrix}"),
         ("small", f"rows {span(block.top, block.rows)}"),
@@ -268,30 +246,13 @@ def _permutation_lines(tiling: Tiling, turn: int, move: Move) -> list[tuple[str,
         ("small", "along rows of out"),
         ("small", f"{size(move.bytes)} of elements"),
     ]
-
-
-def _permutation(tiling: Tiling, turn: int) -> dict[str, Any]:
-    problem, move = tiling.problem, move_of(tiling, turn)
-    assert isinstance(problem, PermuteProblem)
-    x, out, low, thin = _permutation_frames(problem)
-    low += 20
-    rows, columns = (problem.n, problem.m) if problem.turns else (problem.m, problem.n)  # of out
-    words = [
-        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
-        Word("name c", out.x, _TOP - 8, f"out\u2002{by(rows, columns)}"),
-    ]
-    if thin:
-        words.append(Word("of", x.x, low + 20, _THIN_NOTE))
-        low += 20
-    if any(move.again):
-        words.append(Word("edge", x.x, low, "hatched: moved by the tile before, too"))
     ratio = move.untiled / move.written_sectors
     bars = [
         ("tile by tile", f"{move.written_sectors:,}", min(1.0, 1 / ratio), "good"),
         (f"row by row of x: {times(ratio)} times", f"{move.untiled:,}", min(1.0, ratio), "bad"),
     ]
-    shapes, lines = _permutation_shapes(tiling, turn, move, x, out), _permutation_lines(tiling, turn, move)
-    return _picture(shapes, words, lines, bars, "Sectors written, for this tile", low)
+    shapes = _permutation_shapes(tiling, turn, x, out)
+    return Picture(shapes, words, lines, bars, "Sectors written, for this tile", height)
 
 
 def svg(
@@ -310,17 +271,14 @@ def svg(
     turn = tiling.turns // 2 if tile is None else tile
     checked_start(tiling, turn, 1)
     if isinstance(problem, MatmulProblem):
-        steps = len(tiling.k_blocks(turn))
-        picture = _product(tiling, *checked_start(tiling, turn, (steps + 1) // 2 if step is None else step))
+        middle = (len(tiling.k_blocks(turn)) + 1) // 2
+        picture = _product(tiling, *checked_start(tiling, turn, middle if step is None else step))
     else:
         picture = _permutation(tiling, checked_start(tiling, turn, 1 if step is None else step)[0])
     subtitle = textwrap.wrap(f"{problem.label} on {device.name}: {config}", 118)
-    return PAGES.get_template("tiling.svg").render(
-        title=title(tiling),
-        subtitle=subtitle,
-        description=" ".join(text for _, text in picture["lines"]),
-        **picture,
-    )
+    told: dict[str, Any] = picture._asdict() | {"subtitle": subtitle, "title": title(tiling)}
+    description = " ".join(text for _, text in picture.lines)
+    return PAGES.get_template("tiling.svg").render(description=description, **told)
 
 
 def png(svg_text: str) -> bytes:

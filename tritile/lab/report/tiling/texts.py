@@ -8,9 +8,8 @@ from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.lab import traffic
-from tritile.lab.report.tiling.blocks import total_bytes
-from tritile.lab.report.tiling.moves import lanes_of
 from tritile.lab.report.tiling.order import TRANSPOSED, Tiling
+from tritile.lab.report.tiling.steps import lanes_of, total_bytes
 
 _SPECIALISED = {warpgroups.NAME, split.NAME, scaled.NAME, *TRANSPOSED, *traffic.CLUSTERED}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -45,21 +44,6 @@ def title(tiling: Tiling) -> str:
     if isinstance(tiling.problem, MatmulProblem):
         return "C = A \u00d7 B, one tile at a time"
     return "A transpose, one tile at a time" if tiling.problem.turns else "A permutation, one tile at a time"
-
-
-def lead(tiling: Tiling) -> str:
-    """Explain in HTML what a tile is, to a reader who has never met one."""
-    if isinstance(tiling.problem, MatmulProblem):
-        return (
-            'Each program makes one tile of <b class="c">C</b>. Step by step along K it loads a block of '
-            '<b class="a">A</b> and a block of <b class="b">B</b>, multiplies them and adds the product to '
-            "its tile. What is loaded once serves a whole tile, so memory is asked for far less."
-        )
-    return (
-        'Memory gives and takes 32 bytes at a time, along rows. Each program <b class="a">reads a tile of '
-        'x</b> in the order of x and <b class="c">writes it to out</b> in the order of out, so that little '
-        "of what is moved goes to waste."
-    )
 
 
 _BY_ROWS, _BY_COLUMNS = "row by row", "column by column"

@@ -1,15 +1,93 @@
-"""Find what a turn of a permutation reads and writes, and in how many sectors of 32 bytes."""
+"""Find what a turn loads at each step of a product, and what a turn of a permutation moves."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tritile.core.problem import PermuteProblem
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
-from tritile.lab.report.tiling.blocks import Block
 from tritile.lab.report.tiling.order import Tiling
+
+
+class Block(NamedTuple):
+    """Describe a rectangle of a matrix that starts at (top, left).
+
+    A program asks for `height` x `width` elements. The first `rows` x `columns` lie inside the matrix; the
+    others are masked: they touch no memory and read as zero.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def cut(cls, top: int, left: int, height: int, width: int, inside: tuple[int, int]) -> "Block":
+        """Return a block cut at the edges of a matrix; `inside` has the matrix's rows and columns."""
+        return cls(top, left, height, width, min(height, inside[0] - top), min(width, inside[1] - left))
+
+    @property
+    def elements(self) -> int:
+        """Count the elements inside the matrix."""
+        return self.rows * self.columns
+
+    @property
+    def masked(self) -> int:
+        """Count the elements outside the matrix."""
+        return self.height * self.width - self.elements
+
+
+class Step(NamedTuple):
+    """Describe one step of a turn along K: its blocks of A, B and C, and bytes.
+
+    `bytes` counts bytes read at this step, `so_far` those up to its end. `untiled` counts those up to its
+    end if each element of the tile were made alone, from a row of A and a column of B. `masked` is the
+    zero-filled share of both blocks. `k` counts the elements of K that are done.
+    """
+
+    a: Block
+    b: Block
+    c: Block
+    k: int
+    bytes: int
+    so_far: int
+    untiled: int
+    masked: float
+
+
+def _matmul(tiling: Tiling) -> MatmulProblem:
+    assert isinstance(tiling.problem, MatmulProblem)
+    return tiling.problem
+
+
+def step_of(tiling: Tiling, turn: int, step: int) -> Step:
+    """Return a step of a turn of a product, both counted from 0. Both must exist."""
+    problem, config, place = _matmul(tiling), tiling.config, tiling.place(turn)
+    (height, width), depth = tiling.covers, config["BLOCK_K"]
+    m, n, k = place.row * height, place.column * width, tiling.k_blocks(turn)[step] * depth
+    a = Block.cut(m, k, height, depth, (problem.m, problem.k))
+    b = Block.cut(k, n, depth, width, (problem.k, problem.n))
+    c = Block.cut(m, n, height, width, (problem.m, problem.n))
+    done = step * depth + a.columns  # only the last block of K can be short
+    return Step(
+        a, b, c, done,
+        bytes=(a.elements + b.elements) * problem.itemsize,
+        so_far=(c.rows + c.columns) * done * problem.itemsize,
+        untiled=2 * c.elements * done * problem.itemsize,
+        masked=(a.masked + b.masked) / (a.height * a.width + b.height * b.width),
+    )  # fmt: skip
+
+
+def total_bytes(tiling: Tiling) -> tuple[int, int]:
+    """Return the bytes that all loads of a product ask for, with these tiles and without tiles."""
+    problem = _matmul(tiling)
+    tiled = problem.k * (problem.m * tiling.columns + problem.n * tiling.rows)
+    untiled = 2 * problem.m * problem.n * problem.k
+    return tiled * problem.batch * problem.itemsize, untiled * problem.batch * problem.itemsize
 
 
 class Move(NamedTuple):

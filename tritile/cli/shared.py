@@ -1,9 +1,10 @@
 """Hold what the commands share: the app, options, the console, progress and stopping."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import numerics
 from tritile.tune import suites
 
@@ -90,14 +91,14 @@ def as_called(
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
     if device is None or (is_batch_invariant() if invariant is None else invariant):
         return list(cases)
-    return [_as_called(case, device) for case in cases]
-
-
-def _as_called(case: suites.Case, device: Device) -> suites.Case:
-    if case.op != "matmul" or case.precision != "ieee":
-        return case
-    found = numerics.unnamed(case.problem, device)
-    return replace(case, precision=found.precision) if isinstance(found, MatmulProblem) else case
+    found = []
+    for case in cases:
+        if case.op == "matmul" and case.precision == "ieee":
+            problem = numerics.unnamed(case.problem, device)
+            if isinstance(problem, MatmulProblem):
+                case = replace(case, precision=problem.precision)
+        found.append(case)
+    return found
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:
@@ -153,7 +154,32 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 def device_of(target: str | None) -> Device:
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    device = devices.target_device(target) if target else devices.current_gpu()
+    return devices.target_device(target) if target else gpu_here("name one with --target nvidia-h200")
+
+
+def gpu_here(advice: str = "nothing can be measured") -> Device:
+    """Return the current GPU. Raises InvalidValueError where there is none."""
+    device = devices.current_gpu()
     if device is None:
-        raise InvalidValueError(f"there is no GPU here: name one with --target {next(iter(devices.TARGETS))}")
+        raise InvalidValueError(f"there is no GPU here: {advice}")
     return device
+
+
+PICTURES = dict.fromkeys((".svg", ".png", ".html"), ("altair", "vl_convert", "jinja2"))  # what each needs
+
+
+def check_output(path: Path | None, needs: Mapping[str, Sequence[str]]) -> None:
+    """Raise before any work where a file cannot be written; `needs` has packages by suffix.
+
+    Raises InvalidValueError for another suffix and where there is no folder; UnsupportedError where a package
+    is missing.
+    """
+    if path is None:
+        return
+    if path.suffix not in needs:
+        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(needs)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidValueError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    missing = [name for name in needs[path.suffix] if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")

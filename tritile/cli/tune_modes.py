@@ -1,0 +1,124 @@
+"""Do what `tritile tune` does besides a search on this GPU: --model, --target and --study."""
+
+import contextlib
+import functools
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table as RichTable
+
+from tritile.cli.shared import console, gpu_here, progress
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Tiled
+from tritile.errors import InvalidValueError
+from tritile.families import registry as families
+from tritile.in_torch import use_in_torch
+from tritile.lab.report.environment import environ, environment
+from tritile.planning import table
+from tritile.tune import study as studies
+from tritile.tune import suites, tuner
+from tritile.tune.measure.child import ForkServer
+from tritile.tune.measure.pool import CompilePool
+
+TIMED_SUITE = "llm"
+ROUNDS = 9  # of both sides, after the run that measures
+
+
+def step_of(name: str) -> Callable[[], Any]:
+    """Return the function that `module:function` names, of a module in the current folder or installed.
+
+    Raises InvalidValueError where there is none.
+    """
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise InvalidValueError(f"--model {name!r}: wanted module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidValueError(f"--model {name}: {error}") from error
+    if not callable(found):
+        raise InvalidValueError(f"--model {name}: {type(found).__name__} is not a function")
+    step: Callable[[], Any] = found
+    return step
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def tune_model(name: str) -> None:
+    """Measure each call of torch's in a step of a model beside tritile's, and say what `use_in_torch` gains.
+
+    The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
+    """
+    gpu_here()
+    step = step_of(name)
+    step()  # what the model itself loads at a first call does not count
+    with environ(TRITILE_MODE="tune"), use_in_torch():  # of the threads of backward passes too
+        step()
+    switch = use_in_torch()
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with switch:
+        step()
+    for number in range(ROUNDS):
+        for side in (number % 2 == 0, number % 2 == 1):
+            with switch if side else contextlib.nullcontext():
+                times[side].append(_seconds(step))
+    console.print(switch.report)
+    off, on = times[False], times[True]
+    alone, taken = statistics.median(off), statistics.median(on)
+    console.print(
+        f"{name}: {1e3 * alone:.2f} ms, with tritile {1e3 * taken:.2f} ms: {alone / taken:.3f} times as fast"
+    )
+
+
+def predict(problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer) -> int:
+    """Write a table of predicted configs that compile; return how many problems have none."""
+    console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
+    entries, failed = [], 0
+    with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
+        task = bar.add_task("predicting", total=len(problems))
+        for problem in problems:
+            config, refused = tuner.predict(problem, device, pool)
+            bar.update(task, advance=1, description=problem.label)
+            failed += config is None
+            note = f" after {len(refused)} refused" if refused else ""
+            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", highlight=False)
+            for reason in refused[:2]:
+                console.print(f"  refused {reason}", highlight=False, style="dim")
+            if config is not None:
+                entries.append(table.Entry(problem, config, None))
+    table.write(table.Table(device.to_dict(), False, families.digests(), tuple(entries)), output)
+    console.print(f"{len(entries)} predicted configs written to {output}")
+    return failed
+
+
+def study(problems: list[Tiled], device: Device, jobs: int | None, output: Path, folder: Path) -> None:
+    """Study how problems are tuned on the current GPU. `folder` has the suite that is timed."""
+    timed = [case.problem for case in suites.find([TIMED_SUITE], folder) if case.layout == "NT"]
+    say = functools.partial(console.print, highlight=False)
+    found = studies.study(problems, timed, device, devices.current_index(), jobs, say=say)
+    found["env"] = environment(device)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(found, indent=1) + "\n")
+    grid = RichTable("figure", "value")
+    for name, value in found.items():
+        if isinstance(value, int | float):
+            grid.add_row(name, f"{value:.4g}")
+    console.print(grid)
+    console.print(f"written to {output}")

@@ -1,0 +1,353 @@
+"""Make a call's answer as a torch user does: plain and fused products, groups, packed weights, permutations.
+
+torch's grouped product has a fast path for bfloat16, and for float8_e4m3fn with scales. For other dtypes
+torch reads the offsets on the host, which raises under graph capture.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tritile.core import of_torch
+from tritile.core.epilogue import activated
+from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
+from tritile.core.quantized import by_row, unpacked
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
+from tritile.tune.subject import answers, operands, torch_calls
+from tritile.tune.subject.quantized import weight_rows
+from tritile.tune.subject.scales import applied, as_matrices
+
+T = TypeVar("T")
+Side = torch.Tensor | None
+Inputs = dict[str, Any]
+OWN: Final = "_scaled_mm, use_fast_accum=False"  # scales are applied to sums that left the tensor cores
+WIDE: Final = "matmul of dequantised bfloat16"
+WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
+PACKED_WEIGHT: Final = "_weight_int4pack_mm"
+_INNER_K_TILES: Final = 8  # of 16 columns each
+_block_ways: Final[dict[Any, str]] = {}  # by problem
+_made: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by name
+
+
+@dataclass(frozen=True)
+class Product:
+    """Describe a way to make an answer: the tensors of a call, by name, and a function of them."""
+
+    inputs: Callable[[Any], Inputs]
+    make: Callable[..., torch.Tensor]
+
+    def __call__(self, call: Any) -> torch.Tensor:
+        """Return the answer to a call in a new tensor."""
+        return self.make(**self.inputs(call))
+
+
+def once(tensor: torch.Tensor, name: str, make: Callable[[], T]) -> T:
+    """Return what `make` returned the first time for this tensor and name.
+
+    A call's first run prepares its operands, so that later runs, timed or captured, only multiply.
+    """
+    found: dict[str, T] = _made.setdefault(tensor, {})
+    if name not in found:
+        found[name] = make()
+    return found[name]
+
+
+def result(call: Call) -> torch.Tensor:
+    """Return the tensor that an answer is written to, of the shape that torch gives it."""
+    if isinstance(call, GroupedCall):
+        return _one_or_each(call.out, call.groups)
+    if isinstance(call, MatmulCall):
+        return torch_calls.in_one_batch(call)[1]
+    return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
+
+
+def in_general(call: Call) -> Product:
+    """Return a product or permutation as one function, which torch.compile takes."""
+    if isinstance(call, PermuteCall):
+        contiguous = torch.contiguous_format
+        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
+    if isinstance(call, GroupedCall):
+        return _grouped(call)
+    assert isinstance(call, MatmulCall)
+    if call.up is not None:
+        return merged(call)
+    if call.fused == UNFUSED and call.scales is None:
+        multiply = torch_calls.product(call)
+        return Product(_fused_inputs, lambda a, b: multiply(a, b))
+    return fused(call)
+
+
+# Products with an epilogue.
+
+
+def _fused_inputs(call: MatmulCall) -> Inputs:
+    """Return a and b, the epilogue's tensors with broadcast dimensions of extent 1 or dropped, and `up`."""
+    a_and_b = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
+    found = a_and_b if call.scales is None else _block_inputs(call)
+    for name, view in call.fused.named:
+        if view is not None:
+            tensor = operands.matrix(view, call.problem.batch)
+            wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
+            rows, columns = (slice(None) if step else slice(1) for step in view.strides)
+            wide = wide[..., rows, columns]
+            found[name] = wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide
+    if call.up is not None:
+        up = operands.matrix(call.up, call.problem.batch)
+        found["up"] = up[0] if call.problem.batch == 1 else up
+    return found
+
+
+def without_zeros(
+    sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side
+) -> torch.Tensor:
+    """Return (a - zero_a) @ (b - zero_b) in int32, from `sums`, which is a @ b."""
+    kind = torch.int32
+    if zero_a is not None:
+        of_b = b.sum(0, keepdim=True, dtype=kind)
+        of_b = of_b if zero_b is None else of_b - a.shape[1] * zero_b.to(kind)
+        sums = sums - zero_a.to(kind) * of_b
+    return sums if zero_b is None else sums - zero_b.to(kind) * a.sum(1, keepdim=True, dtype=kind)
+
+
+def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
+    """Return a @ b with its scales and zero points, in the result's dtype, as a function."""
+    kind, fp8 = getattr(torch, call.out_dtype), call.dtype in FP8_DTYPES
+    one = torch.ones((), device=call.a.tensor.device)
+
+    def multiply(
+        a: torch.Tensor, b: torch.Tensor, scale_a: Side, scale_b: Side, zero_a: Side, zero_b: Side
+    ) -> torch.Tensor:
+        scales = [scale for scale in (scale_a, scale_b) if scale is not None]
+        if fp8:
+            scale_a, scale_b = scales if len(scales) == 2 else (one, one)
+            fast = call.precision == "fast"
+            return of_torch.scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, use_fast_accum=fast)
+        if call.dtype == "int8":
+            sums = without_zeros(of_torch.int_mm(a, b), a, b, zero_a, zero_b).float()
+            for scale in scales:
+                sums.mul_(scale)
+            return sums.to(kind)
+        sums = torch.matmul(a, b)
+        for scale in scales:
+            sums = sums * scale
+        return sums
+
+    return multiply
+
+
+def fused(call: MatmulCall) -> Product:
+    """Return the product with its epilogue, an operation after the other."""
+    of, scaled = call.fused, _scaled(call)
+    plain = call.scales is None and call.dtype not in (*FP8_DTYPES, "int8")
+
+    def run(
+        a: torch.Tensor, b: torch.Tensor, blocks_a: Side = None, blocks_b: Side = None,
+        scale_a: Side = None, scale_b: Side = None, bias: Side = None, residual: Side = None,
+        bias_up: Side = None, zero_a: Side = None, zero_b: Side = None, up: Side = None,
+    ) -> torch.Tensor:  # fmt: skip
+        if up is not None:
+            left, right = F.linear(a, b.t(), bias), F.linear(a, up.t(), bias_up)
+            return activated(left, of.activation) * right
+        if plain and bias is not None and scale_a is None and scale_b is None:
+            add = torch.addmm if a.ndim == 2 else torch.baddbmm
+            made = add(bias, a, b, beta=of.beta, alpha=of.alpha)
+        else:
+            if call.scales is None:
+                made = scaled(a, b, scale_a, scale_b, zero_a, zero_b)
+            else:
+                made = _by_blocks(call, a, b, blocks_a, blocks_b)
+            made = made if of.alpha == 1 else made * of.alpha
+            made = made if bias is None else torch.add(made, bias, alpha=of.beta)
+        made = activated(made, of.activation)
+        return made if residual is None else made + residual
+
+    return Product(_fused_inputs, run)
+
+
+def takes_one_call(call: MatmulCall) -> bool:
+    """Tell whether `_addmm_activation` makes the product with its epilogue."""
+    wanted = (Epilogue(bias="row", activation=name) for name in ("relu", "gelu_tanh"))
+    return call.problem.batch == 1 and call.fused.epilogue in wanted
+
+
+def in_one_call(call: MatmulCall) -> Product:
+    """Multiply, add a bias and apply an activation in one call."""
+    gelu = call.fused.activation == "gelu_tanh"
+    return Product(_fused_inputs, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu))
+
+
+def _merged_inputs(call: MatmulCall) -> Inputs:
+    """Return x, both weights of a gated product side by side, and both biases, zeros for a missing one."""
+    assert call.up is not None
+    given = _fused_inputs(call)
+    gate, up, biases = given["b"], given["up"], (given.get("bias"), given.get("bias_up"))
+
+    def side_by_side() -> Inputs:
+        weight = torch.cat((gate.t(), up.t()))
+        if biases == (None, None):
+            return {"weight": weight}
+        zeros = gate.new_zeros(gate.shape[1])
+        return {"weight": weight, "bias": torch.cat([zeros if bias is None else bias for bias in biases])}
+
+    return {"x": given["a"], **once(call.up.tensor, "side by side", side_by_side)}
+
+
+def merged(call: MatmulCall) -> Product:
+    """Return a gated product as one product by both weights, then activation(left) * right."""
+    activation = call.fused.activation
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: Side = None) -> torch.Tensor:
+        left, right = F.linear(x, weight, bias).chunk(2, -1)
+        return activated(left, activation) * right
+
+    return Product(_merged_inputs, linear)
+
+
+# Products with scales per 128 of K: `_scaled_mm` where it takes the operands, else in bfloat16.
+
+
+def _laid_out(scales: torch.Tensor, shared: int) -> torch.Tensor:
+    """Lay scales of shape (rows, blocks of K) out as torch wants them.
+
+    Scales per row have contiguous columns; scales per 128 rows have rows padded to multiples of 4. See
+    `is_blockwise_1x128_scaling` and `is_blockwise_128x128_scaling` in aten/src/ATen/native/cuda.
+    """
+    if shared == 1:
+        return scales.t().contiguous().t()
+    rows, blocks = scales.shape
+    padded = scales.new_zeros(rows, -(-blocks // 4) * 4)
+    padded[:, :blocks] = scales
+    return padded[:, :blocks]
+
+
+def _own(call: MatmulCall) -> Inputs:
+    assert call.scales is not None
+    shared = BLOCK_SCALES[call.scales.shared]
+    assert shared is not None
+    of_a, of_b = as_matrices(call)
+    a, b = (operands.matrix(view, 1)[0] for view in (call.a, call.b))
+    blocks = {"blocks_a": _laid_out(of_a, shared[0]), "blocks_b": _laid_out(of_b.t(), shared[1]).t()}
+    return {"a": a, "b": b, **blocks}
+
+
+def _wide(call: MatmulCall) -> Inputs:
+    return dict(zip("ab", (tensor.bfloat16() for tensor in applied(call, torch.float32)), strict=True))
+
+
+def _by_blocks(
+    call: MatmulCall, a: torch.Tensor, b: torch.Tensor, blocks_a: Side, blocks_b: Side
+) -> torch.Tensor:
+    kind = getattr(torch, call.out_dtype)
+    if blocks_a is None or blocks_b is None:
+        return torch.matmul(a, b).to(kind)
+    return of_torch.scaled_mm(a, b, blocks_a, blocks_b, out_dtype=kind)
+
+
+def block_way(call: MatmulCall) -> str:
+    """Name what a torch user would call, OWN or WIDE; found by trying, once for each problem."""
+    if call.problem not in _block_ways:
+        try:
+            _by_blocks(call, **_own(call))
+            _block_ways[call.problem] = OWN
+        except (RuntimeError, ValueError, NotImplementedError):  # torch refuses this dtype or size
+            _block_ways[call.problem] = WIDE
+    return _block_ways[call.problem]
+
+
+def _block_inputs(call: MatmulCall) -> Inputs:
+    assert call.scales is not None
+    way = block_way(call)
+    return dict(once(call.scales.a, way, lambda: (_wide if way == WIDE else _own)(call)))
+
+
+# Products of groups.
+
+
+def _one_or_each(view: View, groups: int) -> torch.Tensor:
+    """Return one matrix, or a matrix for each group."""
+    return operands.matrix(view, groups) if view.batch_strides else operands.matrix(view, 1)[0]
+
+
+def _grouped_inputs(call: GroupedCall) -> Inputs:
+    a, b = (_one_or_each(view, call.groups) for view in (call.a, call.b))
+    found = {"a": a, "b": b, "offs": call.offs}
+    if call.scales is None:
+        return found
+    by_row, by_column = (own.tensor for own in call.scales)
+    scale_b = by_column.view(call.groups, -1) if call.ragged == "m" else by_column
+    return found | {"scale_a": by_row, "scale_b": scale_b}
+
+
+def _grouped(call: GroupedCall) -> Product:
+    if call.dtype not in FP8_DTYPES:
+        return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
+    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
+    return Product(
+        _grouped_inputs,
+        lambda a, b, offs, scale_a, scale_b: of_torch.scaled_grouped_mm(
+            a, b, scale_a, scale_b, offs=offs, out_dtype=kind, use_fast_accum=fast
+        ),
+    )
+
+
+# Products by packed weights.
+
+
+def _linear_inputs(call: QuantizedCall) -> Inputs:
+    bias = None if call.fused.bias is None else operands.matrix(call.fused.bias, 1)[0, 0]
+    return {"x": operands.matrix(call.x, 1)[0], "bias": bias}
+
+
+def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
+    weight = once(call.words, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]))
+    return {"weight": weight, **_linear_inputs(call)}
+
+
+by_wide_weight: Final = Product(_wide_weight_inputs, lambda x, weight, bias: F.linear(x, weight, bias))
+
+
+def as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers (N, K / 2) of dtype uint8, even columns above odd ones, and scales beside offsets.
+
+    Scales and offsets have shape (groups, N, 2). A weight is (number - 8) * scale + offset.
+    """
+    (_, n), k, problem = call.out.shape, call.x.shape[1], call.problem
+    numbers = unpacked(call.words.view(problem.words), n, k, call.bits)
+    scales = by_row(call.scales.view(problem.scales), n, k // call.group_size).float()
+    offsets = torch.zeros_like(scales)
+    if call.zeros is not None:
+        zeros = call.zeros.view(problem.scales) & (2**call.bits - 1)
+        offsets = (8 - by_row(zeros, n, k // call.group_size)) * scales
+    pairs = numbers[:, ::2] << 4 | numbers[:, 1::2]
+    return pairs, torch.stack((scales.t(), offsets.t()), -1).to(call.scales.dtype)
+
+
+def _packed_inputs(call: QuantizedCall) -> Inputs:
+    def packed() -> Inputs:
+        pairs, scales = as_torch_packs(call)
+        weight = of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES)
+        return {"weight": weight, "scales": scales.contiguous()}
+
+    return {**once(call.words, PACKED_WEIGHT, packed), **_linear_inputs(call)}
+
+
+def by_packed_weight(call: QuantizedCall) -> Product:
+    """Multiply by the weight in torch's own packing."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Side) -> torch.Tensor:
+        made = of_torch.int4_mm(x, weight, call.group_size, scales)
+        return made if bias is None else made.add_(bias)
+
+    return Product(_packed_inputs, multiply)
+
+
+def of_weights(call: QuantizedCall) -> dict[str, Product]:
+    """Return the ways that take such a weight, by name."""
+    (_, n), k = call.out.shape, call.x.shape[1]
+    fits = call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0
+    packed = {PACKED_WEIGHT: by_packed_weight(call)} if fits else {}
+    return {WIDE_WEIGHT: by_wide_weight, **packed}
