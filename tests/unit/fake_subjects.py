@@ -15,7 +15,7 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
-from tritile.tune.measure.protocols import Taken
+from tritile.tune.measure.bench import Taken
 from tritile.tune.subject import ProblemSubject
 
 

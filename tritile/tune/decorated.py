@@ -17,7 +17,7 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError, brief
 from tritile.runtime.offline import check_fits, compiling_for
 from tritile.tune.measure.answers import error_of, overlap, poison
-from tritile.tune.measure.protocols import Stage, Taken
+from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.shipping import Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.recall import DESCRIPTORS

@@ -34,9 +34,19 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.measure.engine import tune
-from tritile.tune.measure.log import keeper
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import Keep, Rules, Task, fastest, has_more, now, proposed, tried_of, whole
+from tritile.tune.measure.tasks import (
+    Keep,
+    Rules,
+    Task,
+    fastest,
+    has_more,
+    keeper,
+    now,
+    proposed,
+    tried_of,
+    whole,
+)
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.remembering import RememberingAutotuner, plain_config
 from tritile.tune.search import Listed, SearchSpace

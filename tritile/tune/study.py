@@ -84,12 +84,13 @@ def _searched(task: Task, shop: Workshop, rules: Rules) -> tuple[Tuned, dict[Con
     return replace(tuned, seconds=time.monotonic() - start), trials
 
 
-def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tuned:
+def _cold_run(problem: Tiled, device: Device, gpu: int | None, jobs: int | None, cache: Path) -> Tuned:
     """Search with nothing compiled and nothing known, in processes that have started."""
-    shop.renew()
     for kept in list(cache.iterdir()):
         shutil.rmtree(kept)
-    return _searched(_task(problem, device), shop, Rules())[0]
+    with Workshop(gpu, jobs) as shop:
+        shop.start()
+        return _searched(_task(problem, device), shop, Rules())[0]
 
 
 def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int) -> Studied:
@@ -167,11 +168,12 @@ def study(
     Nothing is remembered, and nothing remembered is used. Raises TuningError where no config works.
     """
     studied: list[Studied] = []
-    with _cold_cache() as cache, Workshop(gpu, jobs) as shop:
+    with _cold_cache() as cache:
+        firsts = [_cold_run(problem, device, gpu, jobs, cache) for problem in problems]
+    with _cold_cache(), Workshop(gpu, jobs) as shop:
         start = time.monotonic()
         shop.start()
         started = time.monotonic() - start
-        firsts = [_cold_run(problem, device, shop, cache) for problem in problems]
         for problem, first in zip(problems, firsts, strict=True):
             found = _studied(problem, device, first, shop, repeats)
             studied.append(found)

@@ -15,9 +15,8 @@ from tritile.core.config import Config
 from tritile.errors import TuningError, UnsupportedError
 from tritile.planning.trial import Trial
 from tritile.tune.measure.child import ChildError
-from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, now, proposed, tried_of
-from tritile.tune.measure.timing import timing_of
+from tritile.tune.measure.timing import settled, timing_of
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import Tried, fastest_first
 
@@ -107,11 +106,11 @@ class _Search:
         """Screen the compiled configs and propose more; return whether screening is over."""
         if not self.begun:
             self.begin()
-        done = [future for future in self.compiles if future.done()]
-        for future in done:
+        for future in [future for future in self.compiles if future.done()]:
             self._screen(self.compiles.pop(future), future)
-        if self.late():
-            self.give_up()
+            if self.late():
+                self.give_up()
+                break
         if not self.compiles:
             self.compile([] if self.late() else self.propose())
             best = self.ranked()[:1]

@@ -66,7 +66,6 @@ class CompilePool:
             future, function, arguments, limit_s = job
             if self._closing or not future.set_running_or_notify_cancel():
                 future.cancel()
-                self._queue.task_done()
                 continue
             try:
                 future.set_result(self._answer(child, function, arguments, limit_s))
@@ -74,7 +73,6 @@ class CompilePool:
                 future.set_exception(error)
             if served % _WORN == 0:
                 child.close()  # the next request starts another
-            self._queue.task_done()
 
     def _answer(self, child: Child, function: Callable[..., Any], arguments: Any, limit_s: float) -> Any:
         """Ask a process; ask again where something else than the request ended it."""
@@ -84,12 +82,6 @@ class CompilePool:
             if not error.blameless or self._closing:
                 raise
         return child.ask(_behind_others, function, arguments, limit_s=limit_s)
-
-    def renew(self) -> None:
-        """Wait for all requests, then have new processes answer the next ones."""
-        self._queue.join()
-        for child in self._children:
-            child.close()
 
     def close(self) -> None:
         """End the processes, and cancel the requests that wait."""

@@ -11,12 +11,13 @@ import functools
 import gc
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from tritile.core.config import Config
 from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
@@ -24,6 +25,7 @@ Run = Callable[[Any], object]  # launches a config on one copy of a call
 _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
 _WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
+_TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
 _REPLAYS = 60  # of neutral kernels; the first of them raise the clocks of an idle GPU
 
 
@@ -267,3 +269,32 @@ def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40
         for graph, times in zip(graphs, samples, strict=True):
             times.append(_timed_us(graph))
     return samples
+
+
+def slower(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Tell whether b is slower than a by over two standard errors, of times that were taken in turns."""
+    ratios = [math.log(y / x) for x, y in zip(a, b, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0] > 0
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return statistics.median(ratios) > 2 * error
+
+
+def settled(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
+    """Order raced configs, best first; `samples` are times that were taken in turns.
+
+    The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest break by
+    the config's key, so that a repeated race chooses the same.
+    """
+    middle = {config: statistics.median(times) for config, times in samples.items()}
+    order = sorted(samples, key=lambda config: (middle[config], config.key))
+    fastest = order[0]
+    tied = [
+        config
+        for config in order
+        if middle[config] <= _TIED * middle[fastest] and not slower(samples[fastest], samples[config])
+    ]
+    first = min(tied, key=lambda config: config.key)
+    if incumbent is not None and incumbent in samples and not slower(samples[fastest], samples[incumbent]):
+        first = incumbent
+    return [first, *(config for config in order if config != first)]

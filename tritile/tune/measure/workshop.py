@@ -1,10 +1,9 @@
 """Run the processes that tuning works with: some that compile, and one that measures."""
 
 import contextlib
-import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.errors import TuningError
 from tritile.tune.measure import bench
+from tritile.tune.measure.bench import Screened, Subject
 from tritile.tune.measure.child import Child, ChildError, ForkServer
 from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
-from tritile.tune.measure.protocols import Subject
 
 _BEGIN_S = 300.0  # for making operands and starting the GPU
 _RACE_S = 120.0
@@ -45,24 +44,13 @@ class Workshop:
         self.pool = CompilePool(jobs, fork_server)
         self._begun: set[int] = set()
         self._screened = 0  # configs, by the current measuring process
-        self._started = self._starting()
-
-    def _starting(self) -> list[Future[None]]:
-        return [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
+        self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
 
     def start(self) -> None:
         """Wait until every process has started."""
         self._asked(_nothing, limit_s=_BEGIN_S)
         for future in self._started:
             future.result()
-
-    def renew(self) -> None:
-        """Replace all processes by new ones, which have compiled and loaded nothing."""
-        self._begun.clear()
-        self._measuring.close()
-        self.pool.renew()
-        self._started = self._starting()
-        self.start()
 
     def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
         """Start compiling a config.
@@ -78,22 +66,22 @@ class Workshop:
 
     def begin(self, number: int, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
-        self._of(number, subject, bench.begun)
+        self._of(number, subject)
 
     def screen(
         self, number: int, subject: Subject, config: Config, fastest_us: float, held_too: bool
-    ) -> bench.Screened:
+    ) -> Screened:
         """Time a config quickly. Raises ChildError for one that fails, hangs or ends the process."""
         self._screened += 1
-        return self._of(number, subject, bench.screen, config, fastest_us, held_too)
+        return self._of(number, subject, "screen", config, fastest_us, held_too, limit_s=self._limit_s)
 
     def race(self, number: int, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
         """Time configs in turns; return the microseconds of each, run after run. Raises ChildError."""
-        return self._of(number, subject, bench.race, list(configs), limit_s=_RACE_S)
+        return self._of(number, subject, "race", list(configs))
 
     def check(self, number: int, subject: Subject, config: Config) -> float | None:
         """Return the relative error of a config's answer. Raises ChildError for a wrong one."""
-        return self._of(number, subject, bench.check, config, limit_s=_RACE_S)
+        return self._of(number, subject, "check", config)
 
     def end(self, number: int) -> None:
         """Free a subject's operands."""
@@ -113,19 +101,13 @@ class Workshop:
         self.pool.close()
 
     def _of(
-        self,
-        number: int,
-        subject: Subject,
-        function: Callable[..., Any],
-        *arguments: Any,
-        limit_s: float = math.nan,
+        self, number: int, subject: Subject, method: str = "", *arguments: Any, limit_s: float = _RACE_S
     ) -> Any:
-        """Ask the measuring process about a subject, which is begun again if that process is new.
+        """Ask the measuring process about a subject, which is begun first if that process is new.
 
         Raises ChildError where the request fails, and TuningError where the subject cannot be begun: then
         the config asked about is not at fault.
         """
-        limit_s = self._limit_s if math.isnan(limit_s) else limit_s
         for attempt in range(_AGAIN + 1):
             begun = number in self._begun
             try:
@@ -133,7 +115,7 @@ class Workshop:
                     self._asked(bench.begin, number, subject, self._gpu, limit_s=_BEGIN_S)
                     self._begun.add(number)
                     begun = True
-                return self._asked(function, number, *arguments, limit_s=limit_s)
+                return self._asked(bench.ask, number, method, *arguments, limit_s=limit_s) if method else None
             except ChildError as error:
                 if error.blameless and attempt < _AGAIN:
                     continue
@@ -142,9 +124,9 @@ class Workshop:
                 raise
         raise AssertionError("not reached")
 
-    def _asked(self, function: Callable[..., Any], *arguments: Any, limit_s: float) -> Any:
+    def _asked(self, *request: Any, limit_s: float) -> Any:
         try:
-            return self._measuring.ask(function, *arguments, limit_s=limit_s)
+            return self._measuring.ask(*request, limit_s=limit_s)
         except BaseException as error:
             if not isinstance(error, ChildError) or error.lost:
                 self._begun.clear()
