@@ -384,8 +384,8 @@ def test_a_time_below_the_clocks_resolution_is_no_crash():
 
 
 def test_the_budget_stops_measuring_once_something_works(monkeypatch):
-    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "0.01")
-    bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1}, pause=0.02)
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "0.2")
+    bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1}, pause=0.2)
     with tritile.mode("tune"):
         assert run(tuned(bench), bench.used) == 128
     assert bench.measured == [64, 128]

@@ -42,9 +42,9 @@ from tritile.tune.measure import workshop
 from tritile.tune.measure.answers import allowed_error, error_of, poison
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
-from tritile.tune.measure.tasks import Rules
+from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import _compile
-from tritile.tune.measuring import Measurement, tuned_elsewhere
+from tritile.tune.measuring import tuned_elsewhere
 from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
@@ -262,11 +262,9 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
-    rules = Rules("exhaustive", least_gain=0.0)
+    task = Task(KernelSubject(PROBLEM, H200, "0" * 16), Listed([GOOD]))
     with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
-        tuned_elsewhere(
-            call, PROBLEM, H200, "0" * 16, Listed([GOOD]), {}, rules, lambda *trial: kept.append(trial)
-        )
+        tuned_elsewhere(call, task, Rules("exhaustive", least_gain=0.0), lambda *trial: kept.append(trial))
     assert not kept
 
 
@@ -282,12 +280,13 @@ def test_defaults_that_a_kernel_only_names_count_for_its_digest():
     assert len({source_hash(with_default(v)) for v in (32, 64, tl.constexpr(32), tl.constexpr(64))}) == 4
 
 
-def test_where_all_is_known_nothing_is_packed(tmp_path):
+def test_where_all_is_known_nothing_is_packed(monkeypatch):
     """Else a call would write its memory to a file in each process that makes it."""
-    call = replace(call_of(torch.randn(90), torch.zeros(77)), kwargs={"grid": threading.Lock()})
-    known = {GOOD: Trial(PROBLEM, GOOD, 3.0)}
-    rules = Rules("exhaustive", least_gain=0.0)
-    assert tuned_elsewhere(call, PROBLEM, H200, "0" * 16, Listed([GOOD]), known, rules, print) == GOOD
+    kernel = tritile.autotune([GOOD.to_triton()], ["N"])(scale)
+    monkeypatch.setattr(measuring, "tuned_elsewhere", None)
+    store_of(H200).add(kernel.digest, Trial(PROBLEM, GOOD, 3.0))
+    args = torch.randn(77), torch.ones(77), 77
+    assert Config.from_triton(kernel.measure(PROBLEM, args, {}, H200)) == GOOD
 
 
 def test_heuristics_count_for_a_kernels_digest():
@@ -381,7 +380,7 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
     x, out = torch.randn(77), torch.ones(77)
     found = triton.Config({"BLOCK": 32, "STRAY": 0})
     kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
-    monkeypatch.setattr(Measurement, "_elsewhere", lambda self: found)
+    monkeypatch.setattr(measuring, "tuned_elsewhere", lambda *_: Config.from_triton(found))
     assert kernel.measure(PROBLEM, (x, out, 77), {}, H200) is found
     assert bool((out == 1).all())
 
@@ -389,7 +388,7 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
 def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
     told = []
 
-    def tuned(call, problem, device, source, space, known, rules, keep):
+    def tuned(call, task, rules, keep):
         told.append(rules)
         return GOOD
 
@@ -417,7 +416,6 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import _compile
-from tritile.tune.measuring import Measurement, tuned_elsewhere
 from tritile.core.problem import KernelProblem
 import tempfile
 

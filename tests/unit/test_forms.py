@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritile
 from tritile.core import device
 from tritile.errors import InvalidValueError, NotCompiledError
-from tritile.tune.recall import Forms
+from tritile.tune import recall
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -200,20 +200,12 @@ def test_a_key_that_may_change_is_looked_at_each_time(monkeypatch, value):
     assert [tuned(on_gpu(), on_gpu(), 50, value)[1] for _ in range(2)] == [1, 1]
 
 
-def test_a_key_that_is_no_number_is_kept_once(monkeypatch):
+def test_a_key_that_is_no_number_is_not_kept(monkeypatch):
     tuned = Tuned(monkeypatch, key=("N", "scale"))
     for _ in range(5):
         tuned(on_gpu(), on_gpu(), 50, float("nan"))
-    assert len(tuned.tuner.cache) == 1
+    assert len(tuned.tuner.cache) == 0
     assert [tuned(on_gpu(), on_gpu(), 50, scale)[1] for scale in (math.inf, math.inf)] == [1, 0]
-
-
-def test_host_tensors_have_no_form():
-    forms = Forms(["x_ptr", "N"], ["N"])
-    assert forms.lasting("cached", (torch.empty(4), 50), {}) is None
-    assert forms.of("cached", (torch.empty(4), 50), {}) is None
-    assert forms.of("cached", (), {}) is None
-    assert forms.of("cached", (on_gpu(), 50), {}) is not None
 
 
 def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
@@ -225,8 +217,7 @@ def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
     half, single = (tuned.problem(args, {}) for args in given)
     assert half.dtypes == (("x_ptr", "float16"), ("out_ptr", "float16"))
     assert half != single
-    forms = Forms(tuned.arg_names, tuned.keys)
-    assert len({forms.of("tune", args, {}) for args in given}) == 2
+    assert len({recall.form_of("tune", {"N": 2}, args, {}) for args in given}) == 2
 
 
 class Compiling(Recorder):
