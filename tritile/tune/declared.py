@@ -75,8 +75,8 @@ def _check_reference(reference: Any, given: Iterable[str], kernel: str) -> None:
         signature.bind(**{name: None for name in given if name in signature.parameters})
     except TypeError as error:
         raise InvalidValueError(
-            f"reference of {kernel}: {error}. Callers give {', '.join(given)}, each by name; others are tuned, "
-            "or set by a heuristic"
+            f"reference of {kernel}: {error}. Callers give {', '.join(given)}, each by name: others "
+            "are tuned, or set by a heuristic"
         ) from error
 
 

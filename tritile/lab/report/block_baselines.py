@@ -10,7 +10,7 @@ from tritile.core.problem import BLOCK_SCALES
 from tritile.core.views import MatmulCall
 from tritile.lab.report.once import once
 from tritile.tune.subject import operands
-from tritile.tune.subject.scales import applied, as_matrices
+from tritile.tune.subject.matrices import applied, as_matrices
 
 OWN: Final = "_scaled_mm, use_fast_accum=False"  # scales are applied to sums that left the tensor cores
 WIDE: Final = "matmul of dequantised bfloat16"

@@ -10,7 +10,7 @@ from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import QuantizedCall
 from tritile.lab.report.once import once
 from tritile.tune.subject import operands
-from tritile.tune.subject.quantized import weight_rows
+from tritile.tune.subject.matrices import weight_rows
 
 WIDE: Final = "matmul by the weight in 16 bits"
 PACKED: Final = "_weight_int4pack_mm"
