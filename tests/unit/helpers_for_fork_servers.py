@@ -17,7 +17,7 @@ from tritile.tune.measure.engine import tune
 from tritile.tune.measure.served import fork_on_request
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Listed
+from tritile.tune.spaces import Listed
 
 
 class QuickForkServer(ForkServer):

@@ -45,7 +45,7 @@ from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import _compile
 from tritile.tune.measuring import tuned_elsewhere
-from tritile.tune.search import Listed
+from tritile.tune.spaces import Listed
 
 H200 = target_device("nvidia-h200")
 PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))

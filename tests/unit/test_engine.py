@@ -26,7 +26,7 @@ from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.tasks import Rules, Task, fastest, has_more, logged
 from tritile.tune.measure.timing import settled, slower
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Listed
+from tritile.tune.spaces import Listed
 
 RULES = Rules("exhaustive", least_gain=0.0)
 

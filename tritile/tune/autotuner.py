@@ -25,7 +25,8 @@ from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused
 from tritile.tune import measuring, recall
 from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
-from tritile.tune.search import STRATEGIES, Space
+from tritile.tune.search import STRATEGIES
+from tritile.tune.spaces import Space
 from tritile.tune.traced import TracedAutotuner
 
 _MOST_MET: Final = 4096  # the most entries of a tuner's cache

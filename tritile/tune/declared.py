@@ -12,7 +12,7 @@ import triton
 
 from tritile.core.of_triton import backends
 from tritile.errors import InvalidValueError, callers_level
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 

@@ -40,7 +40,7 @@ from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, fastest, has_more, keeper, whole
 from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.remembering import RememberingAutotuner, plain_config
-from tritile.tune.search import Listed
+from tritile.tune.spaces import Listed
 
 _MOST: Final = 96  # the most configs of a space that a search tries
 _STAND_IN: Final = "PLACE_IN_LIST"  # what a config is called that no store holds

@@ -22,7 +22,7 @@ from tritile.planning.trial import best_of
 from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.recall import DESCRIPTORS
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 from tritile.tune.timing import do_bench as default_bench
 
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed

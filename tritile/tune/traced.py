@@ -29,7 +29,7 @@ from tritile.core.settings import current_mode
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, UntunedWarning, callers_level
 from tritile.tune.remembering import RememberingAutotuner
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 
 _OF_DESCRIPTORS: Final = re.compile("load|store|gather|scatter|atomic_")
 Pruning = Callable[..., Sequence[triton.Config]]

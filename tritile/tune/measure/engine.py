@@ -18,7 +18,8 @@ from tritile.tune.measure.child import ChildError
 from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, now, proposed, tried_of
 from tritile.tune.measure.timing import settled, timing_of
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Tried, fastest_first
+from tritile.tune.search import fastest_first
+from tritile.tune.spaces import Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _numbers = itertools.count()  # of subjects, in a process

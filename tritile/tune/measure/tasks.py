@@ -17,7 +17,8 @@ from tritile.errors import StoreWarning, TuningError
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial, best_of
 from tritile.tune.measure.bench import Subject
-from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, SearchSpace, Tried, expected_gain
+from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, next_batch
+from tritile.tune.spaces import SearchSpace, Tried
 
 _WHOLE = 256  # configs in a batch of a search through all
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
@@ -80,11 +81,8 @@ def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) ->
 
 def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
     """Return the next batch of a search; none where the search ends."""
-    room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
-    found = STRATEGIES[rules.strategy](space, tried, room) if room > 0 else []
-    if tried and found and expected_gain(tried, len(found)) < rules.least_gain:
-        return []
-    return found
+    strategy = STRATEGIES[rules.strategy]
+    return next_batch(space, tried, strategy, rules.batch, rules.most, rules.least_gain)
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:

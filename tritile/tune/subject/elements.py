@@ -17,7 +17,7 @@ import torch
 from tritile.core.epilogue import finished
 from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
 from tritile.core.problem.checks import THREE
-from tritile.core.views import UNFUSED, GroupedCall, MatmulCall, QuantizedCall
+from tritile.core.views import UNFUSED, GroupedCall, MatmulCall
 from tritile.errors import TuningError
 from tritile.tune.subject.matrices import applied, groups_of, weight_rows
 from tritile.tune.subject.operands import matrix, sampled
@@ -194,7 +194,7 @@ def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[P
             yield Part(group.out[rows], *part, (first, 0))
 
 
-def _of_weights(call: QuantizedCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+def _of_weights(call: Any, wide: torch.dtype, sample: bool) -> Iterator[Part]:
     (m, n), k = call.out.shape, call.x.shape[1]
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
     bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
