@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -137,15 +137,30 @@ def _net_us(us: float, between_us: float) -> float:
     return net
 
 
-class Graph:
-    """Time a launch in a CUDA graph that runs it on several calls, one after the other.
+class Eager:
+    """Time launches on several calls, one after the other; may be asked again and again.
 
-    `before` runs ahead of every replay, and is not timed.
+    `before` runs ahead of them, and is not timed.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
         self.launches = len(calls)
-        self._before = before
+        self._run, self._calls, self._before = run, calls, before
+
+    def time_us(self) -> float:
+        """Return microseconds of a launch, the mean over all calls, without a graph or a wait."""
+        self._before()
+        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
+
+
+Timed = Eager  # what times launches, in whichever way
+
+
+class Graph(Eager):
+    """Time a launch in a CUDA graph that runs it on several calls."""
+
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+        super().__init__(run, calls, before)
         stream = _side(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -186,15 +201,14 @@ def _queued_between_us(device: int, count: int) -> float:
     return min(_queued_us(lambda: [neutral.add_(1) for _ in range(count)]) for _ in range(_REPLAYS))
 
 
-class Queued:
+class Queued(Eager):
     """Time launches as a program makes them; they wait on the GPU until the last is enqueued.
 
     Nothing is captured, as during a capture a program's other threads may not wait for the GPU.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        self.launches = len(calls)
-        self._run, self._calls, self._before = run, calls, before
+        super().__init__(run, calls, before)
         run(calls[0])  # loads modules
 
     def _launches(self) -> None:
@@ -209,30 +223,8 @@ class Queued:
         return _net_us(_queued_us(self._launches, self._before), between) / self.launches
 
 
-class Eager:
-    """Time launches one after the other, without a graph or a wait."""
-
-    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        self.launches = len(calls)
-        self._run, self._calls, self._before = run, calls, before
-
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all calls."""
-        self._before()
-        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
-
-
-class Timed(Protocol):
-    """Describe a timer of launches, which may be asked again and again."""
-
-    launches: int
-
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all copies."""
-
-
 def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Timed:
-    """Return a Graph; an Eager timer where the launch cannot be captured."""
+    """Return a Graph; a plain timer where the launch cannot be captured."""
     before()
     try:
         return Graph(run, calls, before)
