@@ -106,8 +106,6 @@ class _Stage:
             case "hangs":
                 self._subject.note("hung")
                 time.sleep(600)
-            case "takes a while":
-                time.sleep(0.02)
             case "takes long once" if self._subject.note("killed") == 1:
                 time.sleep(600)
             case "scribbles":
