@@ -138,7 +138,7 @@ def _lacking(case: Case) -> str:
         if field.name not in allowed and value != default:
             return f"no {field.name}"
         if value not in words.get(field.name, (value,)):
-            return f"a {field.name} of {', '.join(words[field.name])}"
+            return f"its {field.name} of {', '.join(filter(None, words[field.name]))}"
     precisions = PRECISIONS_OF.get(case.dtype, ("ieee",))
     if case.precision not in precisions:
         return f"a precision of {', '.join(precisions)}"
