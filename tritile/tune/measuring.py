@@ -60,14 +60,13 @@ class Here(Workshop):
     ) -> None:
         self._tuner, self._args, self._kwargs, self._config_of = tuner, args, kwargs, config_of
 
-    def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
+    def compile(
+        self, subject: Subject, config: Config, urgency: float, for_check: bool = False
+    ) -> Future[None]:
         """Return a future that is done."""
         done = Future[None]()
         done.set_result(None)
         return done
-
-    def compile_check(self, subject: Subject, config: Config, urgency: float) -> None:
-        """Do nothing."""
 
     def begin(self, number: int, subject: Subject) -> None:
         """Do nothing: the call has its operands."""

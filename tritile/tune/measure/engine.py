@@ -117,7 +117,7 @@ class _Search:
             best = self.ranked()[:1]
             if best and best[0] not in self.foreseen:
                 self.foreseen.update(best)
-                self.shop.compile_check(self.subject, best[0], self.number)
+                self.shop.compile(self.subject, best[0], self.number, for_check=True)
         return not self.compiles
 
     def give_up(self) -> None:

@@ -52,17 +52,16 @@ class Workshop:
         for future in self._started:
             future.result()
 
-    def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
-        """Start compiling a config.
+    def compile(
+        self, subject: Subject, config: Config, urgency: float, for_check: bool = False
+    ) -> Future[None]:
+        """Start compiling a config; or what a check of it runs beside, so that the check need not wait.
 
         The future raises ChildError where the compiler refuses, dies or hangs, TuningError where no process
         can be started.
         """
-        return self.pool.submit(_compile, subject, config, urgency=urgency, limit_s=self._compile_s)
-
-    def compile_check(self, subject: Subject, config: Config, urgency: float) -> None:
-        """Start compiling the kernels that a check of this config runs, so that the check need not wait."""
-        self.pool.submit(_compile_check, subject, config, urgency=urgency, limit_s=self._compile_s)
+        work = _compile_check if for_check else _compile
+        return self.pool.submit(work, subject, config, urgency=urgency, limit_s=self._compile_s)
 
     def begin(self, number: int, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
