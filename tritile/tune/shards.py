@@ -38,7 +38,7 @@ LOST_S: Final = 30.0
 JOIN_S: Final = 120.0
 _TURN_S: Final = 0.1  # between two heartbeats
 _PATIENCE_S: Final = 10.0  # for the others' last trials, where rank 0 ends by an error
-_FREE, _DONE, _LEFT, _STOPPING = b"free", b"done", b"left", b"stopping"
+_FREE, _DONE, _LEFT, _STOPPING = "free", "done", "left", "stopping"
 _NAMES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _lists: Final = itertools.count()  # of problems that this process took part in
 _dist: Any = distributed  # which does not tell type checkers all that it exports
@@ -96,14 +96,7 @@ def _connected(place: Place, timeout_s: float) -> Any:
 
 
 class Shards:
-    """Tune a share of a list of problems on this rank.
-
-    ```
-    place = Place.from_environment()
-    with Shards(place, problems, store_of(device)) as shards:
-        for done in tune(shards.claims(), ..., keep=shards.keep):
-            shards.finished(done.problem)
-    ```
+    """Tune a share of a list of problems on this rank; see `tritile.cli.tune` for its use.
 
     Args:
         place: which rank this is, of how many.
@@ -114,9 +107,8 @@ class Shards:
         join_s: seconds after which a rank that has not come is held to be lost.
 
     Entering waits for rank 0; leaving, on rank 0, until the others have left or are lost. Within, in the
-    main thread, SIGTERM raises SystemExit(143). Entering raises DistributedError where this rank differs from
-    rank 0, or rank 0 is not found. Within, every method raises it once rank 0 is lost. `problems` are then
-    rank 0's.
+    main thread, SIGTERM raises SystemExit(143). DistributedError is raised where this rank differs from rank
+    0, where rank 0 is not found, and by every method once rank 0 is lost.
     """
 
     def __init__(
@@ -131,10 +123,10 @@ class Shards:
         self.place, self.problems, self._store = place, tuple(dict.fromkeys(problems)), store
         self._facts = dict(facts_of(store.device) if facts is None else facts)
         self._lost_s, self._join_s = lost_s, join_s
-        self._me = str(place.rank).encode()
+        self._me = str(place.rank)
         self._mine: set[int] = set()  # taken, and not finished yet
         self._beats = [f"beat/{rank}" for rank in range(place.size)]
-        self._seen: dict[int, tuple[bytes, float]] = {}  # by rank: its heartbeat, and since when
+        self._seen: dict[int, tuple[str, float]] = {}  # by rank: its heartbeat, and since when
         self._gone: frozenset[int] = frozenset()  # ranks that left or are lost
         self._ended = threading.Event()
         self._failure = ""
@@ -163,11 +155,9 @@ class Shards:
 
     def _open(self) -> None:
         """Put up the problems, on rank 0."""
-        for number in range(len(self.problems)):
-            self._ask("set", f"state/{number}", _FREE)
-        for key in self._beats:
-            self._ask("set", key, b"0")
-        self._ask("set", "stopping", b"")
+        states = [f"state/{number}" for number in range(len(self.problems))]
+        values = [*[_FREE] * len(states), *["0"] * len(self._beats), ""]
+        self._ask("multi_set", [*states, *self._beats, "stopping"], values)
         told = self._facts, [problem_to_dict(problem) for problem in self.problems]
         self._ask("set", "problems", json.dumps(told))
 
@@ -201,14 +191,14 @@ class Shards:
             number = self._taken(states) if len(self._mine) < max(1, share) else None
             yield None if number is None else self.problems[number]
 
-    def _taken(self, states: Sequence[bytes]) -> int | None:
+    def _taken(self, states: Sequence[str]) -> int | None:
         """Take a problem that is free, or that a lost rank has; return its number, None where none is."""
         for number in self._order:
             state = states[number]
             lost = state not in (_FREE, _DONE) and int(state) in self._gone
-            if (lost or state == _FREE) and self._ask(
-                "compare_set", self._states[number], state.decode(), self._me.decode()
-            ) == self._me:
+            if not lost and state != _FREE:
+                continue
+            if self._ask("compare_set", self._states[number], state, self._me).decode() == self._me:
                 self._mine.add(number)
                 return number
         return None
@@ -257,10 +247,13 @@ class Shards:
                 kernel, row = json.loads(self._ask("queue_pop", "trials", False))
                 self._store.add(kernel, trial_from(row))
 
-    def _now(self) -> list[bytes]:
+    def _now(self) -> list[str]:
         """Return the state of each problem."""
         self._check()
-        return self._ask("multi_get", self._states) if self.problems else []
+        return self._read(self._states) if self.problems else []
+
+    def _read(self, keys: list[str]) -> list[str]:
+        return [value.decode() for value in self._ask("multi_get", keys)]
 
     def _check(self) -> None:
         if self._failure:
@@ -278,7 +271,7 @@ class Shards:
         try:
             while not self._ended.wait(min(_TURN_S, self._lost_s / 10)):
                 self._ask("add", self._beats[self.place.rank], 1)
-                *beats, stopping = self._ask("multi_get", [*self._beats, "stopping"])
+                *beats, stopping = self._read([*self._beats, "stopping"])
                 self._gone = frozenset(rank for rank, beat in enumerate(beats) if self._is_gone(rank, beat))
                 self.stopping = self.stopping or stopping == _STOPPING
                 if 0 in self._gone and not self.stopping:
@@ -286,12 +279,12 @@ class Shards:
         except Exception as error:  # whatever it is: others would wait for this thread for ever
             self._failure = str(error) or brief(error)
 
-    def _is_gone(self, rank: int, beat: bytes) -> bool:
+    def _is_gone(self, rank: int, beat: str) -> bool:
         """Tell whether a rank left, or its heartbeat stands still: no two clocks are compared."""
         now = time.monotonic()
         seen, since = self._seen.get(rank, (beat, now))
         self._seen[rank] = beat, since if beat == seen else now
-        patience_s = self._join_s if beat == b"0" else self._lost_s
+        patience_s = self._join_s if beat == "0" else self._lost_s
         return beat == _LEFT or now - self._seen[rank][1] > patience_s
 
 
