@@ -238,6 +238,7 @@ class Shards:
         self._ask("set", "stopping", _STOPPING)
         deadline = time.monotonic() + patience_s
         while len(self._gone) < self.place.size - 1 and not self._failure and time.monotonic() < deadline:
+            self._write_others()
             time.sleep(_TURN_S)
 
     def _write_others(self) -> None:

@@ -7,6 +7,7 @@ are measured, so that a tuner stopped at any moment goes on where it was.
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
@@ -204,13 +205,10 @@ class _Search:
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:
-        reasons: dict[str, int] = {}
-        for trial in self.trials.values():
-            if trial.failure:
-                kind = trial.failure.partition(":")[0]
-                reasons[kind] = reasons.get(kind, 0) + 1
-        texts = sorted({trial.failure for trial in self.trials.values() if trial.failure})
-        failure = None if winner else f"no config works: {'; '.join(texts[:4]) or 'none was tried'}"
+        texts = [trial.failure for trial in self.trials.values() if trial.failure]
+        reasons = Counter(text.partition(":")[0] for text in texts)
+        told = "; ".join(sorted(set(texts))[:4]) or "none was tried"
+        failure = None if winner else f"no config works: {told}"
         seconds = time.monotonic() - self.since
         return Tuned(self.subject.problem, winner, self.new, seconds, failure, tuple(sorted(reasons.items())))
 
