@@ -100,6 +100,12 @@ class Autotuner(TracedAutotuner):
     ) -> tuple[triton.Config, dict[str, Any]]:
         """Return the config for a call, and all that it sets: chosen once for all calls of a form."""
         form = recall.form_of(mode, self._places, args, kwargs)
+        try:
+            known = self.cache.get(form)
+        except TypeError:  # a value of the key has no hash
+            known = None
+        if known is not None:
+            return known
         lasts = recall.lasts(form)
 
         def choose() -> tuple[triton.Config, dict[str, Any]]:
@@ -117,12 +123,7 @@ class Autotuner(TracedAutotuner):
                 self._keep(form, chosen)
             return chosen
 
-        if not lasts:
-            return choose()
-        known = self.cache.get(form)
-        if known is not None:
-            return known
-        if mode == "tune" and not capturing():
+        if lasts and mode == "tune" and not capturing():
             return once((self, form), lambda: self.cache.get(form) or choose())
         return choose()
 
