@@ -434,14 +434,14 @@ def stopped(control):
 def test_a_workshop_that_is_stopped_amid_a_request_goes_on_afterwards(shop, tmp_path, monkeypatch):
     first, second = config(1), config(2)
     subject = Fake(str(tmp_path))
-    shop.begin(1001, subject)
-    assert shop.screen(1001, subject, first, 9.0, False).us == 1.0
+    shop.begin(subject)
+    assert shop.screen(subject, first, 9.0, False).us == 1.0
     with monkeypatch.context() as patch:
         patch.setattr("multiprocessing.connection.Connection.poll", lambda *_: stopped(None))
         with pytest.raises(KeyboardInterrupt):
-            shop.screen(1001, subject, first, 9.0, False)
-    assert shop.screen(1001, subject, second, 9.0, False).us == 2.0
-    shop.end(1001)
+            shop.screen(subject, first, 9.0, False)
+    assert shop.screen(subject, second, 9.0, False).us == 2.0
+    shop.end(subject)
 
 
 class Broken:

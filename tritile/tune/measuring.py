@@ -60,23 +60,19 @@ class Here(Workshop):
     ) -> None:
         self._tuner, self._args, self._kwargs, self._config_of = tuner, args, kwargs, config_of
 
-    def compile(
-        self, subject: Subject, config: Config, urgency: float, for_check: bool = False
-    ) -> Future[None]:
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
         """Return a future that is done."""
         done = Future[None]()
         done.set_result(None)
         return done
 
-    def begin(self, number: int, subject: Subject) -> None:
+    def begin(self, subject: Subject) -> None:
         """Do nothing: the call has its operands."""
 
-    def end(self, number: int) -> None:
+    def end(self, subject: Subject) -> None:
         """Do nothing."""
 
-    def screen(
-        self, number: int, subject: Subject, config: Config, fastest_us: float, held_too: bool
-    ) -> Screened:
+    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
         """Time a config by the tuner's benchmark. Raises ChildError where it fails."""
         bench = copy.copy(self._tuner)
         bench.fn = bench.host_aware  # tensors may lie in host memory where the user brings a benchmark
@@ -93,7 +89,7 @@ class Here(Workshop):
         median, low, high = times
         return Screened(median * 1e3, (high - low) / median, Taken())
 
-    def check(self, number: int, subject: Subject, config: Config) -> float | None:
+    def check(self, subject: Subject, config: Config) -> float | None:
         """Check a config by the reference, on copies of the call's tensors. Raises ChildError if it fails."""
         if self._tuner.reference is None:
             return None

@@ -116,9 +116,8 @@ def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) ->
 def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Workshop) -> dict[Config, float]:
     """Return microseconds of each config, timed in turns."""
     subject = ProblemSubject(problem, device)
-    number = engine.new_number()
-    samples = shop.race(number, subject, configs)
-    shop.end(number)
+    samples = shop.race(subject, configs)
+    shop.end(subject)
     return {config: statistics.median(times) for config, times in zip(configs, samples, strict=True)}
 
 

@@ -1,6 +1,7 @@
 """Run the processes that tuning works with: some that compile, and one that measures."""
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,8 @@ class Workshop:
         fork_server = fork_server or ForkServer()
         self._measuring = Child(fork_server)
         self.pool = CompilePool(jobs, fork_server)
+        self._numbers: dict[Subject, int] = {}  # in the order in which they came
+        self._order = itertools.count()
         self._begun: set[int] = set()
         self._screened = 0  # configs, by the current measuring process
         self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
@@ -52,39 +55,41 @@ class Workshop:
         for future in self._started:
             future.result()
 
-    def compile(
-        self, subject: Subject, config: Config, urgency: float, for_check: bool = False
-    ) -> Future[None]:
+    def _number(self, subject: Subject) -> int:
+        if subject not in self._numbers:
+            self._numbers[subject] = next(self._order)
+        return self._numbers[subject]
+
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
         """Start compiling a config; or what a check of it runs beside, so that the check need not wait.
 
-        The future raises ChildError where the compiler refuses, dies or hangs, TuningError where no process
-        can be started.
+        Subjects that came first are served first. The future raises ChildError where the compiler refuses,
+        dies or hangs, TuningError where no process can be started.
         """
-        work = _compile_check if for_check else _compile
+        work, urgency = _compile_check if for_check else _compile, self._number(subject)
         return self.pool.submit(work, subject, config, urgency=urgency, limit_s=self._compile_s)
 
-    def begin(self, number: int, subject: Subject) -> None:
+    def begin(self, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
-        self._of(number, subject)
+        self._of(subject)
 
-    def screen(
-        self, number: int, subject: Subject, config: Config, fastest_us: float, held_too: bool
-    ) -> Screened:
+    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
         """Time a config quickly. Raises ChildError for one that fails, hangs or ends the process."""
         self._screened += 1
-        return self._of(number, subject, "screen", config, fastest_us, held_too, limit_s=self._limit_s)
+        return self._of(subject, "screen", config, fastest_us, held_too, limit_s=self._limit_s)
 
-    def race(self, number: int, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
+    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
         """Time configs in turns; return the microseconds of each, run after run. Raises ChildError."""
-        return self._of(number, subject, "race", list(configs))
+        return self._of(subject, "race", list(configs))
 
-    def check(self, number: int, subject: Subject, config: Config) -> float | None:
+    def check(self, subject: Subject, config: Config) -> float | None:
         """Return the relative error of a config's answer. Raises ChildError for a wrong one."""
-        return self._of(number, subject, "check", config)
+        return self._of(subject, "check", config)
 
-    def end(self, number: int) -> None:
+    def end(self, subject: Subject) -> None:
         """Free a subject's operands."""
-        if number in self._begun:
+        number = self._numbers.pop(subject, None)
+        if number is not None and number in self._begun:
             self._begun.discard(number)
             try:
                 self._asked(bench.end, number, limit_s=_BEGIN_S)
@@ -99,14 +104,13 @@ class Workshop:
         self._measuring.close()
         self.pool.close()
 
-    def _of(
-        self, number: int, subject: Subject, method: str = "", *arguments: Any, limit_s: float = _RACE_S
-    ) -> Any:
+    def _of(self, subject: Subject, method: str = "", *arguments: Any, limit_s: float = _RACE_S) -> Any:
         """Ask the measuring process about a subject, which is begun first if that process is new.
 
         Raises ChildError where the request fails, and TuningError where the subject cannot be begun: then
         the config asked about is not at fault.
         """
+        number = self._number(subject)
         for attempt in range(_AGAIN + 1):
             begun = number in self._begun
             try:
