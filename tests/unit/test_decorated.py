@@ -43,7 +43,6 @@ from tritile.tune.measure.answers import error_of, poison
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measure.tasks import Rules, Task
-from tritile.tune.measure.workshop import _compile
 from tritile.tune.measuring import tuned_elsewhere
 from tritile.tune.spaces import Listed
 
@@ -143,8 +142,8 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
     shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
     subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
     with CompilePool(1, QuickForkServer(server)) as pool:
-        assert pool.submit(_compile, subject, GOOD).result(120) is None
-        bad = pool.submit(_compile, subject, Config.of(BLOCK=33, STRAY=0))
+        assert pool.submit(subject.compile, GOOD).result(120) is None
+        bad = pool.submit(subject.compile, Config.of(BLOCK=33, STRAY=0))
         assert "power of 2" in str(bad.exception(120))
     assert len(list((tmp_path / "cache").rglob("scale.cubin"))) == 1
 
@@ -408,7 +407,6 @@ from tritile.core.device import target_device
 from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workshop import _compile
 from tritile.core.problem import KernelProblem
 import tempfile
 
@@ -429,7 +427,7 @@ with tempfile.TemporaryDirectory() as folder:
     shipment = pack(call, Path(folder), 1 << 20, host_too=True)
     subject = KernelSubject(KernelProblem("kernel", (), ()), target_device("sm_90"), "0" * 16, shipment)
     with CompilePool(1) as pool:
-        print(pool.submit(_compile, subject, tritile.Config.of(BLOCK=64)).result(120))
+        print(pool.submit(subject.compile, tritile.Config.of(BLOCK=64)).result(120))
 """
 
 

@@ -66,8 +66,8 @@ class Workshop:
         Subjects that came first are served first. The future raises ChildError where the compiler refuses,
         dies or hangs, TuningError where no process can be started.
         """
-        work, urgency = _compile_check if for_check else _compile, self._number(subject)
-        return self.pool.submit(work, subject, config, urgency=urgency, limit_s=self._compile_s)
+        work, urgency = subject.compile_check if for_check else subject.compile, self._number(subject)
+        return self.pool.submit(work, config, urgency=urgency, limit_s=self._compile_s)
 
     def begin(self, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
@@ -144,14 +144,6 @@ class Workshop:
 
 def _nothing() -> None:
     """Do nothing: the answer shows that a process is there."""
-
-
-def _compile_check(subject: Subject, config: Config) -> None:
-    subject.compile_check(config)
-
-
-def _compile(subject: Subject, config: Config) -> None:
-    subject.compile(config)
 
 
 _IDLE_S = 30.0  # without a borrower, after which a workshop ends its processes
