@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from tritile.lab.warm import warm
     from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
-    from tritile.tune.search import Space
+    from tritile.tune.spaces import Space
 
 # Resolved when asked for (PEP 562): a process that only launches loads no tuner.
 _LAZY = {
     "Explanation": "tritile.lab.explain",
-    "Space": "tritile.tune.search",
+    "Space": "tritile.tune.spaces",
     "autotune": "tritile.tune.autotuner",
     "explain": "tritile.lab.explain.asked",
     "kernels": "tritile.tune.kernels",

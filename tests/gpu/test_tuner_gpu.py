@@ -16,8 +16,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import IsolationWarning
 from tritile.planning.store import Store, store_of
 from tritile.tune import tuner
-from tritile.tune.measure.log import keeper
-from tritile.tune.measure.tasks import Rules
+from tritile.tune.measure.tasks import Rules, keeper
 from tritile.tune.measure.workshop import Workshop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]

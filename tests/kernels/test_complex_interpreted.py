@@ -330,7 +330,7 @@ def test_the_tuner_tells_right_answers_from_wrong_ones(dtype, precision, fields)
     problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
     call = posed(problem, lambda kind, size: torch.randn(size, dtype=getattr(torch, kind)))
     call.out.tensor.fill_(math.nan)
-    assert answers.matmul_error(call) == math.inf
+    assert answers.error_of(call) == math.inf
     launch.run_interpreted(call, plans.interpreted(call.problem).config)
     assert 0 < answers.answer_error(call) <= answers.allowed_error(call)
     call.out.tensor[1] += 1e3

@@ -37,6 +37,7 @@ from tritile.runtime import ahead, launch, offline
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 from tritile.tune.deploy import fill, folder, modules, rows
 from tritile.tune.deploy import fill as deployment
+from tritile.tune.measure import pool
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.suites import Case
@@ -150,7 +151,7 @@ def fork_server():
 @pytest.fixture
 def quick(fork_server, monkeypatch):
     """Compiling processes of their own for each fill, which are there at once."""
-    monkeypatch.setattr(fill, "CompilePool", functools.partial(CompilePool, fork_server=fork_server))
+    monkeypatch.setattr(pool, "CompilePool", functools.partial(CompilePool, fork_server=fork_server))
 
 
 @pytest.fixture
@@ -633,7 +634,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path, quick, request):
     made = tritile.warm(TURN, device=H200)
     assert made == len(rows._remembered(TURN, H200)) + 4 + len(model.beside(TURN, H200))
     assert len(call()) == 1
-    monkeypatch.setattr(fill, "CompilePool", lambda jobs: pytest.fail("compiled again"))
+    monkeypatch.setattr(pool, "CompilePool", lambda *_: pytest.fail("compiled again"))
     assert tritile.warm(TURN, device="nvidia-h200") == made
 
 

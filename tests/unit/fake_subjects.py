@@ -15,7 +15,7 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
-from tritile.tune.measure.protocols import Taken
+from tritile.tune.measure.bench import Taken
 from tritile.tune.subject import ProblemSubject
 
 
@@ -106,8 +106,6 @@ class _Stage:
             case "hangs":
                 self._subject.note("hung")
                 time.sleep(600)
-            case "takes a while":
-                time.sleep(0.02)
             case "takes long once" if self._subject.note("killed") == 1:
                 time.sleep(600)
             case "scribbles":

@@ -14,10 +14,10 @@ from tritile.core.device import INTERPRETER
 from tritile.planning.store import Store
 from tritile.tune.measure.child import START_S, Child, ChildError, ForkServer
 from tritile.tune.measure.engine import tune
-from tritile.tune.measure.served import fork_on_request_here
+from tritile.tune.measure.served import fork_on_request
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Listed
+from tritile.tune.spaces import Listed
 
 
 class QuickForkServer(ForkServer):
@@ -43,7 +43,7 @@ class QuickForkServer(ForkServer):
 def _fork_on_request(control, environment):
     os.environ.clear()
     os.environ.update(environment)
-    fork_on_request_here(control.detach())
+    fork_on_request(control)
 
 
 def run_script(script, argument, environment, told):

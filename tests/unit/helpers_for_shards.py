@@ -23,21 +23,6 @@ KERNEL = "0123456789abcdef"
 TRIALS = 3
 
 
-class SlowStore(Store):
-    """Let the first write, and the last, wait for the disk."""
-
-    pause_s = flush_s = 0.0
-
-    def add(self, kernel, trial):
-        pause_s, self.pause_s = self.pause_s, 0.0
-        time.sleep(pause_s)
-        super().add(kernel, trial)
-
-    def flush(self):
-        time.sleep(self.flush_s)
-        super().flush()
-
-
 def problems(count, first=0):
     return [MatmulProblem(1, 64 + first + i, 128, 64, "bfloat16", "bfloat16") for i in range(count)]
 
@@ -52,18 +37,13 @@ def note(folder, name, text):
         file.write(f"{text}\n")
 
 
-def work(
-    folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, join_s=30.0, ahead=1, disk_s=0.0,
-    rounds=1, flush_s=0.0,
-):  # fmt: skip
+def work(folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, join_s=30.0, ahead=1, rounds=1):
     """Take part in `rounds` lists of problems, one after the other.
 
-    The first problem takes `first_s` more seconds, the first trial that is written `disk_s`, and writing the
-    last of a list `flush_s`. Up to `ahead` problems are in hand.
+    The first problem takes `first_s` more seconds. Up to `ahead` problems are in hand.
     """
     place = Place.from_environment()
-    store = SlowStore(DEVICE, folder / f"rank-{place.rank}")
-    store.pause_s, store.flush_s = disk_s, flush_s
+    store = Store(DEVICE, folder / f"rank-{place.rank}")
     for turn in range(rounds):
         mine = problems(count, turn * count) if place.rank == 0 else []
         take_part(folder, place, mine, store, seconds, lost_s, facts, first_s, join_s, ahead)

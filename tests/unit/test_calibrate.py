@@ -37,25 +37,18 @@ def clock(config, problem):
     return us * (1 + NOISE * random.Random(f"{config.key} {problem}").uniform(-1, 1))
 
 
-class NoOperands:
-    """Stands for memory of a GPU."""
-
-    def __init__(self, device):
-        pass
-
-
 @pytest.fixture
 def timed(monkeypatch):
     """Replaces the GPU: every time that was asked for."""
     asked = []
 
-    def time(operands, problem, configs, tell):
+    def time(problem, configs, device, flush, tell):
         asked.append((problem, list(configs)))
         return sweep.Row(problem, {config: clock(config, problem) for config in configs}, 7.0)
 
     monkeypatch.setattr(sweep, "compile_all", lambda wanted, device, tell: set(list(wanted)[:1]))
     monkeypatch.setattr(sweep, "timed", time)
-    monkeypatch.setattr(sweep, "Operands", NoOperands)
+    monkeypatch.setattr(sweep, "flusher", lambda device: None)
     return asked
 
 
@@ -205,7 +198,7 @@ def test_the_next_class_is_compiled_while_one_is_timed(timed, tmp_path, monkeypa
             second.set()
         return set()
 
-    def time(operands, problem, configs, tell):
+    def time(problem, configs, device, flush, tell):
         assert second.wait(60)
         return sweep.Row(problem, {config: clock(config, problem) for config in configs}, 7.0)
 

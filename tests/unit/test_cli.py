@@ -24,7 +24,7 @@ from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 from tritile.tune import tuner
 from tritile.tune.deploy import fill as deployment
-from tritile.tune.measure.log import logged
+from tritile.tune.measure.tasks import logged
 from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")

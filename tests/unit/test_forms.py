@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritile
 from tritile.core import device
 from tritile.errors import InvalidValueError, NotCompiledError
-from tritile.tune.recall import Forms
+from tritile.tune import recall
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -131,27 +131,6 @@ def test_names_and_places_are_told_apart(tuned):
     assert len(set(tuned.problems)) == 1
 
 
-def test_each_mode_chooses_for_itself(tuned):
-    given = on_gpu(), on_gpu(), 50, 0.5
-    assert tuned(*given)[0]["BLOCK"] == 64  # nothing known
-    with tritile.mode("tune"):
-        assert tuned(*given)[0]["BLOCK"] == 128
-        assert tuned.measured == 2
-        assert tuned(*given)[1] == 0
-    assert tuned(*given)[0]["BLOCK"] == 128  # what was guessed is forgotten
-    with tritile.mode("off"):
-        assert tuned(*given)[0]["BLOCK"] == 64
-    assert tuned(*given)[0]["BLOCK"] == 128
-    assert tuned.measured == 2
-
-
-def test_an_emptied_cache_is_empty(tuned, monkeypatch):
-    given = on_gpu(), on_gpu(), 50, 0.5
-    tuned(*given)
-    monkeypatch.setattr(tuned.tuner, "cache", {})
-    assert tuned(*given)[1] == 1
-
-
 def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
     given = on_gpu(), on_gpu(), 50, 0.5
     tuned(*given)
@@ -180,40 +159,12 @@ def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
             tuned(*given, BLOCK=64)
 
 
-def test_a_configs_hook_runs_before_every_launch(monkeypatch):
-    seen = []
-    tuned = Tuned(monkeypatch, pre_hook=lambda values: seen.append((values["N"], values["BLOCK"])))
-    for n in (50, 50, 51):
-        tuned(on_gpu(), on_gpu(), n, 0.5)
-    assert seen == [(50, 64), (50, 64), (51, 64)]
-
-
-def test_one_config_needs_no_problem(monkeypatch):
-    tuned = Tuned(monkeypatch, blocks=(64,))
-    launches = [tuned(on_gpu(), on_gpu(), 50, 0.5) for _ in range(2)]
-    assert [(launch["BLOCK"], problems) for launch, problems in launches] == [(64, 0), (64, 0)]
-
-
-@pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=str)
-def test_a_key_that_may_change_is_looked_at_each_time(monkeypatch, value):
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, float("nan")], ids=str)
+def test_a_key_that_may_change_or_is_no_number_is_looked_at_each_time(monkeypatch, value):
     tuned = Tuned(monkeypatch, key=("N", "scale"))
     assert [tuned(on_gpu(), on_gpu(), 50, value)[1] for _ in range(2)] == [1, 1]
-
-
-def test_a_key_that_is_no_number_is_kept_once(monkeypatch):
-    tuned = Tuned(monkeypatch, key=("N", "scale"))
-    for _ in range(5):
-        tuned(on_gpu(), on_gpu(), 50, float("nan"))
-    assert len(tuned.tuner.cache) == 1
+    assert tuned.tuner.cache == {}
     assert [tuned(on_gpu(), on_gpu(), 50, scale)[1] for scale in (math.inf, math.inf)] == [1, 0]
-
-
-def test_host_tensors_have_no_form():
-    forms = Forms(["x_ptr", "N"], ["N"])
-    assert forms.lasting("cached", (torch.empty(4), 50), {}) is None
-    assert forms.of("cached", (torch.empty(4), 50), {}) is None
-    assert forms.of("cached", (), {}) is None
-    assert forms.of("cached", (on_gpu(), 50), {}) is not None
 
 
 def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
@@ -225,8 +176,7 @@ def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
     half, single = (tuned.problem(args, {}) for args in given)
     assert half.dtypes == (("x_ptr", "float16"), ("out_ptr", "float16"))
     assert half != single
-    forms = Forms(tuned.arg_names, tuned.keys)
-    assert len({forms.of("tune", args, {}) for args in given}) == 2
+    assert len({recall.form_of("tune", {"N": 2}, args, {}) for args in given}) == 2
 
 
 class Compiling(Recorder):

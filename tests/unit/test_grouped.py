@@ -34,7 +34,7 @@ from tritile.ops.groups import Operands, described
 from tritile.planning import model, plans
 from tritile.runtime import launch
 from tritile.tune.subject import answers
-from tritile.tune.subject.groups import groups_of
+from tritile.tune.subject.matrices import groups_of
 from tritile.tune.subject.operands import neighbour, ragged, shared
 from tritile.tune.suites import find, parse_shape
 

@@ -1,7 +1,6 @@
 """Ranks that tune together: real processes, one of which is lost, slow, or of other code."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -11,17 +10,15 @@ import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed
 
 from tests.unit import helpers_for_shards as helpers
-from tritile.errors import DistributedError, InvalidValueError, StoreWarning
+from tritile.errors import InvalidValueError
 from tritile.planning.store import Store
-from tritile.planning.trial import row_of
-from tritile.tune.board import Board, Place, Queue, Watch, part
-from tritile.tune.shards import Leader, Shards
+from tritile.tune import shards
+from tritile.tune.shards import Place, Shards, part
 
 LOST_S = 1.0
 
@@ -98,19 +95,21 @@ def assert_all_remembered(folder: Path, count: int) -> None:
     assert [path.name for path in folder.glob("rank-*")] == ["rank-0"]
 
 
-def test_a_killed_rank_is_made_up_for(start, tmp_path):
-    ranks = [start(rank, count=18, seconds=0.2, ahead=2) for rank in range(4)]
+def test_a_killed_rank_is_made_up_for_and_a_late_one_takes_part(start, tmp_path):
+    ranks = [start(rank, count=24, seconds=0.2, ahead=2) for rank in range(3)]
     until(lambda: busy(tmp_path, 2))
     ranks[2].kill()
+    ranks.append(start(3, seconds=0.2))
     assert ended(ranks) == [0, 0, -signal.SIGKILL, 0]
-    assert_all_remembered(tmp_path, 18)
+    assert_all_remembered(tmp_path, 24)
     begun, done = ([line[1] for line in lines(tmp_path, name)] for name in ("begun", "done"))
-    assert len(begun) > len(done) >= 18  # what the lost one had begun was begun again
-    assert set(done) == {str(problem.m) for problem in helpers.problems(18)}
+    assert len(begun) > len(done) >= 24  # what the lost one had begun was begun again
+    assert set(done) == {str(problem.m) for problem in helpers.problems(24)}
+    assert {rank for rank, _ in lines(tmp_path, "done")} == {"0", "1", "2", "3"}
     assert sorted(lines(tmp_path, "left")) == [["0", "0"], ["1", "0"], ["3", "0"]]
 
 
-@pytest.mark.parametrize("agent", [False, True], ids=["rank 0 keeps the board", "the agent keeps the board"])
+@pytest.mark.parametrize("agent", [False, True], ids=["rank 0 keeps the store", "the agent keeps the store"])
 def test_a_killed_rank_0_ends_the_others(start, tmp_path, agent):
     port = free_port()
     board = kept(port) if agent else None
@@ -135,27 +134,22 @@ def kept(port):
     )
 
 
-def test_ranks_that_differ_refuse_to_begin(start, tmp_path):
-    facts = [{"kernel matmul/tile": "aaaa", "name": "NVIDIA H200"}] * 3
-    facts[1] = facts[1] | {"kernel matmul/tile": "bbbb"}
-    assert ended([start(rank, size=3, facts=facts[rank]) for rank in range(3)]) == [3, 3, 3]
-    for rank in range(3):
-        text = (tmp_path / f"error-{rank}").read_text()
-        assert "rank 1 cannot tune with rank 0: kernel matmul/tile is 'bbbb', on rank 0 'aaaa'" in text
-    assert not (tmp_path / "begun").exists()
+def test_the_others_go_on_without_a_rank_that_differs_or_never_comes(start, tmp_path):
+    facts = {"kernel matmul/tile": "aaaa", "name": "NVIDIA H200"}
+    options = {"size": 3, "count": 6, "join_s": 3.0}
+    ranks = [
+        start(0, facts=facts, **options),
+        start(1, facts=facts | {"kernel matmul/tile": "bbbb"}, **options),
+    ]
+    assert ended(ranks) == [0, 3]
+    text = (tmp_path / "error-1").read_text()
+    assert "rank 1 cannot tune with rank 0: kernel matmul/tile is 'bbbb', on rank 0 'aaaa'" in text
+    assert_all_remembered(tmp_path, 6)
 
 
-@pytest.mark.parametrize(
-    ("options", "agent"),
-    [([{}, {"first_s": 2 * LOST_S}], False), ([{"disk_s": 2 * LOST_S}, {}], True)],
-    ids=["rank 1 measures", "rank 0 writes, the agent keeps the board"],
-)
-def test_a_slow_rank_is_not_lost(start, tmp_path, options, agent):
-    port = free_port()
-    board = kept(port) if agent else None
-    ranks = [start(rank, size=2, port=port, agent=agent, count=6, **options[rank]) for rank in range(2)]
+def test_a_slow_rank_is_not_lost(start, tmp_path):
+    ranks = [start(rank, size=2, count=6, first_s=2 * LOST_S * rank) for rank in range(2)]
     assert ended(ranks) == [0, 0]
-    del board
     assert Counter(line[1] for line in lines(tmp_path, "done")) == Counter(
         str(problem.m) for problem in helpers.problems(6)
     )
@@ -170,22 +164,6 @@ def test_a_rank_held_to_be_lost_that_comes_back_does_no_harm(start, tmp_path):
     os.kill(ranks[1].pid, signal.SIGCONT)
     assert ended(ranks) == [0, 0]
     assert_all_remembered(tmp_path, 16)
-
-
-def test_a_rank_that_never_comes_is_not_waited_for(start, tmp_path):
-    ranks = [start(rank, size=3, count=6, join_s=1.0) for rank in range(2)]
-    assert ended(ranks) == [0, 0]
-    assert_all_remembered(tmp_path, 6)
-
-
-def test_a_rank_that_comes_late_takes_part_unless_it_differs(start, tmp_path):
-    ranks = [start(0, size=3, count=30, seconds=0.2, join_s=0.3)]
-    until(lambda: busy(tmp_path, 0))
-    ranks += [start(1, size=3), start(2, size=3, facts={"code": "2"})]
-    assert ended(ranks) == [0, 0, 3]
-    assert_all_remembered(tmp_path, 30)
-    assert {rank for rank, *_ in lines(tmp_path, "done")} == {"0", "1"}
-    assert "rank 2 cannot tune with rank 0: code is '2'" in (tmp_path / "error-2").read_text()
 
 
 def test_sigterm_ends_all_ranks_and_keeps_what_is_in_hand(start, tmp_path):
@@ -225,11 +203,10 @@ def test_under_torchrun(tmp_path):
     assert len({line[2] for line in lines(tmp_path, "begun")}) == 4
 
 
-def test_a_second_list_is_a_session_of_its_own(start, tmp_path):
-    """A rank that comes back before rank 0 has left does not join the session that it was in."""
+def test_a_second_list_is_apart_from_the_first(start, tmp_path):
     port = free_port()
     board = kept(port)
-    options = {"count": 4, "rounds": 2, "flush_s": 0.5, "seconds": 0.05}
+    options = {"count": 4, "rounds": 2, "seconds": 0.05}
     ranks = [start(rank, size=2, port=port, agent=True, **options) for rank in range(2)]
     assert ended(ranks) == [0, 0]
     assert_all_remembered(tmp_path, 8)
@@ -239,55 +216,27 @@ def test_a_second_list_is_a_session_of_its_own(start, tmp_path):
     del board
 
 
-def test_a_failure_while_rank_0_leaves_is_told(monkeypatch, tmp_path):
-    """What the others sent is not written then."""
-    place = Place(0, 2, 0, 2, "127.0.0.1", 1)
-    shards = Shards(place, helpers.problems(1), Store(helpers.DEVICE, tmp_path), {"code": "1"})
-    shards._undo = contextlib.ExitStack()
-
-    def leave(patience_s):
-        shards._repeat(lambda: 1 // 0, 0.0)
-
-    monkeypatch.setattr(shards, "_leave", leave)
-    with pytest.raises(DistributedError, match="ZeroDivisionError"):
-        shards.__exit__(None, None, None)
-
-
-# --- Parts ---
-
-
-@pytest.fixture
-def board():
-    return Board(torch.distributed.HashStore())
-
-
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 4), (7, 2), (128, 4), (10, 3)])
-def test_ranks_begin_apart_and_end_with_everything(board, count, size):
-    queues = [Queue(board, Place(rank, size, rank, size, "", 0), str(rank), count) for rank in range(size)]
+def test_ranks_begin_apart_and_end_with_everything(monkeypatch, tmp_path, count, size):
+    board = torch.distributed.HashStore()
+    monkeypatch.setattr(shards, "_connected", lambda *_: board)
+    store, listed = Store(helpers.DEVICE, tmp_path), helpers.problems(count)
     assert sorted(number for rank in range(size) for number in part(count, rank, size)) == [*range(count)]
-    begun = [[queue.next() for _ in part(count, rank, size)[:2]] for rank, queue in enumerate(queues)]
-    assert begun == [[*part(count, rank, size)[:2]] for rank in range(size)]  # each its own, from the front
-    rest = [*iter(queues[-1].next, None)]
-    others = [number for rank in range(size - 1) for number in reversed(part(count, rank, size)[2:])]
-    assert rest == [*part(count, size - 1, size)[2:], *others]  # those of others from the back
-    assert sorted(number for some in [*begun, rest] for number in some) == [*range(count)]
-    assert all(queue.next() is None for queue in queues)
-
-
-def test_what_a_lost_rank_took_is_taken_again(board):
-    here, lost, other = (Queue(board, Place(rank, 3, rank, 3, "", 0), str(rank), 3) for rank in range(3))
-    assert [queue.next() for queue in (here, lost, other)] == [0, 1, 2]
-    assert here.orphan(frozenset(), frozenset()) is None
-    assert here.orphan(frozenset({1}), frozenset({"1"})) is None
-    assert here.orphan(frozenset(), frozenset({"0", "1"})) == 1
-    assert other.orphan(frozenset(), frozenset({"1"})) is None  # it is rank 0's by now
-
-
-def test_what_a_rank_took_that_died_before_it_said_so_is_taken_again(board):
-    board.add("back/1", 1)
-    queue = Queue(board, Place(0, 2, 0, 2, "", 0), "0", 2)
-    assert [queue.next(), queue.next()] == [0, None]
-    assert queue.orphan(frozenset(), frozenset()) == 1
+    ranks = [Shards(Place(r, size, r, size, "", 0), listed, store, {"code": "1"}, 9.0) for r in range(size)]
+    with contextlib.ExitStack() as stack:
+        for one in ranks:
+            stack.enter_context(one)
+        begun = [[rank._taken(rank._now()) for _ in rank._order[:2]] for rank in ranks if count >= 2 * size]
+        assert begun == [
+            [*part(count, rank, size)[:2]] for rank in range(len(begun))
+        ]  # its own, from the front
+        rest = [*iter(lambda: ranks[-1]._taken(ranks[-1]._now()), None)]
+        assert sorted(number for some in [*begun, rest] for number in some) == [*range(count)]
+        if count == 10:
+            assert rest == [8, 9, 2, 5]  # its own, then those of others from the back
+        for problem in listed:
+            ranks[0].finished(problem)
+        assert [rank.left for rank in ranks] == [0] * size
 
 
 def test_place_is_what_torchrun_says(monkeypatch):
@@ -305,50 +254,3 @@ def test_place_is_what_torchrun_says(monkeypatch):
     monkeypatch.setenv("RANK", "8")
     with pytest.raises(InvalidValueError):
         Place.from_environment()
-
-
-GOOD = ["trial", helpers.KERNEL, list(row_of(helpers.trials(helpers.problems(1)[0])[0]))]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "no JSON", "[]", "{}", '["finished", 2]', '["finished", -1]', '["finished", "0"]',
-        '["trial", "x", []]',
-        json.dumps([GOOD[0], 5, GOOD[2]]), json.dumps([*GOOD[:2], GOOD[2][:-1]]),
-        json.dumps([*GOOD[:2], ["x", *GOOD[2][1:]]]), "[" * 100_000,
-    ],
-)  # fmt: skip
-def test_a_message_that_no_rank_sent_is_skipped(board, tmp_path, message):
-    store = Store(helpers.DEVICE, tmp_path)
-    leader = Leader(board, store, 2, LOST_S)
-    for text in [message, json.dumps(GOOD), '["finished", 1]']:
-        board.push(text)
-    with pytest.warns(StoreWarning, match="skipped"):
-        leader.turn()
-    assert [trial for _, trial in store.everything()] == helpers.trials(helpers.problems(1)[0])[:1]
-    assert leader.state == (frozenset({1}), frozenset(), False)
-    assert board.get("state") == "[[1], [], false]"
-    assert not board.pop()
-
-
-def test_a_watch_wants_beats_only_while_it_looks(board, monkeypatch):
-    now: list[Any] = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watch(board, 10.0)
-
-    def lost_after(seconds, beats):
-        found = False
-        for _ in range(seconds):
-            now[0] += 1
-            if beats:
-                board.add("beat/a", 1)
-            found = watch.lost("a")
-        return found
-
-    assert not lost_after(30, beats=True)
-    assert not lost_after(10, beats=False)
-    now[0] += 100  # this process was stopped: nobody looked
-    assert not lost_after(10, beats=False)
-    assert lost_after(2, beats=False)
-    assert not lost_after(1, beats=True)

@@ -15,8 +15,18 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.space import illegal
 from tritile.lab.report import recorded
 from tritile.planning import model
-from tritile.tune.search import STRATEGIES, Listed, expected_gain, replay, screening
-from tritile.tune.search.strategies import ENOUGH, NEIGHBOURS, OPENING, crosses, leaders
+from tritile.tune.search import (
+    ENOUGH,
+    NEIGHBOURS,
+    OPENING,
+    STRATEGIES,
+    crosses,
+    expected_gain,
+    leaders,
+    replay,
+    screening,
+)
+from tritile.tune.spaces import Listed
 from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
@@ -101,7 +111,6 @@ def test_a_large_space_makes_its_configs_when_they_are_asked_for():
     assert configs[0] == Config.of(**dict.fromkeys("ABCDEF", 1))
     assert configs[999_999] == configs[-1] == Config.of(**dict.fromkeys("ABCDEF", 10))
     assert configs[1]["F"] == 2
-    assert list(configs[10:12]) == [configs[10], configs[11]]
     found = replay(space, dict.fromkeys(space.opening(64), 1.0), screening, most=32)
     assert found.tried == OPENING
 
@@ -161,7 +170,7 @@ def test_a_list_keeps_its_order_and_has_neighbours_by_nearness():
 def test_the_opening_of_a_list_is_likely_and_varied():
     configs = [Config.of(BLOCK=b) for b in range(1, 101)]
     listed = Listed(configs)
-    assert listed.opening(4) == [configs[0], configs[99], configs[1], configs[50]]
+    assert listed.opening(4) == [configs[0], configs[25], configs[50], configs[75]]
     assert listed.opening(200) == configs
 
 

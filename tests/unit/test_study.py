@@ -52,10 +52,9 @@ def test_every_figure_is_there_and_is_what_it_says(found):
 
 
 def test_the_summary_counts_every_repeat():
-    ones = [
-        study.Studied("a", (0.0, 0.03, 0.01), 0.5, 2.0, 30, 100, 9.0, "", 1.0, "", 0.2),
-        study.Studied("b", (0.0, 0.0, 0.1), 0.1, 4.0, 30, 100, 9.0, "", 1.0, "", None),
-    ]
+    names = ("regrets", "first_pick_regret", "tune_seconds", "transfer_regret")
+    figures = [((0.0, 0.03, 0.01), 0.5, 2.0, 0.2), ((0.0, 0.0, 0.1), 0.1, 4.0, None)]
+    ones = [dict(zip(names, one, strict=True)) for one in figures]
     found = study.summary(ones)
     assert found["regret_worst"] == 0.1
     assert found["regret_median"] == pytest.approx(0.005)

@@ -6,7 +6,7 @@ How `@tritile.autotune` becomes a measured winner:
     declared      checks the decorator's arguments
     recall        launches at once what was met before
     remembering   describes a call as a problem, and reads the store
-    measuring     searches the configs of one call, in another process or in this one
+    measuring     searches the configs of one call, in processes of their own or in this one
     decorated     the call as another process gets it: compiled, timed, checked by its reference
     traced        shows torch.compile the remembered config
 
@@ -17,6 +17,6 @@ How a problem of tritile's own gets one:
     subject       makes a problem's operands and checks answers
     calibrate     makes the portfolio of a class of problems
 
-Both share `search`, which proposes configs, and `measure`, which compiles them in parallel and times them in
-processes that may be killed.
+Both share `search`, which proposes the configs of a space (`spaces`), and `measure`, which compiles them in
+parallel and times them in processes that may be killed. `shards` shares a list of problems among ranks.
 """

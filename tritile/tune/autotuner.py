@@ -23,10 +23,10 @@ from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError
 from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused
-from tritile.runtime.interpreter import library_lock
 from tritile.tune import measuring, recall
 from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
-from tritile.tune.search import STRATEGIES, Space
+from tritile.tune.search import STRATEGIES
+from tritile.tune.spaces import Space
 from tritile.tune.traced import TracedAutotuner
 
 _MOST_MET: Final = 4096  # the most entries of a tuner's cache
@@ -64,10 +64,10 @@ class Autotuner(TracedAutotuner):
 
     def __init__(self, fn: Any, configs: list[triton.Config] | Space, key: list[str], **rest: Any) -> None:
         super().__init__(fn, configs, key, **rest)
-        # Under (problem, mode, GPU): the config. Under a call's form: the config, and all that it sets. Under
-        # a call's key: the config, and its `recall.Launch`; under ("compiled", key): True.
+        # Under a call's form: the config, and all that it sets. Under a call's key: the config, and its
+        # `recall.Launch`; under ("compiled", key): True.
         self.cache: dict[Any, Any] = {}
-        self._forms = recall.Forms(self.arg_names, self.keys)
+        self._places = {name: place for place, name in enumerate(self.arg_names) if name in self.keys}
         _TUNERS.add(self)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,59 +76,55 @@ class Autotuner(TracedAutotuner):
         try:
             key = recall.key_of(mode, args, kwargs)
             known = self.cache.get(key)
-            met = self.cache.get(self._forms.of(mode, args, kwargs)) if known is None else None
         except TypeError:  # a value has no hash
-            key = known = met = None
+            key = known = None
         if known is not None:
             self.best_config, launch = known
             kernel = launch(args, kwargs["grid"])
             if kernel is not None:
                 return kernel
-        if met is None:
-            return self._run_new(mode, key, args, kwargs)
-        self.best_config, options = met
+        self.best_config, options = self._chosen(mode, args, kwargs)
+        if self.best_config.pre_hook is not None:
+            self.best_config.pre_hook({**self.named(args, kwargs), **options})
         if mode == "strict":
             self._check_compiled(key, args, kwargs, options)
-        with library_lock:
-            kernel = self.fn.run(*args, **kwargs, **options)  # a form is of a call on a GPU
-        self._keep_launch(key, kernel, args, options)
+        kernel = self.host_aware.run(*args, **kwargs, **options)
+        if key is not None and self.best_config.pre_hook is None and not capturing():
+            launch = recall.launch_of(self.fn, kernel, args, options)
+            if launch is not None:
+                self._keep(key, (self.best_config, launch))
         return kernel
 
-    def _run_new(self, mode: str, key: recall.Key | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Choose a config for a call whose form is new, and launch."""
-        config = self._chosen(mode, args, kwargs)
-        conflicts = kwargs.keys() & config.kwargs.keys()
-        if conflicts:
-            raise InvalidValueError(
-                f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
-            )
-        self.best_config, options = config, config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook({**self.named(args, kwargs), **options})
-        elif not capturing() and (form := self._forms.lasting(mode, args, kwargs)) is not None:
-            self.cache[form] = config, options
-        if mode == "strict":
-            self._check_compiled(key, args, kwargs, options)
-        return self.host_aware.run(*args, **kwargs, **options)
+    def _chosen(
+        self, mode: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[triton.Config, dict[str, Any]]:
+        """Return the config for a call, and all that it sets: chosen once for all calls of a form."""
+        form = recall.form_of(mode, self._places, args, kwargs)
+        try:
+            known = self.cache.get(form)
+        except TypeError:  # a value of the key has no hash
+            known = None
+        if known is not None:
+            return known
+        lasts = recall.lasts(form)
 
-    def _chosen(self, mode: str, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """Return the config for a call: the only one, or the one that `choose` gave or gives its problem."""
-        if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
-            return self.configs[0]
-        problem = self.problem(args, kwargs)
-        memo = problem, mode, self._device(args, kwargs).name
+        def choose() -> tuple[triton.Config, dict[str, Any]]:
+            if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
+                config = self.configs[0]
+            else:
+                config = self.choose(self.problem(args, kwargs), args, kwargs)
+            conflicts = kwargs.keys() & config.kwargs.keys()
+            if conflicts:
+                raise InvalidValueError(
+                    f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
+                )
+            chosen = config, config.all_kwargs()
+            if lasts and not capturing():
+                self._keep(form, chosen)
+            return chosen
 
-        def choose() -> triton.Config:
-            config = self.choose(problem, args, kwargs)
-            if not capturing():
-                self.cache[memo] = config
-            return config
-
-        config = self.cache.get(memo)
-        if config is not None:
-            return config
-        if mode == "tune" and not capturing():
-            return once((self, memo), lambda: self.cache.get(memo) or choose())
+        if lasts and mode == "tune" and not capturing():
+            return once((self, form), lambda: self.cache.get(form) or choose())
         return choose()
 
     def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
@@ -157,7 +153,7 @@ class Autotuner(TracedAutotuner):
         Raises TuningError, naming the reasons, where no config works.
         """
         with self.holding(args):
-            return measuring.Measurement(self, problem, args, kwargs, device).best()
+            return measuring.measured(self, problem, args, kwargs, device)
 
     def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
         """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
@@ -188,16 +184,6 @@ class Autotuner(TracedAutotuner):
         with compiles_refused(what, advice):
             self.fn.run(*args, **(kwargs | options | {"warmup": True}))
         self._keep(("compiled", key), True)
-
-    def _keep_launch(
-        self, key: recall.Key | None, kernel: Any, args: Sequence[Any], options: Mapping[str, Any]
-    ) -> None:
-        """Keep a launched kernel for calls of the same key."""
-        if key is None or capturing():
-            return
-        launch = recall.launch_of(self.fn, kernel, args, options)
-        if launch is not None:
-            self._keep(key, (self.best_config, launch))
 
     def _keep(self, key: Any, value: Any) -> None:
         if len(self.cache) >= _MOST_MET:

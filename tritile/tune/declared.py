@@ -12,10 +12,9 @@ import triton
 
 from tritile.core.of_triton import backends
 from tritile.errors import InvalidValueError, callers_level
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
-_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
@@ -32,14 +31,9 @@ def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
 
 def check_configs(configs: Any) -> None:
     """Raise InvalidValueError unless `configs` are what `autotune` chooses among."""
-    if isinstance(configs, Space) or configs is None:
-        return
-    wanted = "wanted a list of triton.Config, or a tritile.Space"
-    if not isinstance(configs, list | tuple):
-        raise InvalidValueError(f"configs is {configs!r}: {wanted}")
-    for config in configs:
-        if not isinstance(config, triton.Config):
-            raise InvalidValueError(f"configs holds {config!r}: {wanted}")
+    listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
+    if not (configs is None or listed or isinstance(configs, Space)):
+        raise InvalidValueError(f"configs is {configs!r}: wanted a list of triton.Config, or a tritile.Space")
 
 
 def _options() -> set[str]:
@@ -69,41 +63,21 @@ def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: s
         )
 
 
-def _tuned(configs: Any) -> set[str]:
-    """Return every name that configs set."""
-    if isinstance(configs, Space):
-        return set(configs.parameters)
-    return {name for config in configs or () for name in config.kwargs}
-
-
-def _check_reference(reference: Any, given: Mapping[str, bool], kernel: str) -> None:
-    """Raise InvalidValueError where a reference asks for an argument that no call of the kernel gives.
-
-    `given` tells for each argument of the kernel whether a caller gives it. The others are tuned, or set by
-    heuristics.
-    """
+def _check_reference(reference: Any, given: Iterable[str], kernel: str) -> None:
+    """Raise InvalidValueError where a reference asks for an argument that no caller of the kernel gives."""
     if not callable(reference):
         raise InvalidValueError(f"reference is {reference!r}: wanted a function of arguments of {kernel}")
     try:
-        asked = inspect.signature(reference).parameters.values()
+        signature = inspect.signature(reference)
     except (TypeError, ValueError):  # a function in C may have none
         return
-    for parameter in asked:
-        if parameter.kind in _NAMED and parameter.default is parameter.empty:
-            if parameter.name not in given:
-                raise InvalidValueError(
-                    f"reference asks for {parameter.name!r}, which is not an argument of {kernel}: it has "
-                    f"{', '.join(given)}"
-                )
-            if not given[parameter.name]:
-                raise InvalidValueError(
-                    f"reference asks for {parameter.name!r}, which no caller of {kernel} gives: it is tuned, "
-                    "or set by a heuristic"
-                )
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            raise InvalidValueError(
-                f"reference takes {parameter.name!r} by position alone: arguments of {kernel} come by name"
-            )
+    try:
+        signature.bind(**{name: None for name in given if name in signature.parameters})
+    except TypeError as error:
+        raise InvalidValueError(
+            f"reference of {kernel}: {error}. Callers give {', '.join(given)}, each by name: others "
+            "are tuned, or set by a heuristic"
+        ) from error
 
 
 def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> None:
@@ -135,8 +109,10 @@ def check_kernel(
         names = [name for name in configs.parameters if name not in _options()]
         _checked_names("Space", names, arguments, kernel)
     if reference is not None:
-        computed = {name for layer in layers for name in getattr(layer, "values", ())} | _tuned(configs)
-        _check_reference(reference, {name: name not in computed for name in arguments}, kernel)
+        space = isinstance(configs, Space)
+        tuned = configs.parameters if space else {name for config in configs or () for name in config.kwargs}
+        computed = {*tuned, *(name for layer in layers for name in getattr(layer, "values", ()))}
+        _check_reference(reference, [name for name in arguments if name not in computed], kernel)
     if ragged is not None and not callable(ragged):
         raise InvalidValueError(f"ragged is {ragged!r}: wanted a function of the arguments of {kernel}")
     if bucket is not None:

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -17,12 +17,13 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError, brief
 from tritile.runtime.offline import check_fits, compiling_for
 from tritile.tune.measure.answers import error_of, overlap, poison
-from tritile.tune.measure.protocols import Stage, Taken
+from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.shipping import Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.recall import DESCRIPTORS
 
 Named = dict[str, Any]
+_NOTHING: Final = Shipment(b"", (), "")
 
 
 def _settings(config: Config | triton.Config) -> Named:
@@ -86,7 +87,7 @@ class KernelSubject:
     problem: KernelProblem
     device: Device
     source: str  # digest of the kernel's source
-    shipment: Shipment
+    shipment: Shipment = _NOTHING  # of a call that is measured in this process
 
     def digest(self, config: Config) -> str:
         """Return the digest of the kernel's source."""

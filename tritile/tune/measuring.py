@@ -1,15 +1,15 @@
-"""Measure the configs of one call of a decorated kernel, in a process of its own or in this one.
+"""Measure the configs of one call of a decorated kernel, by the search of every problem.
 
-In a process of its own configs run on copies of the call's memory, and one that hangs or crashes costs itself
-alone (`tuned_elsewhere`). In this process they run on the call's own arguments, one after the other.
+In processes of their own configs run on copies of the call's memory, and one that hangs or crashes costs
+itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
 """
 
 import copy
 import math
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,165 +33,156 @@ from tritile.errors import (
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
+from tritile.tune.measure.bench import Screened, Subject, Taken
+from tritile.tune.measure.child import ChildError
 from tritile.tune.measure.engine import tune
-from tritile.tune.measure.log import keeper
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import Keep, Rules, Task, fastest, has_more, now, proposed, tried_of, whole
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, fastest, has_more, keeper, whole
+from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.remembering import RememberingAutotuner, plain_config
-from tritile.tune.search import Listed, SearchSpace
+from tritile.tune.spaces import Listed
 
 _MOST: Final = 96  # the most configs of a space that a search tries
+_STAND_IN: Final = "PLACE_IN_LIST"  # what a config is called that no store holds
 
 
-class Measurement:
-    """Measure the configs of one call, where `tuner` holds its arguments.
+class Here(Workshop):
+    """Measure in this process: nothing is compiled ahead, and each config is timed once."""
 
-    Only configs without a trial in the store are measured; each trial is stored as it is made. A search ends
-    after the seconds of `TRITILE_TUNE_BUDGET` once a config has worked.
-    """
+    benches = 1
 
     def __init__(
         self,
         tuner: RememberingAutotuner,
-        problem: KernelProblem,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        device: Device,
+        config_of: Callable[[Config], triton.Config],
     ) -> None:
-        self._tuner, self._problem, self._device = tuner, problem, device
-        self._args, self._kwargs = args, kwargs
-        self._store, self._space = store_of(device), tuner.space
-        self._configs = tuner.prune_configs(kwargs) if self._space is None else []
-        rules = Rules(tuner.search, problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
-        # Every config of a list is measured, and every config of a space by an exhaustive search.
-        self._rules = whole(rules) if self._space is None or tuner.search == "exhaustive" else rules
+        self._tuner, self._args, self._kwargs, self._config_of = tuner, args, kwargs, config_of
 
-    def best(self) -> triton.Config:
-        """Return the fastest config. Raises TuningError, naming the reasons, where no config works."""
-        if self._tuner.isolate and self._device != INTERPRETER:
-            best = self._elsewhere()
-            if best is not None:  # the tensors of this call are as they were
-                return best
-        best = self._here()
-        self._tuner.pre_hook({**self._tuner.nargs, **self._kwargs, **best.all_kwargs()}, reset_only=True)
-        return best
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
+        """Return a future that is done."""
+        done = Future[None]()
+        done.set_result(None)
+        return done
 
-    def _elsewhere(self) -> triton.Config | None:
-        """Measure in another process; return None where the call cannot be sent there."""
-        tuner, store = self._tuner, self._store
-        plain = {plain_config(config): config for config in self._configs}
-        if None in plain:
-            return None
-        hooks = {config.key: own.pre_hook for config, own in plain.items() if config and own.pre_hook}
-        call = call_of(tuner, self._args, self._kwargs, hooks)
-        space = self._space or Listed(config for config in plain if config is not None)
-        known = {t.config: t for t in store.trials(tuner.digest, self._problem) if t.config in space}
-        found, remember = dict(known), keeper(store)
+    def begin(self, subject: Subject) -> None:
+        """Do nothing: the call has its operands."""
 
-        def keep(digest: str, trial: Trial) -> None:
-            found[trial.config] = trial
-            remember(digest, trial)
+    def end(self, subject: Subject) -> None:
+        """Do nothing."""
 
-        try:
-            best = tuned_elsewhere(
-                call, self._problem, self._device, tuner.digest, space, known, self._rules, keep
-            )
-        except UnsupportedError as error:
-            text = f"{self._problem.kernel} is measured in this process, which a config may crash: {error}"
-            warnings.warn(text, IsolationWarning, stacklevel=callers_level())
-            return None
-        good = [trial for trial in found.values() if trial.works]
-        tuner.configs_timings = {
-            plain.get(t.config) or t.config.to_triton(): [t.time / 1e3] * 3 for t in good
-        }
-        return plain.get(best) or best.to_triton()
-
-    def _here(self) -> triton.Config:
-        """Measure on the call's own arguments; return the fastest config whose answer is right."""
-        store, digest = self._store, self._tuner.digest
-        deadline = time.monotonic() + self._rules.problem_s
-        found: dict[triton.Config, float] = {}
-        failures: list[str] = []
-        known = {trial.config.key: trial for trial in store.trials(digest, self._problem)}
-        for config in self._proposals(known):
-            if found and time.monotonic() > deadline:
-                break
-            plain = plain_config(config)
-            trial = known.get(plain.key) if plain is not None else None
-            if trial is None:
-                trial = self._tried(config, plain or Config())
-                if plain is not None:
-                    known[plain.key] = trial
-                    store.add(digest, trial)
-            if trial.works:
-                found[config] = trial.time / 1e3
-            else:
-                failures.append(f"{config}: {trial.failure}")
-        self._tuner.configs_timings = {config: [ms] * 3 for config, ms in found.items()}
-        for config in sorted(found, key=found.__getitem__):
-            plain = plain_config(config)
-            failure = self._wrong(config, known.get(plain.key) if plain else None)
-            if failure is None:
-                return config
-            failures.append(f"{config}: {failure}")
-        raise _none_works(self._problem, failures)
-
-    def _proposals(self, known: Mapping[str, Trial]) -> Iterator[triton.Config]:
-        """Yield the configs to measure: a list in its order, a space as the search goes.
-
-        `known` are trials by the text of their config; the caller adds to them. The last of a space are those
-        that were known before.
-        """
-        if self._space is None:
-            yield from self._configs
-            return
-        while batch := proposed(self._space, tried_of(known.values()), self._rules):
-            yield from (config.to_triton() for config in batch)
-        yield from (trial.config.to_triton() for trial in known.values() if trial.us)
-
-    def _tried(self, config: triton.Config, stored: Config) -> Trial:
-        """Time one config; `stored` is what its trial says was timed."""
-        utc = now()
-        try:
-            median, low, high = self._timed(config)
-        except TuningError as error:
-            return Trial(self._problem, stored, None, failure=str(error)[:200], measured_utc=utc)
-        return Trial(self._problem, stored, median * 1e3, (high - low) / median, measured_utc=utc)
-
-    def _timed(self, config: triton.Config) -> list[float]:
-        """Return milliseconds at the quantiles 0.5, 0.2 and 0.8. Raises TuningError where a config fails."""
+    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
+        """Time a config by the tuner's benchmark. Raises ChildError where it fails."""
         bench = copy.copy(self._tuner)
         bench.fn = bench.host_aware  # tensors may lie in host memory where the user brings a benchmark
         try:
-            times = time_config(bench, *self._args, config=config, **self._kwargs)
+            times = time_config(bench, *self._args, config=self._config_of(config), **self._kwargs)
         except Exception as error:  # whatever one config raises, the others still deserve their turn
-            raise TuningError(brief(error)) from error
+            raise ChildError(brief(error), lost=False) from error
         times = list(times) if isinstance(times, list | tuple) else [times] * 3
         if math.isinf(times[0]):
-            raise TuningError("did not compile, or asked for more than the GPU has")
+            raise ChildError("did not compile, or asked for more than the GPU has", lost=False)
         if not times[0] > 0 or len(times) != 3:
-            raise TuningError(f"the benchmark gave {times}: wanted milliseconds at three quantiles")
-        return times
+            text = f"the benchmark gave {times}: wanted milliseconds at three quantiles"
+            raise ChildError(text, lost=False)
+        median, low, high = times
+        return Screened(median * 1e3, (high - low) / median, Taken())
 
-    def _wrong(self, config: triton.Config, trial: Trial | None) -> str | None:
-        """Check a timed config by the reference, and store the result; return why it fails, or None."""
-        if self._tuner.reference is None or (trial is not None and trial.error is not None):
+    def check(self, subject: Subject, config: Config) -> float | None:
+        """Check a config by the reference, on copies of the call's tensors. Raises ChildError if it fails."""
+        if self._tuner.reference is None:
             return None
-        error, failure = None, None
         try:
-            error = checked_here(call_of(self._tuner, self._args, self._kwargs, {}), config)
+            return checked_here(call_of(self._tuner, self._args, self._kwargs, {}), self._config_of(config))
         except TuningError as wrong:
-            failure = str(wrong)[:200]
-        if trial is not None:
-            us = trial.us if failure is None else None
-            checked = replace(trial, us=us, error=error, failure=failure)
-            self._store.add(self._tuner.digest, checked)
-        return failure
+            raise ChildError(str(wrong)[:200], lost=False) from wrong
 
 
-def _none_works(problem: KernelProblem, failures: Sequence[str]) -> TuningError:
-    return TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")
+def measured(
+    tuner: RememberingAutotuner,
+    problem: KernelProblem,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: Device,
+) -> triton.Config:
+    """Return the fastest config of one call, whose arguments the tuner holds.
+
+    Only configs without a trial in the store are measured; each trial is stored as it is made. A search ends
+    after the seconds of `TRITILE_TUNE_BUDGET` once a config has worked. Raises TuningError, naming the
+    reasons, where no config works.
+    """
+    store, rules = store_of(device), rules_of(tuner)
+    offered = tuner.prune_configs(kwargs) if tuner.space is None else []
+    listed = {plain_config(c) or Config(((_STAND_IN, place),)): c for place, c in enumerate(offered)}
+    space = tuner.space or Listed(listed)
+    known = {t.config: t for t in store.trials(tuner.digest, problem) if t.config in space}
+    found, remember = dict(known), keeper(store)
+
+    def keep(digest: str, trial: Trial) -> None:
+        found[trial.config] = trial
+        if _STAND_IN not in dict(trial.config.kwargs):
+            remember(digest, trial)
+
+    def config_of(config: Config) -> triton.Config:
+        return listed.get(config) or config.to_triton()
+
+    task, best = Task(KernelSubject(problem, device, tuner.digest), space, known), None
+    if not has_more(space, known, rules):
+        best = fastest(known.values())
+    elif tuner.isolate and device != INTERPRETER and not any(_STAND_IN in dict(c.kwargs) for c in listed):
+        hooks = {config.key: own.pre_hook for config, own in listed.items() if own.pre_hook}
+        best = _elsewhere(call_of(tuner, args, kwargs, hooks), task, rules, keep)
+    if best is None:
+        task = replace(task, known=dict(found))
+        here = Here(tuner, args, kwargs, config_of)
+        (tuned,) = tune([task], here, replace(rules, finalists=1), keep)
+        best = _winner(tuned)
+        tuner.pre_hook({**tuner.nargs, **kwargs, **config_of(best).all_kwargs()}, reset_only=True)
+    good = {config: trial.time / 1e3 for config, trial in found.items() if trial.works}
+    tuner.configs_timings = {config_of(config): [ms] * 3 for config, ms in good.items()}
+    return config_of(best)
+
+
+def rules_of(tuner: RememberingAutotuner) -> Rules:
+    """Return the rules of every search; of a list, and by strategy "exhaustive", every config is measured."""
+    rules = Rules(tuner.search, problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
+    return whole(rules) if tuner.space is None or tuner.search == "exhaustive" else rules
+
+
+def _winner(tuned: Tuned) -> Config:
+    if tuned.best is None:
+        raise TuningError(f"no config works for {tuned.problem.label}: {tuned.failure}")
+    return tuned.best.config
+
+
+def _elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config | None:
+    """Measure in another process; return None, with a warning, where the call cannot be sent there."""
+    try:
+        return tuned_elsewhere(call, task, rules, keep)
+    except UnsupportedError as error:
+        text = f"{task.subject.problem.label} is measured in this process, which a config may crash: {error}"
+        warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+        return None
+
+
+def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config:
+    """Return the fastest config of a call, measured in processes of its own, on copies of its memory.
+
+    Raises UnsupportedError where the call cannot be sent, or does not run there, and TuningError, with the
+    reasons, where no config works.
+    """
+    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    room = torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
+    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
+        assert isinstance(task.subject, KernelSubject)
+        sent = replace(task.subject, shipment=pack(call, Path(folder), room))
+        with borrowed(gpu) as shop:
+            (tuned,) = tune([replace(task, subject=sent)], shop, rules, keep)
+    if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
+        raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
+    return _winner(tuned)
 
 
 def call_of(
@@ -214,37 +205,6 @@ def call_of(
         tuner.ragged,
         tuner.tolerance,
     )
-
-
-def tuned_elsewhere(
-    call: KernelCall,
-    problem: KernelProblem,
-    device: Device,
-    source: str,
-    space: SearchSpace,
-    known: Mapping[Config, Trial],
-    rules: Rules,
-    keep: Keep,
-) -> Config:
-    """Return the fastest config of a call, measured in processes of its own, on copies of its memory.
-
-    Only configs that are not among the `known` trials are measured. Raises UnsupportedError where the call
-    cannot be sent, or does not run there, and TuningError, with the reasons, where no config works.
-    """
-    if not has_more(space, known, rules):
-        return fastest(known.values())
-    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
-    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    room = torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
-        subject = KernelSubject(problem, device, source, pack(call, Path(folder), room))
-        with borrowed(gpu) as shop:
-            (tuned,) = tune([Task(subject, space, known)], shop, rules, keep)
-    if tuned.best is None:
-        if not tuned.trials:  # no config was tried, so none of them is at fault
-            raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
-        raise TuningError(f"no config works for {problem.label}: {tuned.failure}")
-    return tuned.best.config
 
 
 def first_right(
@@ -272,4 +232,4 @@ def first_right(
             failures.append(text)
         else:
             return config
-    raise _none_works(problem, failures)
+    raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")

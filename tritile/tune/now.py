@@ -25,10 +25,8 @@ from tritile.runtime import launch
 from tritile.runtime.compiles import compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure import engine
-from tritile.tune.measure.log import keeper
-from tritile.tune.measure.settling import settled
-from tritile.tune.measure.tasks import Rules, now
-from tritile.tune.measure.timing import Queued, timing_of
+from tritile.tune.measure.tasks import Rules, keeper, now
+from tritile.tune.measure.timing import Queued, settled, timing_of
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of

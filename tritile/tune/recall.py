@@ -2,7 +2,7 @@
 
 Two look-ups, each by a tuple made of a call's arguments:
 
-- A *form* (`Forms`) finds the config that was chosen. Calls of one form pose one problem.
+- A *form* (`form_of`) finds the config that was chosen. Calls of one form pose one problem.
 - A *key* (`key_of`) finds the compiled kernel (`Launch`). Calls of one key are the same in all that Triton
   specializes on. Triton's own launch binds arguments, finds each one's specialization and looks up the
   compiled kernel at every call; a `Launch` runs what Triton launched when such a call was met first.
@@ -34,41 +34,26 @@ Form = tuple[Any, ...]
 Key = tuple[Any, ...]
 
 
-class Forms:
-    """Make the forms of one kernel's calls: calls of one form pose one problem, on one GPU, in one mode.
+def form_of(mode: str, keys: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form:
+    """Return the form of a call: calls of one form pose one problem, on one GPU, in one mode.
 
-    A form holds the mode, the GPU's number, which arguments are given, their dtypes, and the values of those
-    in `keys`.
+    `keys` are the key's names with their places. A form holds the mode, the GPU's number (-1: host memory),
+    which arguments are given, their dtypes, and the values of the key.
     """
+    values, given = (*args, *kwargs.values()), len(args)
+    return (
+        mode,
+        next((v.get_device() for v in values if isinstance(v, torch.Tensor) and v.is_cuda), -1),
+        given,
+        *kwargs,
+        *[v.base.dtype if type(v) in DESCRIPTORS else getattr(v, "dtype", None) for v in values],
+        *[args[place] if place < given else kwargs.get(name) for name, place in keys.items()],
+    )
 
-    def __init__(self, arg_names: Sequence[str], keys: Sequence[str]) -> None:
-        self._keys = [(name, place) for place, name in enumerate(arg_names) if name in keys]
-        self._lead = 0  # index of the first GPU tensor in the last call that was kept
 
-    def of(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
-        """Return the form of a call; None where the one argument that is looked at is no tensor on a GPU."""
-        values = (*args, *kwargs.values())
-        lead = values[self._lead] if self._lead < len(values) else None
-        if not (isinstance(lead, torch.Tensor) and lead.is_cuda):
-            return None
-        given = len(args)
-        return (
-            mode,
-            lead.get_device(),
-            given,
-            *kwargs,
-            *[v.base.dtype if type(v) in DESCRIPTORS else getattr(v, "dtype", None) for v in values],
-            *[args[place] if place < given else kwargs.get(name) for name, place in self._keys],
-        )
-
-    def lasting(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
-        """Return a form to be kept; None for a call without a GPU, or where a value of a key may change."""
-        values = (*args, *kwargs.values())
-        tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.is_cuda]
-        self._lead = tensors[0] if tensors else 0
-        form = self.of(mode, args, kwargs)
-        # A form with a value that does not equal itself, as NaN, would be kept anew at each call.
-        return form if form and all(type(part) in _FROZEN_KEYS and part == part for part in form) else None
+def lasts(form: Form) -> bool:
+    """Tell whether a form may be kept: no value of its key may change, and each equals itself, as NaN not."""
+    return all(type(part) in _FROZEN_KEYS and part == part for part in form)
 
 
 def _plain() -> bool:

@@ -5,6 +5,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,7 @@ from tritile.planning.trial import best_of
 from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.recall import DESCRIPTORS
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 from tritile.tune.timing import do_bench as default_bench
 
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
@@ -148,15 +149,15 @@ class RememberingAutotuner(TritonAutotuner):
         """
         if mode == "strict" and self.measurable(device):
             raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
-        near = self._nearest(problem, device) if mode != "off" else None
-        if near is None and self.perf_model is None and mode == "cached" and self.measurable(device):
+        near = self.nearest(problem, device)[:1] if mode != "off" else []
+        if not near and self.perf_model is None and mode == "cached" and self.measurable(device):
             warnings.warn(
                 f"{problem.label} was never measured on {device.name}: using the config that comes first. "
                 f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
                 UntunedWarning,
                 stacklevel=callers_level(),
             )
-        return near
+        return near[0] if near else None
 
     def measured(self, device: Device) -> list[tuple[KernelProblem, triton.Config]]:
         """Return every measured problem of this kernel with its best config, where that is still offered."""
@@ -167,14 +168,19 @@ class RememberingAutotuner(TritonAutotuner):
                 found += [(trial.problem, config)] * (config is not None)
         return found
 
-    def _nearest(self, problem: KernelProblem, device: Device) -> triton.Config | None:
-        """Return the best config of the nearest measured problem that differs in sizes alone."""
-        found = [
-            (doublings(other, problem), str(config), config)
-            for other, config in self.measured(device)
-            if other.dtypes == problem.dtypes and len(other.sizes) == len(problem.sizes)
-        ]
-        return min(found, key=lambda item: item[:2])[2] if found else None
+    def nearest(
+        self, problem: KernelProblem, device: Device, unknown: Sequence[str] = ()
+    ) -> list[triton.Config]:
+        """Return the best configs of the nearest measured problems that differ in sizes alone.
+
+        `unknown` are names in the key whose values do not count.
+        """
+        found: dict[float, list[triton.Config]] = {}
+        for other, config in self.measured(device):
+            known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
+            if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
+                found.setdefault(doublings(known, problem), []).append(config)
+        return sorted(found[min(found)], key=str) if found else []
 
     def _finder(self) -> Callable[[Config], triton.Config | None]:
         """Return a function that turns a remembered config into Triton's; None for one not offered now."""

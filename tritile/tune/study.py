@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +38,7 @@ _BEST = 8  # configs of the exhaustive search that join the race
 _EVERYTHING = whole(Rules("exhaustive", finalists=24, problem_s=math.inf))
 
 
-@dataclass(frozen=True)
-class Studied:
-    """Hold the figures of one problem. A regret is a time over the fastest known, less 1 (0.01: 1% slower).
-
-    `regrets` has one for each repeat. The first repeat, with a cold cache of compiled kernels, took
-    `tune_seconds` and tried `configs` of the `space` configs that an exhaustive search measured.
-    `transfer_regret` is that of the first repeat's winner on `neighbour`, a problem a quarter larger, raced
-    with the winner of a search for `neighbour` itself; None where the config may not run there.
-    """
-
-    problem: str
-    regrets: tuple[float, ...]
-    first_pick_regret: float
-    tune_seconds: float
-    configs: int
-    space: int
-    exhaustive_seconds: float
-    best: str
-    best_us: float
-    neighbour: str
-    transfer_regret: float | None
+Studied = dict[str, Any]  # the figures of one problem, for JSON
 
 
 @contextmanager
@@ -84,37 +64,43 @@ def _searched(task: Task, shop: Workshop, rules: Rules) -> tuple[Tuned, dict[Con
     return replace(tuned, seconds=time.monotonic() - start), trials
 
 
-def _cold_run(problem: Tiled, device: Device, shop: Workshop, cache: Path) -> Tuned:
+def _cold_run(problem: Tiled, device: Device, gpu: int | None, jobs: int | None, cache: Path) -> Tuned:
     """Search with nothing compiled and nothing known, in processes that have started."""
-    shop.renew()
     for kept in list(cache.iterdir()):
         shutil.rmtree(kept)
-    return _searched(_task(problem, device), shop, Rules())[0]
+    with Workshop(gpu, jobs) as shop:
+        shop.start()
+        return _searched(_task(problem, device), shop, Rules())[0]
 
 
 def _studied(problem: Tiled, device: Device, first: Tuned, shop: Workshop, repeats: int) -> Studied:
-    runs = [first]
-    runs += [_searched(_task(problem, device), shop, Rules())[0] for _ in range(repeats - 1)]
+    """Return the figures of one problem. A regret is a time over the fastest known, less 1 (0.01: 1% slower).
+
+    `regrets` has one for each repeat. The first repeat, with a cold cache of compiled kernels, took
+    `tune_seconds` and tried `configs` of the `space` configs that an exhaustive search measured.
+    `transfer_regret` is that of the first repeat's winner on `neighbour`, a problem a quarter larger, raced
+    with the winner of a search for `neighbour` itself; None where the config may not run there.
+    """
+    runs = [first, *(_searched(_task(problem, device), shop, Rules())[0] for _ in range(repeats - 1))]
     exhausted, everything = _searched(_task(problem, device), shop, _EVERYTHING)
     winners = [tuned.best.config for tuned in runs if tuned.best is not None]
     pick = model.pick(problem, device)
     rivals = fastest_first({config: trial.time for config, trial in everything.items()})[:_BEST]
     times = _race(list(dict.fromkeys([*winners, pick, *rivals])), problem, device, shop)
-    fastest = min(times.values())
-    near = neighbour(problem)
-    return Studied(
-        problem.label,
-        tuple(times[config] / fastest - 1 for config in winners),
-        times[pick] / fastest - 1,
-        first.seconds,
-        first.trials,
-        len(everything),
-        exhausted.seconds,
-        str(min(times, key=lambda c: (times[c], c.key))),
-        fastest,
-        near.label,
-        _transfer(winners[0], near, device, shop),
-    )
+    fastest, near = min(times.values()), neighbour(problem)
+    return {
+        "problem": problem.label,
+        "regrets": [times[config] / fastest - 1 for config in winners],
+        "first_pick_regret": times[pick] / fastest - 1,
+        "tune_seconds": first.seconds,
+        "configs": first.trials,
+        "space": len(everything),
+        "exhaustive_seconds": exhausted.seconds,
+        "best": str(min(times, key=lambda c: (times[c], c.key))),
+        "best_us": fastest,
+        "neighbour": near.label,
+        "transfer_regret": _transfer(winners[0], near, device, shop),
+    }
 
 
 def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) -> float | None:
@@ -130,9 +116,8 @@ def _transfer(config: Config, problem: Tiled, device: Device, shop: Workshop) ->
 def _race(configs: Sequence[Config], problem: Tiled, device: Device, shop: Workshop) -> dict[Config, float]:
     """Return microseconds of each config, timed in turns."""
     subject = ProblemSubject(problem, device)
-    number = engine.new_number()
-    samples = shop.race(number, subject, configs)
-    shop.end(number)
+    samples = shop.race(subject, configs)
+    shop.end(subject)
     return {config: statistics.median(times) for config, times in zip(configs, samples, strict=True)}
 
 
@@ -141,16 +126,16 @@ def _tail(values: Sequence[float], share: float = 0.95) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
-def suite_seconds(
-    problems: Sequence[Tiled], device: Device, gpu: int | None, jobs: int | None
-) -> tuple[float, int]:
-    """Return the seconds to tune problems with a cold cache and nothing known, and how many failed."""
-    with _cold_cache(), Workshop(gpu, jobs) as shop:
-        shop.start()
-        start = time.monotonic()
-        tasks = (_task(problem, device) for problem in problems)
-        failed = sum(tuned.best is None for tuned in engine.tune(tasks, shop, Rules(), lambda *_: None))
-        return time.monotonic() - start, failed
+def _told(found: Studied) -> str:
+    """Return the figures of one problem as a line of text."""
+    regrets, transfer = found["regrets"], found["transfer_regret"]
+    return (
+        f"{found['problem']}: regret {100 * statistics.median(regrets):.2f}% "
+        f"(worst {100 * max(regrets):.2f}%), "
+        f"first pick {100 * found['first_pick_regret']:.1f}%, "
+        f"on a neighbour {'none' if transfer is None else f'{100 * transfer:.1f}%'}, "
+        f"{found['tune_seconds']:.1f} s for {found['configs']} configs of {found['space']}"
+    )
 
 
 def study(
@@ -167,41 +152,40 @@ def study(
     Nothing is remembered, and nothing remembered is used. Raises TuningError where no config works.
     """
     studied: list[Studied] = []
-    with _cold_cache() as cache, Workshop(gpu, jobs) as shop:
+    with _cold_cache() as cache:
+        firsts = [_cold_run(problem, device, gpu, jobs, cache) for problem in problems]
+    with _cold_cache(), Workshop(gpu, jobs) as shop:
         start = time.monotonic()
         shop.start()
         started = time.monotonic() - start
-        firsts = [_cold_run(problem, device, shop, cache) for problem in problems]
         for problem, first in zip(problems, firsts, strict=True):
-            found = _studied(problem, device, first, shop, repeats)
-            studied.append(found)
-            transfer = "none" if found.transfer_regret is None else f"{100 * found.transfer_regret:.1f}%"
-            say(
-                f"{found.problem}: regret {100 * statistics.median(found.regrets):.2f}% (worst "
-                f"{100 * max(found.regrets):.2f}%), first pick {100 * found.first_pick_regret:.1f}%, "
-                f"on a neighbour {transfer}, {found.tune_seconds:.1f} s for {found.configs} configs of "
-                f"{found.space}"
-            )
-    seconds, failed = suite_seconds(suite, device, gpu, jobs) if suite else (0.0, 0)
+            studied.append(_studied(problem, device, first, shop, repeats))
+            say(_told(studied[-1]))
+    with _cold_cache(), Workshop(gpu, jobs) as shop:
+        shop.start()
+        start = time.monotonic()
+        tasks = (_task(problem, device) for problem in suite)
+        failed = sum(tuned.best is None for tuned in engine.tune(tasks, shop, Rules(), lambda *_: None))
+        seconds = time.monotonic() - start if suite else 0.0
     return summary(studied) | {
         "suite_seconds": seconds,
         "suite_problems": len(suite),
         "suite_failed": failed,
         "start_seconds": started,
         "repeats": repeats,
-        "problems": [asdict(one) for one in studied],
+        "problems": studied,
     }
 
 
 def summary(studied: Sequence[Studied]) -> dict[str, Any]:
     """Return the figures over all problems; regrets of every repeat count."""
-    regrets = [regret for one in studied for regret in one.regrets]
-    picks = [one.first_pick_regret for one in studied]
-    transfers = [one.transfer_regret for one in studied if one.transfer_regret is not None]
+    regrets = [regret for one in studied for regret in one["regrets"]]
+    picks = [one["first_pick_regret"] for one in studied]
+    transfers = [one["transfer_regret"] for one in studied if one["transfer_regret"] is not None]
     return {
         "regret_median": statistics.median(regrets),
         "regret_worst": max(regrets),
-        "tune_seconds_median": statistics.median(one.tune_seconds for one in studied),
+        "tune_seconds_median": statistics.median(one["tune_seconds"] for one in studied),
         "flip_rate": sum(regret > FLIP for regret in regrets) / len(regrets),
         "first_pick_regret_median": statistics.median(picks),
         "first_pick_regret_p95": _tail(picks),

@@ -14,19 +14,60 @@ A file holds a `description` and entries `[[cases]]`. An entry stands for every 
   the groups share, `loads` how (`tritile.core.problem.ends_of`).
 """
 
+import dataclasses
 import itertools
+import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tritile.core.problem import (
+    ACTIVATION_DTYPES,
+    FP8_DTYPES,
+    GROUPED_DTYPES,
+    ITEMSIZE,
+    LOADS,
+    PRECISIONS_OF,
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    alignment,
+)
 from tritile.errors import InvalidValueError
-from tritile.tune.cases import MATMUL_LAYOUTS, OPS, PERMUTE_ITEMSIZE, Case, grouped_case
 
-__all__ = ["MATMUL_LAYOUTS", "OPS", "PERMUTE_ITEMSIZE", "Case", "find", "load", "parse_shape"]
+OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")
+MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
+PERMUTE_ITEMSIZE: Final = ITEMSIZE | {"bool": 1, "uint8": 1, "int16": 2, "int64": 8}
+_WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
+_LAYOUT_OF: Final = {"N": "row", "T": "column"}
+_WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 
+# What an entry of an op may list, and the field of a case that takes each word.
+_LISTED: Final = {
+    "matmul": {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
+               "block_scales": "block_scales"},
+    "grouped": {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "ragged": "ragged",
+                "loads": "load"},
+    "permute": {"dtypes": "dtype"},
+    "linear_quantized": {"dtypes": "dtype", "weights": "layout"},
+}  # fmt: skip
+_OPTIONAL: Final = {"precisions", "epilogues", "block_scales"}
+# The words of a case, where these are a list.
+_WORDS: Final[dict[str, dict[str, Iterable[str]]]] = {
+    "matmul": {"dtype": ITEMSIZE, "layout": MATMUL_LAYOUTS},
+    "grouped": {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "ragged": ("m", "k"), "load": LOADS},
+    "permute": {"dtype": PERMUTE_ITEMSIZE},
+    "linear_quantized": {"dtype": ACTIVATION_DTYPES, "epilogue": ("", "bias=row")},
+}
+_SIZES: Final = {
+    "matmul": ("batch", "m", "n", "k"), "grouped": ("batch", "m", "n", "k"), "permute": ("shape", "dims"),
+    "linear_quantized": ("batch", "m", "n", "k"),
+}  # fmt: skip
 _SIZE_KEYS: Final = {
     "squares": 1, "mnk": 3, "bmnk": 4, "gmnk": 4, "m": 1, "nk": 2, "shapes": 0,
 }  # numbers in an item  # fmt: skip
@@ -40,37 +81,154 @@ _FORMS: Final = {
     "matmul": ("MxNxK or BxMxNxK", (3, 4)), "grouped": ("GxMxNxK", (4,)), "permute": ("MxN or BxMxN", (2, 3)),
     "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
 }  # fmt: skip
-_OTHER_KEYS: Final = {
-    "matmul": {"op", "dtypes", "layouts", "precisions", "epilogues", "block_scales"},
-    "grouped": {"op", "dtypes", "layouts", "precisions", "ragged", "loads"},
-    "permute": {"op", "dtypes", "dims"},
-    "linear_quantized": {"op", "dtypes", "weights"},
+
+
+@dataclass(frozen=True)
+class Case:
+    """Describe one line of a suite: an operation on contiguous operands, in the words of the result format.
+
+    A "matmul" is `batch` products of m x k by k x n. The letters of its layout are those of a and b: N is
+    stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves dimension
+    `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind that its
+    layout names: "int4/128". A "grouped" is of `batch` groups. They share m or k, which `ragged` names, by
+    `load`.
+
+    Raises InvalidValueError where a field does not fit its op.
+    """
+
+    suite: str
+    op: str
+    dtype: str
+    layout: str = "NN"
+    batch: int = 1
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    precision: str = "ieee"
+    shape: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    epilogue: str = ""
+    ragged: str = ""
+    load: str = ""
+    block_scales: str = ""
+
+    def __post_init__(self) -> None:
+        wanted = _lacking(self)
+        if wanted:
+            fields = {name: value for name, value in vars(self).items() if value not in ("", ())}
+            raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
+        _ = self.problem  # checks the sizes
+
+    @property
+    def problem(self) -> Tiled:
+        """Return the problem that contiguous tensors at aligned addresses pose."""
+        return _PROBLEMS[self.op](self)
+
+
+def _lacking(case: Case) -> str:
+    """Return what a case should have, "" where nothing is wrong with its words and kinds of values."""
+    if case.op not in OPS:
+        return f"an op of {', '.join(OPS)}"
+    words = _WORDS[case.op]
+    allowed = {"suite", "op", *words, *_LISTED[case.op].values(), *_SIZES[case.op]}
+    for field in dataclasses.fields(case):
+        value, default = getattr(case, field.name), field.default
+        if type(value) is not (str if default is dataclasses.MISSING else type(default)):
+            return "words as text, sizes as whole numbers, shape and dims as tuples"
+        if field.name not in allowed and value != default:
+            return f"no {field.name}"
+        if value not in words.get(field.name, (value,)):
+            return f"its {field.name} of {', '.join(filter(None, words[field.name]))}"
+    precisions = PRECISIONS_OF.get(case.dtype, ("ieee",))
+    if case.precision not in precisions:
+        return f"a precision of {', '.join(precisions)}"
+    if case.op == "linear_quantized" and (case.batch != 1 or _WEIGHT.fullmatch(case.layout) is None):
+        return 'no batch, and a layout as "int4/128", or with " zeros"'
+    if not all(type(size) is int and size >= 1 for size in case.shape):
+        return "sizes of 1 and more"
+    axes = list(range(len(case.shape)))
+    if case.op == "permute" and not (axes and sorted(case.dims) == axes):
+        return "dims that order those of the shape"
+    return ""
+
+
+def _matrix_alignment(itemsize: int, layout: str, batch: int, rows: int, columns: int) -> int:
+    leading = columns if layout == "row" else rows
+    return alignment(leading * itemsize, *[rows * columns * itemsize] * (batch > 1))
+
+
+def _matmul(case: Case) -> MatmulProblem:
+    a_layout, b_layout = (_LAYOUT_OF[letter] for letter in case.layout)
+    size, out_dtype = ITEMSIZE[case.dtype], _WIDER_OUT.get(case.dtype, case.dtype)
+    if case.epilogue and out_dtype == "int32":
+        out_dtype = "bfloat16"
+    return MatmulProblem(
+        batch=case.batch,
+        m=case.m,
+        n=case.n,
+        k=case.k,
+        dtype=case.dtype,
+        out_dtype=out_dtype,
+        a_layout=a_layout,
+        b_layout=b_layout,
+        a_align=_matrix_alignment(size, a_layout, case.batch, case.m, case.k),
+        b_align=_matrix_alignment(size, b_layout, case.batch, case.k, case.n),
+        out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", case.batch, case.m, case.n),
+        precision=case.precision,
+        epilogue=case.epilogue,
+        block_scales=case.block_scales,
+    )
+
+
+def _grouped(case: Case) -> GroupedProblem:
+    """Return the problem of groups; fp8 operands have scales, as torch wants them."""
+    a_layout, b_layout = (_LAYOUT_OF[letter] for letter in case.layout)
+    fp8 = case.dtype in FP8_DTYPES
+    size, out_dtype = ITEMSIZE[case.dtype], "bfloat16" if fp8 else case.dtype
+    a_row = case.k if a_layout == "row" else case.m
+    b_row = case.n if b_layout == "row" else case.k
+    b_matrix = case.k * case.n if case.ragged == "m" else 0
+    out_matrix = case.m * case.n if case.ragged == "k" else 0
+    out_size = ITEMSIZE[out_dtype]
+    return GroupedProblem(
+        case.ragged, case.batch, case.m, case.n, case.k, case.dtype, out_dtype, a_layout, b_layout, "row",
+        alignment(a_row * size), alignment(b_row * size, b_matrix * size),
+        alignment(case.n * out_size, out_matrix * out_size), case.precision, fp8,
+    )  # fmt: skip
+
+
+def _quantized(case: Case) -> QuantizedProblem:
+    found = _WEIGHT.fullmatch(case.layout)
+    assert found is not None
+    bits, group_size, align = int(found[1]), int(found[2]), alignment(2 * case.k)
+    sizes = (case.m, case.n, case.k)
+    weight, bias = (bits, group_size, found[3] is not None), bool(case.epilogue)
+    return QuantizedProblem(*sizes, case.dtype, *weight, bias, x_align=align if case.m > 1 else 16)
+
+
+def _permute(case: Case) -> PermuteProblem:
+    def strides(sizes: Sequence[int]) -> list[int]:
+        return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+
+    x_strides, shape = strides(case.shape), [case.shape[dim] for dim in case.dims]
+    moved = [x_strides[dim] for dim in case.dims]
+    return PermuteProblem.of(shape, moved, strides(shape), PERMUTE_ITEMSIZE[case.dtype])
+
+
+_PROBLEMS: Final[dict[str, Callable[[Case], Tiled]]] = {
+    "matmul": _matmul,
+    "grouped": _grouped,
+    "permute": _permute,
+    "linear_quantized": _quantized,
 }
 
 
-def _exchanged(count: int) -> tuple[int, ...]:
-    """Return the order of dimensions with the last two exchanged."""
-    axes = tuple(range(count))
-    return (*axes[:-2], *reversed(axes[-2:]))
-
-
-def _sized_case(
-    sizes: Sequence[int],
-    suite: str,
-    op: str,
-    dtype: str,
-    layout: str = "NN",
-    precision: str = "ieee",
-    epilogue: str = "",
-    block_scales: str = "",
-) -> Case:
-    """Return the case of sizes m, n, k, after a batch if there are four, or of a shape to be transposed."""
+def _sized(op: str, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of m, n and k, after a batch if there are four, or of a shape to be transposed."""
     if op == "permute":
-        shape = tuple(sizes)
-        return Case(suite, op, dtype, shape=shape, dims=_exchanged(len(shape)))
-    batch, m, n, k = (1, *sizes)[-4:]
-    sized = Case(suite, op, dtype, layout, batch, m, n, k, precision, epilogue=epilogue)
-    return replace(sized, block_scales=block_scales) if block_scales else sized
+        axes = tuple(range(len(sizes)))
+        return {"shape": tuple(sizes), "dims": (*axes[:-2], *reversed(axes[-2:]))}
+    return dict(zip(("batch", "m", "n", "k"), (1, *sizes)[-4:], strict=True))
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -94,51 +252,40 @@ def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
     return rows
 
 
-def _permutes(suite: str, entry: dict[str, Any], shapes: list[list[int]], dtypes: list[str]) -> list[Case]:
-    """Return a case for each dtype and shape; `dims` holds an order for each shape, or one for all."""
-    orders = _rows(entry, "dims") if "dims" in entry else [list(_exchanged(len(s))) for s in shapes]
-    if len(orders) not in (1, len(shapes)):
-        raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
-    pairs = list(zip(shapes, orders if len(orders) > 1 else orders * len(shapes), strict=True))
-    return [
-        Case(suite, "permute", dtype, shape=tuple(shape), dims=tuple(dims))
-        for dtype, (shape, dims) in itertools.product(dtypes, pairs)
-    ]
-
-
-def _entry_sizes(entry: dict[str, Any], op: str) -> list[list[int]]:
+def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
+    """Return the sizes of an entry as fields of cases."""
     given = set(entry) & set(_SIZE_KEYS)
     if given not in _SIZES_WANTED[op]:
         wanted = ", ".join(" with ".join(sorted(keys)) for keys in _SIZES_WANTED[op])
         raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
     if "nk" in given:
-        return [[*m, *nk] for nk, m in itertools.product(_rows(entry, "nk"), _rows(entry, "m"))]
-    rows = _rows(entry, given.pop())
-    return [row * 3 for row in rows] if "squares" in entry else rows
+        rows = [[*m, *nk] for nk, m in itertools.product(_rows(entry, "nk"), _rows(entry, "m"))]
+    else:
+        rows = _rows(entry, given.pop())
+    found = [_sized(op, row * 3 if "squares" in entry else row) for row in rows]
+    if "dims" in entry:
+        orders = _rows(entry, "dims")
+        if len(orders) not in (1, len(rows)):
+            raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
+        orders = orders if len(orders) > 1 else orders * len(rows)
+        found = [sizes | {"dims": tuple(dims)} for sizes, dims in zip(found, orders, strict=True)]
+    return found
 
 
 def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
-    unknown = set(entry) - _OTHER_KEYS[op] - set(_SIZE_KEYS)
+    unknown = set(entry) - {"op", *_LISTED[op], *_SIZE_KEYS, *({"dims"} if op == "permute" else ())}
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
-    sizes, dtypes = _entry_sizes(entry, op), _listed(entry, "dtypes", str)
-    if op == "permute":
-        return _permutes(suite, entry, sizes, dtypes)
-    precisions = _listed(entry, "precisions", str) if "precisions" in entry else ["ieee"]
-    if op == "grouped":
-        layouts, ragged, how = (_listed(entry, key, str) for key in ("layouts", "ragged", "loads"))
-        return [
-            grouped_case(suite, *words)
-            for words in itertools.product(sizes, dtypes, layouts, precisions, ragged, how)
-        ]
-    epilogues = _listed(entry, "epilogues", str) if "epilogues" in entry else [""]
-    scales = _listed(entry, "block_scales", str) if "block_scales" in entry else [""]
-    layouts = _listed(entry, "layouts" if op == "matmul" else "weights", str)
-    ways = itertools.product(dtypes, layouts, precisions, epilogues, scales, sizes)
-    return [_sized_case(row, suite, op, dtype, layout, *how) for dtype, layout, *how, row in ways]
+    words = [
+        [(field, word) for word in _listed(entry, key, str)]
+        for key, field in _LISTED[op].items()
+        if key in entry or key not in _OPTIONAL
+    ]
+    sizes = _entry_sizes(entry, op)
+    return [Case(suite, op, **dict(way), **size) for way in itertools.product(*words) for size in sizes]
 
 
 def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
@@ -201,8 +348,9 @@ def parse_shape(
     form, counts = _FORMS[op]
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
-    sizes = [int(part) for part in parts]
-    layout = "int4/128" if op == "linear_quantized" and layout in MATMUL_LAYOUTS else layout
+    how: dict[str, Any] = {} if op == "permute" else {"layout": layout, "precision": precision}
+    if op == "linear_quantized" and layout in MATMUL_LAYOUTS:
+        how["layout"] = "int4/128"
     if op == "grouped":
-        return grouped_case(suite, sizes, dtype, layout, precision)
-    return _sized_case(sizes, suite, op, dtype, layout, precision)
+        how |= {"ragged": "m", "load": "skewed"}
+    return Case(suite, op, dtype, **how, **_sized(op, [int(part) for part in parts]))

@@ -12,7 +12,6 @@ import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
@@ -21,15 +20,13 @@ import triton
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import device as devices
-from tritile.core.device import Device
 from tritile.core.of_torch import TracingContext, trace_as_constant
 from tritile.core.of_triton import Heuristics
-from tritile.core.problem import KernelProblem, doublings
 from tritile.core.settings import current_mode
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, UntunedWarning, callers_level
 from tritile.tune.remembering import RememberingAutotuner
-from tritile.tune.search import Space
+from tritile.tune.spaces import Space
 
 _OF_DESCRIPTORS: Final = re.compile("load|store|gather|scatter|atomic_")
 Pruning = Callable[..., Sequence[triton.Config]]
@@ -192,21 +189,12 @@ class TracedAutotuner(RememberingAutotuner):
             return ()
         of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
         problem = self.problem((), {**of_dtypes, **values})
-        found = self._alike(problem, device, unknown)
+        if unknown:
+            found = self.nearest(problem, device, unknown)
+        else:
+            found = [config for config in [self.remembered(problem, device)] if config is not None]
         if not found:
             mode = "cached" if mode == "tune" else mode
             near = self.likely(problem, mode, device, ", outside of torch.compile")
             found = [] if near is None else [near]
         return tuple(index for index, config in enumerate(self._configs) if config in found)
-
-    def _alike(self, problem: KernelProblem, device: Device, unknown: Sequence[str]) -> list[triton.Config]:
-        """Return the config remembered for a problem; with unknowns in its key, for all nearest ones."""
-        if not unknown:
-            best = self.remembered(problem, device)
-            return [] if best is None else [best]
-        found: dict[float, list[triton.Config]] = {}
-        for other, config in self.measured(device):
-            known = replace(other, key=tuple(pair for pair in other.key if pair[0] not in unknown))
-            if known.dtypes == problem.dtypes and len(known.sizes) == len(problem.sizes):
-                found.setdefault(doublings(known, problem), []).append(config)
-        return found[min(found)] if found else []

@@ -15,24 +15,23 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.views import Call, posed
+from tritile.core.views import Call
 from tritile.errors import TuningError, brief
 from tritile.families.space import worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compile_resources, compiled_for
-from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.pool import done_in_parallel
 from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.elements import torch_fp32
-from tritile.tune.subject.operands import random_elements, run_of, shared
+from tritile.tune.subject.operands import copies_of, run_of
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
 _BEHIND: Final = 1.3  # times the fastest in a first round, up to which it is timed again
 _ROUNDS: Final = 4  # how often a config is timed again
 _GRAPH_US: Final = 250.0  # the least time of all launches in a graph
 _LAUNCHES: Final = 40  # the most launches in a graph
-_POOL: Final = 3 << 29  # bytes of the memory from which copies of one operand are cut
 _FLUSHED: Final = 3  # times the size of the L2 cache, read between replays
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
 
@@ -112,35 +111,6 @@ def flusher(device: Device) -> Callable[[], object]:
     return memory.sum
 
 
-class Operands:
-    """Pose calls from one pool of memory, each on a part of its own."""
-
-    def __init__(self, device: Device) -> None:
-        self._pools: dict[tuple[int, str], torch.Tensor] = {}
-        self.flush = flusher(device)
-
-    def calls(self, problem: Tiled, count: int) -> list[Call]:
-        """Return `count` calls on different operands; these repeat where the pool is too small."""
-        taken: dict[tuple[int, str], int] = {}
-        made = []
-        for _ in range(count):
-            numbers = iter(range(100))
-
-            def make(dtype: str, elements: int, numbers: Iterator[int] = numbers) -> torch.Tensor:
-                key = next(numbers), dtype
-                step = -(-elements // 256) * 256
-                if key not in self._pools or len(self._pools[key]) < step:
-                    itemsize = torch.empty((), dtype=getattr(torch, dtype)).element_size()
-                    self._pools[key] = random_elements(dtype, max(_POOL // itemsize, step))
-                pool, start = self._pools[key], taken.get(key, 0)
-                start = start if start + step <= len(pool) else 0
-                taken[key] = start + step
-                return pool[start : start + elements]
-
-            made.append(shared(posed(problem, make)))
-        return made
-
-
 def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
     """Compile what a config launches at these sizes. Raises TuningError for a config that is refused."""
     for problem in problems:
@@ -162,17 +132,11 @@ def compile_all(
     one: Callable[[Config, Sequence[Tiled], Device], None] = compile_at,
 ) -> set[Config]:
     """Compile configs at sizes in parallel, each by `one`; return the configs that were refused."""
-    refused = set()
-    with CompilePool() as pool:
-        futures = {}
-        for config, problems in sorted(wanted.items(), key=lambda item: -len(item[1])):
-            futures[config] = pool.submit(one, config, problems, device)
-        for config, future in futures.items():
-            error = future.exception()
-            if error is not None:
-                refused.add(config)
-                tell(f"{config}: {brief(error)}")
-    return refused
+    largest = sorted(wanted.items(), key=lambda item: -len(item[1]))
+    reasons = done_in_parallel(one, {config: (config, problems, device) for config, problems in largest})
+    for config, reason in reasons.items():
+        tell(f"{config}: {reason}")
+    return set(reasons)
 
 
 class Row(NamedTuple):
@@ -183,15 +147,17 @@ class Row(NamedTuple):
     torch_us: float | None = None
 
 
-def timed(operands: Operands, problem: Tiled, configs: Sequence[Config], tell: Tell) -> Row:
+def timed(
+    problem: Tiled, configs: Sequence[Config], device: Device, flush: Callable[[], object], tell: Tell
+) -> Row:
     """Time the configs that run, and torch, side by side."""
-    calls, torch_us = operands.calls(problem, launches(problem)), None
+    calls, torch_us = copies_of(problem, device, launches(problem)), None
     with torch_fp32():
-        samples = raced(calls, configs, operands.flush, Graph, tell)
+        samples = raced(calls, configs, flush, Graph, tell)
         run = torch_calls.RUNS.get(problem.op)
         try:
             if run is not None:
-                torch_us = statistics.median(timed_again(Graph(run, calls, operands.flush)))
+                torch_us = statistics.median(timed_again(Graph(run, calls, flush)))
         except (TuningError, RuntimeError) as error:  # torch multiplies no int8 of 16 rows and fewer
             tell(f"{problem.label}: torch: {brief(error)}")
     return Row(problem, {config: statistics.median(times) for config, times in samples.items()}, torch_us)
@@ -251,9 +217,9 @@ def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, 
 
 def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:
     """Yield each size with the microseconds of the configs near the fastest there, and of torch."""
-    operands = Operands(device)
+    flush = flusher(device)
     for problem in problems:
-        row = timed(operands, problem, chooser.choose(problem), tell)
+        row = timed(problem, chooser.choose(problem), device, flush, tell)
         if row.times:
             chooser.learn(problem, row.times)
             yield row

@@ -5,7 +5,6 @@ compile, run on a folder that can only be read, tells which kernels are there an
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import forget_compiled
 from tritile.core.problem import Tiled
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
+from tritile.errors import InvalidValueError, UnsupportedError, brief
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiles_for
 from tritile.runtime.offline import compiling_for
 from tritile.tune.deploy.folder import Missing, bytes_of, drop, key_of, reading, settle, slim, writing
 from tritile.tune.deploy.modules import Module, build_into, modules_of
-from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.pool import done_in_parallel
 
 Entry = tuple[Tiled, Config]
 
@@ -117,35 +116,12 @@ def check(entries: Sequence[Entry], device: Device, folder: Path, place: Path | 
     return found
 
 
-def _compile(entry: Entry, device: Device, folder: Path) -> str | None:
-    """Compile all that an entry needs into a folder; return the reason where that is refused."""
+def _compile(entry: Entry, device: Device, folder: Path) -> None:
+    """Compile all that an entry needs into a folder. Raises whatever the compiler raises."""
     problem, config = entry
-    try:
-        with writing(folder), compiling_for(device):
-            for compiled in compiles_for(problem, config, device):
-                compiled()
-    except Exception as error:  # a compiler may raise anything, and all of it means "refused"
-        return brief(error)
-    return None
-
-
-def _compile_all(
-    entries: Sequence[Entry], device: Device, folder: Path, jobs: int | None, done: Callable[[str], None]
-) -> dict[str, str]:
-    """Compile in parallel processes; return the reasons of what was refused, by name."""
-    refused: dict[str, str] = {}
-    with CompilePool(jobs) as pool:
-        futures = {pool.submit(_compile, entry, device, folder): entry for entry in entries}
-        for future in as_completed(futures):
-            entry = futures[future]
-            try:
-                reason = future.result()
-            except TuningError as error:  # its compiler died, or hung
-                reason = str(error)
-            if reason is not None:
-                refused[_named(entry)] = reason
-            done(entry[0].label)
-    return refused
+    with writing(folder), compiling_for(device):
+        for compiled in compiles_for(problem, config, device):
+            compiled()
 
 
 def fill(
@@ -182,7 +158,9 @@ def fill(
     refused: dict[str, str] = {}
     if lacking:
         drop(folder, before.missing)
-        refused = _compile_all(lacking, device, folder, jobs, done)
+        wanted = {entry: (entry, device, folder) for entry in lacking}
+        reasons = done_in_parallel(_compile, wanted, jobs, lambda entry: done(entry[0].label))
+        refused = {_named(entry): reason for entry, reason in reasons.items()}
         settle(folder, place or folder)
     after = check(entries, device, folder, place) if lacking else before
     if after.modules:

@@ -5,15 +5,15 @@ The process that tunes calls the functions at the end by name; they return plain
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from tritile.core.config import Config
+from tritile.core.device import Device
 from tritile.core.of_triton import driver
+from tritile.core.problem import Problem
 from tritile.errors import TuningError
-from tritile.tune.measure.protocols import Stage, Subject, Taken
 from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us
 
 T = TypeVar("T")
@@ -21,8 +21,15 @@ _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph hol
 _SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
 
 
-@dataclass(frozen=True)
-class Screened:
+class Taken(NamedTuple):
+    """Hold a kernel's resources: registers and spilled 32-bit words a thread, bytes of shared memory."""
+
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+
+
+class Screened(NamedTuple):
     """Hold a quick timing: microseconds and spread (None: held back), and the kernel's resources."""
 
     us: float | None
@@ -30,12 +37,59 @@ class Screened:
     taken: Taken
 
 
+class Stage(Protocol):
+    """Hold a subject's operands on the GPU, in the process that measures."""
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """Return copies of one call, each with operands of its own."""
+
+    def prepared(self, config: Config) -> tuple[Run, Taken]:
+        """Return a function that launches a config on a copy. Raises where it does not compile or load."""
+
+    def timed(self, config: Config, run: Run) -> Timed:
+        """Return a timer of a config over every copy, each restored before a launch."""
+
+    def check(self, config: Config, run: Run) -> float | None:
+        """Return the relative error of a config's answer, None where there is no reference.
+
+        Raises TuningError for a wrong answer, and for writes outside the kernel's memory.
+        """
+
+
+class Subject(Protocol):
+    """Describe one problem to tune, in values that can be sent to another process."""
+
+    @property
+    def problem(self) -> Problem:
+        """Return the problem that trials are remembered under."""
+
+    @property
+    def device(self) -> Device:
+        """Return the GPU that the subject is tuned for."""
+
+    @property
+    def copies(self) -> int:
+        """Return how many copies of the operands leave the L2 cache cold."""
+
+    def digest(self, config: Config) -> str:
+        """Return the digest of the kernel that a config runs."""
+
+    def compile(self, config: Config) -> None:
+        """Compile into Triton's cache, with no GPU. Raises where the compiler refuses."""
+
+    def compile_check(self, config: Config) -> None:
+        """Compile the other kernels that a check of a config runs. The check repeats a refusal."""
+
+    def stage(self, copies: int) -> Stage:
+        """Make copies of the operands on the current GPU."""
+
+
 class Bench:
     """Hold one subject's operands, and time the configs that are loaded for it."""
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._copies = subject.copies
+        self._subject, self._copies = subject, subject.copies
         self._stage = self._staged()
         self._loaded: dict[Config, tuple[Run, Taken]] = {}
         self._graphs: dict[Config, Timed] = {}
@@ -135,33 +189,14 @@ def begin(number: int, subject: Subject, gpu: int | None) -> None:
     _benches[number] = Bench(subject)
 
 
-def begun(number: int) -> None:
-    """Do nothing. Raises TuningError where the subject was not begun in this process."""
-    _bench(number)
+def ask(number: int, method: str, *arguments: Any) -> Any:
+    """Call a method of a subject's `Bench`. Raises TuningError where the subject was not begun here."""
+    if number not in _benches:
+        raise TuningError(f"subject {number} was not begun here")
+    return getattr(_benches[number], method)(*arguments)
 
 
 def end(number: int) -> None:
     """Free a subject's operands."""
     if _benches.pop(number, None) is not None:
         _empty()
-
-
-def screen(number: int, config: Config, fastest_us: float = math.inf, held_too: bool = False) -> Screened:
-    """See `Bench.screen`."""
-    return _bench(number).screen(config, fastest_us, held_too)
-
-
-def race(number: int, configs: Sequence[Config]) -> list[list[float]]:
-    """See `Bench.race`."""
-    return _bench(number).race(configs)
-
-
-def check(number: int, config: Config) -> float | None:
-    """See `Bench.check`."""
-    return _bench(number).check(config)
-
-
-def _bench(number: int) -> Bench:
-    if number not in _benches:
-        raise TuningError(f"subject {number} was not begun here")
-    return _benches[number]

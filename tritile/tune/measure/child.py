@@ -6,13 +6,12 @@ All of them end when the caller does, however the caller ends.
 """
 
 import contextlib
-import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,16 +23,15 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 from tritile.errors import TuningError, brief
-from tritile.tune.measure.served import NUMBER_BYTES, fork_on_request_here, kill
+from tritile.tune.measure.served import fork_on_request, kill
 
 T = TypeVar("T")
 START_S: Final = 120.0  # for importing torch on a busy machine
-_STALLED_S: Final = 30.0  # without more of an answer that has begun
 _LARGEST: Final = 1 << 28  # bytes of an answer
-_numbers: Final = itertools.count(1)  # of requests
 _PROGRAM: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tritile.tune.measure.served import fork_on_request; fork_on_request(int(sys.argv[1]))"
+    "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from tritile.tune.measure.served import fork_on_request; "
+    "fork_on_request(socket.socket(fileno=int(sys.argv[1])))"
 )
 
 
@@ -41,28 +39,12 @@ class ChildError(TuningError):
     """Tell of a request that failed in another process.
 
     `lost`: the process is gone, and with it all that it held. `blameless`: nothing says that the request was
-    at fault, as the process was killed from outside, nobody knows how it ended, or it had written before it
-    was asked.
+    at fault, as the process was killed from outside, or nobody knows how it ended.
     """
 
     def __init__(self, text: str, lost: bool, blameless: bool = False) -> None:
         super().__init__(text)
         self.lost, self.blameless = lost, blameless
-
-
-class _Forked:
-    """Stand for a process forked from this one, as far as it is used like a Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
 
 
 class ForkServer:
@@ -73,24 +55,18 @@ class ForkServer:
     """
 
     def __init__(self, forked: bool = False) -> None:
-        self._process: subprocess.Popen[bytes] | _Forked | None = None
+        self._process: Any = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
         if forked and threading.active_count() == 1:
-            self._fork()
-
-    def _fork(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            pid = os.fork()
-            if pid == 0:
-                ours.close()
-                fork_on_request_here(theirs.detach())
-            with contextlib.suppress(OSError):  # the server may have ended
-                os.setpgid(pid, pid)
-            self._process = _Forked(pid)
-        ours.settimeout(START_S)
-        self._control = ours
+            ours, theirs = socket.socketpair()
+            with theirs:
+                fork = multiprocessing.get_context("fork").Process
+                self._process = fork(target=_forked, args=(ours, theirs), daemon=True)
+                self._process.start()
+                self._process.wait = self._process.join
+            ours.settimeout(START_S)
+            self._control = ours
 
     def fork(self, connection: int, stderr: int) -> int:
         """Start a process that serves a socket and writes its errors to a file; return its pid.
@@ -133,9 +109,7 @@ class ForkServer:
                 # -P: else a json.py of the folder it runs in would be imported before sys.path is set.
                 [sys.executable, "-P", "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
                 pass_fds=(number,),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
-                process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
+                process_group=0,
             )
         ours.settimeout(START_S)
         self._control = ours
@@ -154,6 +128,12 @@ class ForkServer:
         """End the server, and the processes that were forked from it."""
         with self._lock:
             self._end()
+
+
+def _forked(callers: socket.socket, own: socket.socket) -> None:
+    """Be a fork server in a process just forked from a program."""
+    callers.close()
+    fork_on_request(own)
 
 
 def _line(control: socket.socket) -> bytes:
@@ -182,22 +162,15 @@ class Child:
         Raises ChildError where the function raises, takes more than `limit_s` seconds, ends the process, or
         writes to its socket so that no answer can be read. Raises TuningError where no process starts.
         """
-        number = next(_numbers).to_bytes(NUMBER_BYTES, "big")
-        request = number + cloudpickle.dumps((function, arguments, limit_s))
-        if self._connection is None:
-            self._start()
-        assert self._connection is not None
-        answer, stray = None, False
+        request = cloudpickle.dumps((function, arguments))
+        connection = self._connection or self._start()
         try:
-            stray = self._connection.poll()  # an answer to no request, or the end of the process
-            if not stray:
-                self._connection.send_bytes(request)
-            if stray or self._connection.poll(limit_s):
-                answer = self._connection.recv_bytes(_LARGEST)
+            connection.send_bytes(request)
+            answer = connection.recv_bytes(_LARGEST) if connection.poll(limit_s) else None
         except (EOFError, ConnectionError):
             raise self._death() from None
-        except OSError as error:  # a length that no answer has, or less than that
-            raise self._garbled(error, stray) from error
+        except OSError as error:  # a length that no answer has
+            raise self._garbled(error) from error
         except BaseException:  # Ctrl-C, say: whoever asks next would get this answer
             self._drop()
             raise
@@ -205,27 +178,25 @@ class Child:
             self._drop()
             raise ChildError(f"hung: no answer in {limit_s:g} s", lost=True)
         try:
-            if answer[:NUMBER_BYTES] != number:
-                raise ValueError("it answers another request")
-            value, failure, lost = pickle.loads(answer[NUMBER_BYTES:])
+            value, failure, lost = pickle.loads(answer)
         except Exception as error:  # whatever unpickling raises
-            raise self._garbled(error, stray) from error
+            raise self._garbled(error) from error
         if lost:
             self.close()
         if failure is not None:
             raise ChildError(failure, lost)
         return value
 
-    def _start(self) -> None:
+    def _start(self) -> Connection:
         try:
             ours, theirs = socket.socketpair()
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
             with theirs:
                 self.pid = self._fork_server.fork(theirs.fileno(), self._stderr.fileno())
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_STALLED_S), 0))
-            self._connection = Connection(ours.detach())
         except OSError as error:
             raise TuningError(f"no process can be started: {brief(error)}") from error
+        self._connection = connection = Connection(ours.detach())
+        return connection
 
     def kill(self) -> None:
         """End the process, from any thread; a request in progress fails."""
@@ -238,10 +209,10 @@ class Child:
         self.kill()
         self.close()
 
-    def _garbled(self, error: Exception, stray: bool) -> ChildError:
+    def _garbled(self, error: Exception) -> ChildError:
         """End the process, and return the error that says why its answer cannot be read."""
         self._drop()
-        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", True, stray)
+        return ChildError(f"garbled: its answer cannot be read: {brief(error)}", lost=True)
 
     def _death(self) -> ChildError:
         """Return the error that says how the process ended."""

@@ -4,9 +4,9 @@ Several problems are under way: while one is measured, others compile. Trials ar
 are measured, so that a tuner stopped at any moment goes on where it was.
 """
 
-import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
@@ -15,29 +15,23 @@ from tritile.core.config import Config
 from tritile.errors import TuningError, UnsupportedError
 from tritile.planning.trial import Trial
 from tritile.tune.measure.child import ChildError
-from tritile.tune.measure.settling import settled
 from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, now, proposed, tried_of
-from tritile.tune.measure.timing import timing_of
+from tritile.tune.measure.timing import settled, timing_of
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import Tried, fastest_first
+from tritile.tune.search import fastest_first
+from tritile.tune.spaces import Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
-_numbers = itertools.count()  # of subjects, in a process
 _PAUSE_S = 0.1  # between two requests for a task while there is none
 _HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
 _HELD_BACK = 8  # configs that spill, timed where nothing else works
 
 
-def new_number() -> int:
-    """Return a number for a subject, unique in this process."""
-    return next(_numbers)
-
-
 class _Search:
     """Search the configs of one problem, step by step."""
 
-    def __init__(self, number: int, task: Task, shop: Workshop, rules: Rules, keep: Keep) -> None:
-        self.number, self.task, self.shop, self.rules, self._remember = number, task, shop, rules, keep
+    def __init__(self, task: Task, shop: Workshop, rules: Rules, keep: Keep) -> None:
+        self.task, self.shop, self.rules, self._remember = task, shop, rules, keep
         self.subject = task.subject
         self.trials: dict[Config, Trial] = dict(task.known)
         self.held: dict[Config, int] = {}  # configs that spill, and how much
@@ -90,7 +84,7 @@ class _Search:
 
     def compile(self, configs: Sequence[Config]) -> None:
         """Start compiling configs."""
-        pending = [self.shop.compile(self.subject, config, self.number) for config in configs]
+        pending = [self.shop.compile(self.subject, config) for config in configs]
         self.compiles = dict(zip(pending, configs, strict=True))
 
     def ready(self) -> bool:
@@ -100,24 +94,24 @@ class _Search:
     def begin(self) -> None:
         """Put operands on the GPU while the first configs compile. Raises TuningError where that fails."""
         self.begun = True
-        self.shop.begin(self.number, self.subject)
+        self.shop.begin(self.subject)
         self.since = time.monotonic()
 
     def step(self) -> bool:
         """Screen the compiled configs and propose more; return whether screening is over."""
         if not self.begun:
             self.begin()
-        done = [future for future in self.compiles if future.done()]
-        for future in done:
+        for future in [future for future in self.compiles if future.done()]:
             self._screen(self.compiles.pop(future), future)
-        if self.late():
-            self.give_up()
+            if self.late():
+                self.give_up()
+                break
         if not self.compiles:
             self.compile([] if self.late() else self.propose())
             best = self.ranked()[:1]
             if best and best[0] not in self.foreseen:
                 self.foreseen.update(best)
-                self.shop.compile_check(self.subject, best[0], self.number)
+                self.shop.compile(self.subject, best[0], for_check=True)
         return not self.compiles
 
     def give_up(self) -> None:
@@ -129,7 +123,7 @@ class _Search:
     def abandon(self) -> None:
         """Compile no more, and free the operands."""
         self.give_up()
-        self.shop.end(self.number)
+        self.shop.end(self.subject)
 
     # Measuring
 
@@ -138,13 +132,13 @@ class _Search:
             if compiled is not None:
                 compiled.result()
             held_too = held_too or self.rules.spilled
-            seen = self.shop.screen(self.number, self.subject, config, self.fastest_us, held_too)
+            seen = self.shop.screen(self.subject, config, self.fastest_us, held_too)
             if seen.us is None:
                 self.held[config] = seen.taken.spills or 0
                 return
             error = None
             if self.rules.verify_all:
-                error = self.shop.check(self.number, self.subject, config)
+                error = self.shop.check(self.subject, config)
         except CancelledError:
             return
         except ChildError as refusal:
@@ -181,19 +175,19 @@ class _Search:
         winner = None
         for config in [*order, *(config for config in ranked if config not in order)]:
             try:
-                error = self.shop.check(self.number, self.subject, config)
+                error = self.shop.check(self.subject, config)
             except ChildError as wrong:
                 self.fail(config, str(wrong))
                 continue
             winner = replace(self.trials[config], error=error)
             self.keep(winner)
             break
-        self.shop.end(self.number)
+        self.shop.end(self.subject)
         return self._outcome(winner)
 
     def _raced(self, finalists: Sequence[Config]) -> list[Config]:
         try:
-            times = self.shop.race(self.number, self.subject, finalists)
+            times = self.shop.race(self.subject, finalists)
         except ChildError:
             return list(finalists)  # in the order of screening; the check finds the one at fault
         samples = dict(zip(finalists, times, strict=True))
@@ -204,13 +198,10 @@ class _Search:
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:
-        reasons: dict[str, int] = {}
-        for trial in self.trials.values():
-            if trial.failure:
-                kind = trial.failure.partition(":")[0]
-                reasons[kind] = reasons.get(kind, 0) + 1
-        texts = sorted({trial.failure for trial in self.trials.values() if trial.failure})
-        failure = None if winner else f"no config works: {'; '.join(texts[:4]) or 'none was tried'}"
+        texts = [trial.failure for trial in self.trials.values() if trial.failure]
+        reasons = Counter(text.partition(":")[0] for text in texts)
+        told = "; ".join(sorted(set(texts))[:4]) or "none was tried"
+        failure = None if winner else f"no config works: {told}"
         seconds = time.monotonic() - self.since
         return Tuned(self.subject.problem, winner, self.new, seconds, failure, tuple(sorted(reasons.items())))
 
@@ -244,7 +235,7 @@ def tune(
                 if task is None:
                     break
                 try:
-                    active.append(_Search(new_number(), task, shop, rules, keep))
+                    active.append(_Search(task, shop, rules, keep))
                 except UnsupportedError as error:  # no config is legal
                     yield Tuned(task.subject.problem, None, 0, 0.0, str(error))
             begun = [search for search in active if search.begun]

@@ -4,13 +4,14 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tritile.tune.measure.child import Child, ChildError, ForkServer
 
+T = TypeVar("T")
 COMPILE_LIMIT_S = 120.0
 _MOST = 16  # processes, each of which holds a copy of torch
 _NICENESS = 10  # so that the process that measures, and the caller, go first
@@ -66,7 +67,6 @@ class CompilePool:
             future, function, arguments, limit_s = job
             if self._closing or not future.set_running_or_notify_cancel():
                 future.cancel()
-                self._queue.task_done()
                 continue
             try:
                 future.set_result(self._answer(child, function, arguments, limit_s))
@@ -74,7 +74,6 @@ class CompilePool:
                 future.set_exception(error)
             if served % _WORN == 0:
                 child.close()  # the next request starts another
-            self._queue.task_done()
 
     def _answer(self, child: Child, function: Callable[..., Any], arguments: Any, limit_s: float) -> Any:
         """Ask a process; ask again where something else than the request ended it."""
@@ -84,12 +83,6 @@ class CompilePool:
             if not error.blameless or self._closing:
                 raise
         return child.ask(_behind_others, function, arguments, limit_s=limit_s)
-
-    def renew(self) -> None:
-        """Wait for all requests, then have new processes answer the next ones."""
-        self._queue.join()
-        for child in self._children:
-            child.close()
 
     def close(self) -> None:
         """End the processes, and cancel the requests that wait."""
@@ -120,3 +113,21 @@ def _behind_others(function: Callable[..., Any], arguments: Any) -> Any:
     if hasattr(os, "setpriority"):
         os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     return function(*arguments)
+
+
+def done_in_parallel(
+    function: Callable[..., Any],
+    wanted: Mapping[T, Sequence[Any]],
+    processes: int | None = None,
+    done: Callable[[T], None] = lambda key: None,
+) -> dict[T, str]:
+    """Call a function with each of several arguments; return the reasons of those calls that failed."""
+    failed: dict[T, str] = {}
+    with CompilePool(processes) as pool:
+        futures = {pool.submit(function, *arguments): key for key, arguments in wanted.items()}
+        for future in as_completed(futures):
+            error = future.exception()
+            if error is not None:
+                failed[futures[future]] = str(error)
+            done(futures[future])
+    return failed

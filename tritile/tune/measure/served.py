@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import faulthandler
 import os
 import pickle
 import signal
@@ -17,9 +16,8 @@ import cloudpickle
 from tritile.core.of_triton import read_own_files
 from tritile.errors import TritileError, brief
 
-NUMBER_BYTES: Final = 8  # of a request, ahead of it and of its answer
-_GRACE_S: Final = 20.0  # beyond its limit, after which a process that nobody killed ends itself
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
+_PATIENCE_S: Final = 1.0  # for a process that is to end, before it is killed
 
 
 def kill(pid: int) -> None:
@@ -28,13 +26,19 @@ def kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def fork_on_request(number: int) -> None:
-    """Be a fork server: serve a socket, by its number, until the caller's end of it is closed.
+def fork_on_request(control: socket.socket) -> NoReturn:
+    """Be a fork server: serve a socket until the caller's end of it is closed.
 
     "f" with two files forks a process and answers its pid. "w" and a pid answers how that process ended. The
     processes end with this one, and this one with its caller, which closes the socket however it ends.
     """
-    control = socket.socket(fileno=number)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # signals to all of a terminal's, or a job's, processes are the caller's
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    with open(os.devnull, "r+") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 0)
+        os.dup2(nowhere.fileno(), 1)  # a refusal of the assembler prints the whole assembly
     read_own_files()  # hundreds of megabytes: once for all that are forked
     forked: set[int] = set()
     while True:
@@ -84,23 +88,9 @@ def _end_with(parent: int) -> None:
         os._exit(0)
 
 
-def fork_on_request_here(number: int) -> NoReturn:
-    """Be a fork server in a process just forked from a program, of which nothing else may go on."""
-    try:
-        os.setpgid(0, 0)  # signals to all of a terminal's, or a job's, processes are the caller's
-        for taken in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(taken, signal.SIG_DFL)
-        with open(os.devnull, "r+") as nowhere:  # noqa: PTH123
-            os.dup2(nowhere.fileno(), 0)
-            os.dup2(nowhere.fileno(), 1)  # a refusal of the assembler prints the whole assembly
-        fork_on_request(number)
-    finally:
-        os._exit(1)
-
-
-def _status(pid: int, patience_s: float = 1.0) -> int | None:
+def _status(pid: int) -> int | None:
     """Wait for a process, kill it if it does not end, and return its status; None if it is not a child."""
-    waited = 0.0
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -108,10 +98,9 @@ def _status(pid: int, patience_s: float = 1.0) -> int | None:
             return None
         if found:
             return os.waitstatus_to_exitcode(status)
-        if waited >= patience_s:
+        if time.monotonic() > deadline:
             kill(pid)
         time.sleep(0.01)
-        waited += 0.01
 
 
 def _gpu_is_lost() -> bool:
@@ -126,30 +115,20 @@ def _gpu_is_lost() -> bool:
     return False
 
 
-def serve(number: int) -> None:
-    """Answer the requests of a socket until it is closed, each by (value, failure or None, lost).
-
-    A request and its answer are `NUMBER_BYTES` of the request's number, and a pickle.
-    """
+def serve(number: int) -> NoReturn:
+    """Answer the requests of a socket until it is closed, each by (value, failure or None, lost)."""
     connection = Connection(number)
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        while True:
-            try:
-                request = connection.recv_bytes()
-            except (EOFError, OSError):
-                os._exit(0)  # without waiting for a GPU that may not answer
-            answer: tuple[object, str | None, bool]
-            try:
-                function, arguments, limit_s = pickle.loads(request[NUMBER_BYTES:])
-                # In C, so that it ends a process that hangs in a compiler after its caller was killed.
-                faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nowhere)
-                answer = (function(*arguments), None, False)
-            except Exception as error:
-                failure = str(error) if isinstance(error, TritileError) else brief(error)
-                answer = (None, failure, _gpu_is_lost())
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-            try:
-                connection.send_bytes(request[:NUMBER_BYTES] + cloudpickle.dumps(answer))
-            except (BrokenPipeError, ConnectionResetError):
-                os._exit(0)
+    answer: tuple[object, str | None, bool]
+    while True:
+        try:
+            function, arguments = pickle.loads(connection.recv_bytes())
+            answer = (function(*arguments), None, False)
+        except (EOFError, ConnectionError):
+            os._exit(0)  # without waiting for a GPU that may not answer
+        except Exception as error:
+            failure = str(error) if isinstance(error, TritileError) else brief(error)
+            answer = (None, failure, _gpu_is_lost())
+        try:
+            connection.send_bytes(cloudpickle.dumps(answer))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)

@@ -1,15 +1,24 @@
-"""Describe what is tuned, by which rules, and the outcome; propose the next configs from known trials."""
+"""Describe what is tuned, by which rules, and the outcome; propose the next configs from known trials.
 
+Each trial goes to a store as it is measured, and to a log: JSON lines.
+"""
+
+import json
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tritile.core.config import Config
-from tritile.core.problem import Problem
-from tritile.errors import TuningError
+from tritile.core.problem import Problem, problem_to_dict
+from tritile.core.settings import tune_log
+from tritile.errors import StoreWarning, TuningError
+from tritile.planning.store import Store
 from tritile.planning.trial import Trial, best_of
-from tritile.tune.measure.protocols import Subject
-from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, SearchSpace, Tried, expected_gain
+from tritile.tune.measure.bench import Subject
+from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, next_batch
+from tritile.tune.spaces import SearchSpace, Tried
 
 _WHOLE = 256  # configs in a batch of a search through all
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
@@ -72,11 +81,8 @@ def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) ->
 
 def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
     """Return the next batch of a search; none where the search ends."""
-    room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
-    found = STRATEGIES[rules.strategy](space, tried, room) if room > 0 else []
-    if tried and found and expected_gain(tried, len(found)) < rules.least_gain:
-        return []
-    return found
+    strategy = STRATEGIES[rules.strategy]
+    return next_batch(space, tried, strategy, rules.batch, rules.most, rules.least_gain)
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
@@ -97,3 +103,38 @@ def fastest(trials: Collection[Trial]) -> Config:
 def now() -> str:
     """Return the time in UTC, as trials record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _line_of(digest: str, trial: Trial) -> str:
+    """Return one trial as a line of JSON."""
+    facts = {
+        name: getattr(trial, name)
+        for name in ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
+    }
+    named = {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict(), "kernel": digest}
+    return json.dumps(named | facts)
+
+
+def logged(keep: Keep, log: Path | None = None) -> Keep:
+    """Return a `keep` that also appends each trial to a log (default: `TRITILE_TUNE_LOG`, if set).
+
+    A log that cannot be written is warned of with StoreWarning.
+    """
+    path = log or tune_log()
+    if path is None:
+        return keep
+
+    def both(digest: str, trial: Trial) -> None:
+        keep(digest, trial)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(_line_of(digest, trial) + "\n")
+        except OSError as error:
+            warnings.warn(f"a trial cannot be logged: {error}", StoreWarning, stacklevel=2)
+
+    return both
+
+
+def keeper(store: Store, log: Path | None = None) -> Keep:
+    """Return a function that remembers a trial in a store, and appends it to a log."""
+    return logged(store.add, log)

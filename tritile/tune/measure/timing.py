@@ -11,12 +11,13 @@ import functools
 import gc
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from tritile.core.config import Config
 from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
@@ -24,6 +25,7 @@ Run = Callable[[Any], object]  # launches a config on one copy of a call
 _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
 _WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
+_TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
 _REPLAYS = 60  # of neutral kernels; the first of them raise the clocks of an idle GPU
 
 
@@ -135,15 +137,30 @@ def _net_us(us: float, between_us: float) -> float:
     return net
 
 
-class Graph:
-    """Time a launch in a CUDA graph that runs it on several calls, one after the other.
+class Eager:
+    """Time launches on several calls, one after the other; may be asked again and again.
 
-    `before` runs ahead of every replay, and is not timed.
+    `before` runs ahead of them, and is not timed.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
         self.launches = len(calls)
-        self._before = before
+        self._run, self._calls, self._before = run, calls, before
+
+    def time_us(self) -> float:
+        """Return microseconds of a launch, the mean over all calls, without a graph or a wait."""
+        self._before()
+        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
+
+
+Timed = Eager  # what times launches, in whichever way
+
+
+class Graph(Eager):
+    """Time a launch in a CUDA graph that runs it on several calls."""
+
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+        super().__init__(run, calls, before)
         stream = _side(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -184,15 +201,14 @@ def _queued_between_us(device: int, count: int) -> float:
     return min(_queued_us(lambda: [neutral.add_(1) for _ in range(count)]) for _ in range(_REPLAYS))
 
 
-class Queued:
+class Queued(Eager):
     """Time launches as a program makes them; they wait on the GPU until the last is enqueued.
 
     Nothing is captured, as during a capture a program's other threads may not wait for the GPU.
     """
 
     def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        self.launches = len(calls)
-        self._run, self._calls, self._before = run, calls, before
+        super().__init__(run, calls, before)
         run(calls[0])  # loads modules
 
     def _launches(self) -> None:
@@ -207,30 +223,8 @@ class Queued:
         return _net_us(_queued_us(self._launches, self._before), between) / self.launches
 
 
-class Eager:
-    """Time launches one after the other, without a graph or a wait."""
-
-    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        self.launches = len(calls)
-        self._run, self._calls, self._before = run, calls, before
-
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all calls."""
-        self._before()
-        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
-
-
-class Timed(Protocol):
-    """Describe a timer of launches, which may be asked again and again."""
-
-    launches: int
-
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all copies."""
-
-
 def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Timed:
-    """Return a Graph; an Eager timer where the launch cannot be captured."""
+    """Return a Graph; a plain timer where the launch cannot be captured."""
     before()
     try:
         return Graph(run, calls, before)
@@ -267,3 +261,32 @@ def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40
         for graph, times in zip(graphs, samples, strict=True):
             times.append(_timed_us(graph))
     return samples
+
+
+def slower(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Tell whether b is slower than a by over two standard errors, of times that were taken in turns."""
+    ratios = [math.log(y / x) for x, y in zip(a, b, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0] > 0
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return statistics.median(ratios) > 2 * error
+
+
+def settled(samples: Mapping[Config, Sequence[float]], incumbent: Config | None = None) -> list[Config]:
+    """Order raced configs, best first; `samples` are times that were taken in turns.
+
+    The incumbent stays first unless another config is faster beyond the noise. Ties with the fastest break by
+    the config's key, so that a repeated race chooses the same.
+    """
+    middle = {config: statistics.median(times) for config, times in samples.items()}
+    order = sorted(samples, key=lambda config: (middle[config], config.key))
+    fastest = order[0]
+    tied = [
+        config
+        for config in order
+        if middle[config] <= _TIED * middle[fastest] and not slower(samples[fastest], samples[config])
+    ]
+    first = min(tied, key=lambda config: config.key)
+    if incumbent is not None and incumbent in samples and not slower(samples[fastest], samples[incumbent]):
+        first = incumbent
+    return [first, *(config for config in order if config != first)]

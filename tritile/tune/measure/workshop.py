@@ -1,10 +1,10 @@
 """Run the processes that tuning works with: some that compile, and one that measures."""
 
 import contextlib
-import math
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.errors import TuningError
 from tritile.tune.measure import bench
+from tritile.tune.measure.bench import Screened, Subject
 from tritile.tune.measure.child import Child, ChildError, ForkServer
 from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
-from tritile.tune.measure.protocols import Subject
 
 _BEGIN_S = 300.0  # for making operands and starting the GPU
 _RACE_S = 120.0
@@ -43,12 +43,11 @@ class Workshop:
         fork_server = fork_server or ForkServer()
         self._measuring = Child(fork_server)
         self.pool = CompilePool(jobs, fork_server)
+        self._numbers: dict[Subject, int] = {}  # in the order in which they came
+        self._order = itertools.count()
         self._begun: set[int] = set()
         self._screened = 0  # configs, by the current measuring process
-        self._started = self._starting()
-
-    def _starting(self) -> list[Future[None]]:
-        return [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
+        self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
 
     def start(self) -> None:
         """Wait until every process has started."""
@@ -56,48 +55,41 @@ class Workshop:
         for future in self._started:
             future.result()
 
-    def renew(self) -> None:
-        """Replace all processes by new ones, which have compiled and loaded nothing."""
-        self._begun.clear()
-        self._measuring.close()
-        self.pool.renew()
-        self._started = self._starting()
-        self.start()
+    def _number(self, subject: Subject) -> int:
+        if subject not in self._numbers:
+            self._numbers[subject] = next(self._order)
+        return self._numbers[subject]
 
-    def compile(self, subject: Subject, config: Config, urgency: float) -> Future[None]:
-        """Start compiling a config.
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
+        """Start compiling a config; or what a check of it runs beside, so that the check need not wait.
 
-        The future raises ChildError where the compiler refuses, dies or hangs, TuningError where no process
-        can be started.
+        Subjects that came first are served first. The future raises ChildError where the compiler refuses,
+        dies or hangs, TuningError where no process can be started.
         """
-        return self.pool.submit(_compile, subject, config, urgency=urgency, limit_s=self._compile_s)
+        work, urgency = subject.compile_check if for_check else subject.compile, self._number(subject)
+        return self.pool.submit(work, config, urgency=urgency, limit_s=self._compile_s)
 
-    def compile_check(self, subject: Subject, config: Config, urgency: float) -> None:
-        """Start compiling the kernels that a check of this config runs, so that the check need not wait."""
-        self.pool.submit(_compile_check, subject, config, urgency=urgency, limit_s=self._compile_s)
-
-    def begin(self, number: int, subject: Subject) -> None:
+    def begin(self, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
-        self._of(number, subject, bench.begun)
+        self._of(subject)
 
-    def screen(
-        self, number: int, subject: Subject, config: Config, fastest_us: float, held_too: bool
-    ) -> bench.Screened:
+    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
         """Time a config quickly. Raises ChildError for one that fails, hangs or ends the process."""
         self._screened += 1
-        return self._of(number, subject, bench.screen, config, fastest_us, held_too)
+        return self._of(subject, "screen", config, fastest_us, held_too, limit_s=self._limit_s)
 
-    def race(self, number: int, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
+    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
         """Time configs in turns; return the microseconds of each, run after run. Raises ChildError."""
-        return self._of(number, subject, bench.race, list(configs), limit_s=_RACE_S)
+        return self._of(subject, "race", list(configs))
 
-    def check(self, number: int, subject: Subject, config: Config) -> float | None:
+    def check(self, subject: Subject, config: Config) -> float | None:
         """Return the relative error of a config's answer. Raises ChildError for a wrong one."""
-        return self._of(number, subject, bench.check, config, limit_s=_RACE_S)
+        return self._of(subject, "check", config)
 
-    def end(self, number: int) -> None:
+    def end(self, subject: Subject) -> None:
         """Free a subject's operands."""
-        if number in self._begun:
+        number = self._numbers.pop(subject, None)
+        if number is not None and number in self._begun:
             self._begun.discard(number)
             try:
                 self._asked(bench.end, number, limit_s=_BEGIN_S)
@@ -112,20 +104,13 @@ class Workshop:
         self._measuring.close()
         self.pool.close()
 
-    def _of(
-        self,
-        number: int,
-        subject: Subject,
-        function: Callable[..., Any],
-        *arguments: Any,
-        limit_s: float = math.nan,
-    ) -> Any:
-        """Ask the measuring process about a subject, which is begun again if that process is new.
+    def _of(self, subject: Subject, method: str = "", *arguments: Any, limit_s: float = _RACE_S) -> Any:
+        """Ask the measuring process about a subject, which is begun first if that process is new.
 
         Raises ChildError where the request fails, and TuningError where the subject cannot be begun: then
         the config asked about is not at fault.
         """
-        limit_s = self._limit_s if math.isnan(limit_s) else limit_s
+        number = self._number(subject)
         for attempt in range(_AGAIN + 1):
             begun = number in self._begun
             try:
@@ -133,7 +118,7 @@ class Workshop:
                     self._asked(bench.begin, number, subject, self._gpu, limit_s=_BEGIN_S)
                     self._begun.add(number)
                     begun = True
-                return self._asked(function, number, *arguments, limit_s=limit_s)
+                return self._asked(bench.ask, number, method, *arguments, limit_s=limit_s) if method else None
             except ChildError as error:
                 if error.blameless and attempt < _AGAIN:
                     continue
@@ -142,9 +127,9 @@ class Workshop:
                 raise
         raise AssertionError("not reached")
 
-    def _asked(self, function: Callable[..., Any], *arguments: Any, limit_s: float) -> Any:
+    def _asked(self, *request: Any, limit_s: float) -> Any:
         try:
-            return self._measuring.ask(function, *arguments, limit_s=limit_s)
+            return self._measuring.ask(*request, limit_s=limit_s)
         except BaseException as error:
             if not isinstance(error, ChildError) or error.lost:
                 self._begun.clear()
@@ -159,14 +144,6 @@ class Workshop:
 
 def _nothing() -> None:
     """Do nothing: the answer shows that a process is there."""
-
-
-def _compile_check(subject: Subject, config: Config) -> None:
-    subject.compile_check(config)
-
-
-def _compile(subject: Subject, config: Config) -> None:
-    subject.compile(config)
 
 
 _IDLE_S = 30.0  # without a borrower, after which a workshop ends its processes

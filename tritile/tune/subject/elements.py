@@ -1,4 +1,4 @@
-"""Compare every element of a product with torch's own product in a wider type.
+"""Make parts of a product by torch in a wider type, each element with the error that a right one may have.
 
 A sum of K products in arithmetic of step eps errs by at most eps / 2 of each of K partial sums. No partial
 sum is above |row| |column|, the Euclidean norms. As a random walk the error stays within 4 sqrt(K) eps |row|
@@ -9,8 +9,8 @@ truncate as they add, which is a drift: a step for each 8 of K. Inputs in TF32 a
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -19,14 +19,24 @@ from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
 from tritile.core.problem.checks import THREE
 from tritile.core.views import UNFUSED, GroupedCall, MatmulCall
 from tritile.errors import TuningError
-from tritile.tune.subject.groups import groups_of
-from tritile.tune.subject.operands import matrix
-from tritile.tune.subject.scales import applied
+from tritile.tune.subject.matrices import applied, groups_of, weight_rows
+from tritile.tune.subject.operands import matrix, sampled
 
 ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
+_SLAB: Final = 8192  # rows of a weight that are unpacked at once
+_SAMPLED: Final = 8  # matrices of a batch, or groups, of which a sample has rows
 
 Sides = Sequence[torch.Tensor | None]
+
+
+class Part(NamedTuple):
+    """Hold a part of a result, which begins at `place`, its right values and their allowed error."""
+
+    out: torch.Tensor
+    wanted: torch.Tensor
+    bound: torch.Tensor
+    place: tuple[int, ...]
 
 
 @contextlib.contextmanager
@@ -135,9 +145,16 @@ def in_pieces(total: int, each: int) -> Iterator[slice]:
     yield from (slice(start, start + step) for start in range(0, total, step))
 
 
-def check_matmul(call: MatmulCall) -> None:
-    """Raise TuningError where an element of a product is off by more than rounding explains."""
-    batch, fused, wide = call.problem.batch, call.fused, _wider(call.dtype)
+def _rows(m: int, each: int, sample: bool, device: torch.device) -> Iterator[tuple[Any, int]]:
+    """Yield what to take of m rows, and the number of its first row: pieces of all rows, or a sample."""
+    if sample:
+        yield sampled(m, device), 0
+    else:
+        yield from ((rows, rows.start) for rows in in_pieces(m, each))
+
+
+def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    batch, fused = call.problem.batch, call.fused
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
     if call.scales is not None:
@@ -145,11 +162,13 @@ def check_matmul(call: MatmulCall) -> None:
     rights = [b] if call.up is None else [b, matrix(call.up, batch)]
     (m, k), n = call.a.shape, call.b.shape[1]
     grown, step = growth(call.dtype, call.precision, k), step_of(call.dtype)
-    for some in in_pieces(batch, m * (n + k) + k * n):
+    numbers = range(0, batch, max(1, batch // _SAMPLED))
+    whole = in_pieces(batch, m * (n + k) + k * n)
+    for some in (slice(i, i + 1) for i in numbers) if sample else whole:
         right = [each[some].to(wide) for each in rights]
         if fused.zero_b is not None:
             right = [right[0] - matrix(fused.zero_b, 1)[:, :1].to(wide)]
-        for rows in in_pieces(m, n + k):
+        for rows, first in _rows(m, n + k, sample, out.device):
             left = a[some, rows].to(wide)
             if fused.zero_a is not None:
                 left = left - matrix(fused.zero_a, 1)[:, rows, :1].to(wide)
@@ -158,20 +177,56 @@ def check_matmul(call: MatmulCall) -> None:
             if fused != UNFUSED:
                 near = [None if side is None else side[some, rows] for side in sides]
                 wanted, bound = with_epilogue(parts, near, step, fused.activation, fused.alpha, fused.beta)
-            compare(out[some, rows], wanted, bound, (some.start, rows.start, 0))
+            yield Part(out[some, rows], wanted, bound, (some.start, first, 0))
 
 
-def check_grouped(call: GroupedCall) -> None:
-    """Raise TuningError where an element of a group's product is off by more than rounding explains."""
-    wide = _wider(call.dtype)
-    for group in groups_of(call):
+def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    groups = [group for group in groups_of(call) if group.out.numel()]
+    for group in groups[:: max(1, len(groups) // _SAMPLED) if sample else 1]:
         (m, k), n = group.a.shape, group.b.shape[1]
         right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
-        for rows in in_pieces(m, n + k):
+        for rows, first in _rows(m, n + k, sample, group.out.device):
             part = summed(group.a[rows].to(wide), right, grown)
             if group.scales is not None:
                 by_row, by_column = group.scales
-                part = with_epilogue(
-                    [part], [by_row[rows, None], by_column[None], None, None, None], step_of(call.dtype)
-                )
-            compare(group.out[rows], *part, (rows.start, 0))
+                scales = [by_row[rows, None], by_column[None], None, None, None]
+                part = with_epilogue([part], scales, step_of(call.dtype))
+            yield Part(group.out[rows], *part, (first, 0))
+
+
+def _of_weights(call: Any, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    (m, n), k = call.out.shape, call.x.shape[1]
+    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
+    bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
+    grown, step = growth(call.dtype, "ieee", k), step_of(call.dtype)
+    for start in range(0, n, _SLAB):
+        columns = slice(start, min(n, start + _SLAB))
+        weight = weight_rows(call, start, columns.stop).to(wide).mT
+        for rows, first in _rows(m, columns.stop - start + k, sample, out.device):
+            part = summed(x[rows].to(wide), weight, grown)
+            if bias is not None:
+                part = with_epilogue([part], [None, None, bias[rows, columns], None, None], step)
+            yield Part(out[rows, columns], *part, (first, start))
+
+
+_PARTS: Final[dict[str, Callable[[Any, torch.dtype, bool], Iterator[Part]]]] = {
+    "matmul": _of_matmul,
+    "grouped": _of_groups,
+    "linear_quantized": _of_weights,
+}
+
+
+def parts_of(call: Any, sample: bool = False) -> Iterator[Part]:
+    """Yield the parts of a product; of a `sample` only some rows, made in float64."""
+    exact = torch.complex128 if call.dtype in REAL_DTYPE else torch.float64
+    return _PARTS[call.op](call, exact if sample else _wider(call.dtype), sample)
+
+
+def check_elements(call: Any) -> None:
+    """Raise TuningError where any element of a product is off by more than rounding explains.
+
+    This makes the product by torch, block by block of rows: in float32 for 16-bit operands, else in float64.
+    """
+    with torch_fp32():
+        for part in parts_of(call) if call.op in _PARTS else ():
+            compare(*part)

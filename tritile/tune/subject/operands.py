@@ -159,53 +159,24 @@ def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
     return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
 
 
-def _ragged_product(problem: Any) -> Tiled:
+def ragged(problem: Any) -> Tiled:
+    """Return a small problem of the same alignments, whose sizes end amid every tile."""
+    if isinstance(problem, PermuteProblem):
+        return _resized(problem, [_less(size) for size in problem.shape])
     if isinstance(problem, MatmulProblem):
         problem = replace(problem, batch=min(problem.batch, 3))
-    k = _less(problem.k, problem.k)
+    shared_k = isinstance(problem, GroupedProblem) and problem.ragged == "k"
+    if isinstance(problem, GroupedProblem):
+        problem = replace(problem, groups=min(problem.groups, 5))
+    k = _less(problem.k, _LARGEST if shared_k else problem.k)
     smaller: Tiled = replace(problem, m=_less(problem.m), n=_less(problem.n), k=k)
     return smaller
 
 
-def _larger_product(problem: Any) -> Tiled:
+def neighbour(problem: Any) -> Tiled:
+    """Return a problem of the same alignments, a quarter larger in rows and columns, or largest dimension."""
+    if isinstance(problem, PermuteProblem):
+        largest = max(problem.shape, default=0)
+        return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
     larger: Tiled = replace(problem, m=_more(problem.m), n=_more(problem.n))
     return larger
-
-
-def _ragged_groups(problem: GroupedProblem) -> GroupedProblem:
-    k = _less(problem.k, _LARGEST if problem.ragged == "k" else problem.k)
-    return replace(problem, groups=min(problem.groups, 5), m=_less(problem.m), n=_less(problem.n), k=k)
-
-
-def _ragged_permute(problem: PermuteProblem) -> PermuteProblem:
-    return _resized(problem, [_less(size) for size in problem.shape])
-
-
-def _larger_permute(problem: PermuteProblem) -> PermuteProblem:
-    largest = max(problem.shape, default=0)
-    return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
-
-
-Sibling = Callable[[Any], Tiled]
-_RAGGED: Final[dict[str, Sibling]] = {
-    "matmul": _ragged_product,
-    "grouped": _ragged_groups,
-    "permute": _ragged_permute,
-    "linear_quantized": _ragged_product,
-}
-_LARGER: Final[dict[str, Sibling]] = {
-    "matmul": _larger_product,
-    "grouped": _larger_product,
-    "permute": _larger_permute,
-    "linear_quantized": _larger_product,
-}
-
-
-def ragged(problem: Tiled) -> Tiled:
-    """Return a small problem of the same alignments, whose sizes end amid every tile."""
-    return _RAGGED[problem.op](problem)
-
-
-def neighbour(problem: Tiled) -> Tiled:
-    """Return a problem of the same alignments, a quarter larger in rows and columns, or largest dimension."""
-    return _LARGER[problem.op](problem)

@@ -18,7 +18,7 @@ from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
 from tritile.runtime.loading import loaded
 from tritile.runtime.offline import check_fits
-from tritile.tune.measure.protocols import Stage, Taken
+from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.tasks import Task
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.subject import answers

@@ -4,7 +4,9 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, Protocol
+
+import torch
 
 from tritile.core.config import Config
 from tritile.errors import InvalidValueError
@@ -13,8 +15,6 @@ Tried = Mapping[Config, float]  # microseconds of each config measured so far; i
 
 MAX_COMBINATIONS: Final = 1_000_000
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-_PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
-_SPREAD: Final = 2000  # the most configs of a list that an opening looks at
 _DRAWS: Final = 50  # points of a space that an opening looks at for each config it wants
 
 
@@ -57,6 +57,11 @@ def _ordered(values: Iterable[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
+def _gap(a: Any, b: Any) -> float:
+    """Return how far two values of a parameter are apart, in relation to their size."""
+    return abs(a - b) / (1 + abs(a) + abs(b)) if _ordered((a, b)) else 1.0
+
+
 def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
     """Return the next smaller and larger number; all other values where they have no order."""
     if not _ordered((*values, value)):
@@ -80,25 +85,18 @@ class Listed:
         return self._configs
 
     def opening(self, count: int) -> list[Config]:
-        """Take in turns the first config left in the list, and the one least like those taken."""
-        if count >= len(self._configs):
-            return list(self._configs)
-        left = dict.fromkeys(self._configs[:: -(-len(self._configs) // _SPREAD)], math.inf)
-        found: list[Config] = []
-        while left and len(found) < count:
-            taken = max(left, key=left.__getitem__) if len(found) % 2 else next(iter(left))
-            del left[taken]
-            found.append(taken)
-            left = {config: min(far, self._distance(config, taken)) for config, far in left.items()}
-        return found
+        """Return the first config, and others spread evenly over the list."""
+        taken = min(count, len(self._configs))
+        return [self._configs[place * len(self._configs) // taken] for place in range(taken)]
 
     def neighbours(self, config: Config) -> list[Config]:
         """Return the configs that differ in one parameter alone, the nearest values first."""
         mine, found = parameters(config), []
         for other, theirs in self._parameters.items():
-            if theirs.keys() == mine.keys() and sum(mine[name] != theirs[name] for name in mine) == 1:
-                found.append(other)
-        return sorted(found, key=lambda other: self._distance(config, other))
+            differing = [name for name in mine if name not in theirs or mine[name] != theirs[name]]
+            if theirs.keys() == mine.keys() and len(differing) == 1:
+                found.append((_gap(mine[differing[0]], theirs[differing[0]]), other))
+        return [other for _, other in sorted(found, key=lambda item: item[0])]
 
     def __contains__(self, config: object) -> bool:
         return config in self._parameters
@@ -106,30 +104,6 @@ class Listed:
     @functools.cached_property
     def _parameters(self) -> dict[Config, dict[str, Any]]:
         return {config: parameters(config) for config in self._configs}
-
-    @functools.cached_property
-    def _places(self) -> dict[str, dict[Any, int]]:
-        """Return, for each parameter whose values have an order, the place of each value."""
-        values: dict[str, set[Any]] = {}
-        for own in self._parameters.values():
-            for name, value in own.items():
-                values.setdefault(name, set()).add(value)
-        return {
-            name: {value: place for place, value in enumerate(sorted(own))}
-            for name, own in values.items()
-            if _ordered(own)
-        }
-
-    def _distance(self, a: Config, b: Config) -> float:
-        """Count the steps from one config to another, over all parameters."""
-        mine, theirs = (self._parameters.get(config) or parameters(config) for config in (a, b))
-        steps = 0
-        for name in mine.keys() | theirs.keys():
-            if mine.get(name) != theirs.get(name):
-                places = self._places.get(name, {})
-                here, there = places.get(mine.get(name)), places.get(theirs.get(name))
-                steps += 1 if here is None or there is None else abs(here - there)
-        return steps
 
 
 class Space:
@@ -170,12 +144,12 @@ class Space:
         return self._members
 
     def opening(self, count: int) -> list[Config]:
-        """Return the middle of the space, then points of a Halton sequence, which spread over all of it."""
+        """Return the middle of the space, then points of a Sobol sequence, which spread over all of it."""
         found: dict[Config, None] = {}
-        primes = list(zip(self.parameters, itertools.cycle(_PRIMES), strict=False))
-        for number in range(_DRAWS * count):
-            shares = {name: _radical_inverse(number, prime) if number else 0.5 for name, prime in primes}
-            values = {name: own[int(shares[name] * len(own))] for name, own in self.parameters.items()}
+        points = torch.quasirandom.SobolEngine(len(self.parameters)).draw(_DRAWS * count + 1)[1:].tolist()
+        for point in points:
+            shares = zip(self.parameters.items(), point, strict=True)
+            values = {name: own[int(share * len(own))] for (name, own), share in shares}
             if self._meets(values):
                 found[from_parameters(values)] = None
             if len(found) == count:
@@ -228,13 +202,7 @@ class _Members(Sequence[Config]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> Config: ...
-    @overload
-    def __getitem__(self, index: slice) -> "_Members": ...
-    def __getitem__(self, index: int | slice) -> "Config | _Members":
-        if isinstance(index, slice):
-            return _Members(self._parameters, self._places[index])
+    def __getitem__(self, index: int) -> Config:  # type: ignore[override]
         place, values = self._places[index], {}
         for name, own in reversed(list(self._parameters.items())):
             place, digit = divmod(place, len(own))
@@ -256,12 +224,3 @@ def _checked(name: Any, values: Any) -> tuple[Any, ...]:
     if len(set(own)) < len(own):
         raise InvalidValueError(f"parameter {name!r} has a value twice: {own!r}")
     return own
-
-
-def _radical_inverse(number: int, base: int) -> float:
-    """Mirror the digits of a number at the point: in base 2, the numbers 1, 2, 3 give 1/2, 1/4, 3/4."""
-    inverse, weight = 0.0, 1.0 / base
-    while number:
-        number, digit = divmod(number, base)
-        inverse, weight = inverse + digit * weight, weight / base
-    return inverse
