@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.problem import Problem, problem_from_dict, problem_to_dict
 from tritile.errors import DistributedError, InvalidValueError, StoreWarning, brief
-from tritile.planning.agreement import difference, facts_of
 from tritile.planning.store import Store
+from tritile.planning.sync import difference, facts_of
 from tritile.planning.trial import TRIAL_COLUMNS, Trial, parsed, row_of, trial_from
 from tritile.tune.board import Board, Place, Queue, Watch, part
 
