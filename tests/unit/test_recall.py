@@ -178,7 +178,7 @@ def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
 def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
     offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
     of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
-    monkeypatch.setattr(grouped, "_run_unprepared", lambda *args: keys.append(args[-1]))
+    monkeypatch.setattr(grouped, "run_unprepared", lambda *args: keys.append(args[-1]))
     for asked in ((None, None), words, words):
         grouped.eager(*of, None, *asked)
     assert keys[0] != keys[1] == keys[2]

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError
-from tritile.ops import fused, gated, memo, products
-from tritile.ops import linear as linear_op
+from tritile.ops import asked, fused, gated, memo
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 
@@ -36,9 +35,8 @@ def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
     calls = Calls()
     calls.launch = launch = Launch()
-    for module in (products, permute_op, linear_op):
-        monkeypatch.setattr(module, "on_host", lambda tensor: False)
-        monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(asked, "prepared", lambda call: calls.append(call) or launch)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls

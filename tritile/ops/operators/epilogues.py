@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -15,9 +15,7 @@ from tritile.ops.memo import name_of_role
 from tritile.ops.operators.batches import batched_addmm, batched_baddbmm, batched_gated, batched_linear
 from tritile.ops.operators.gradients import Linear, Weighted
 from tritile.ops.operators.library import autocast, batch, define, differentiate
-from tritile.ops.operators.products import fake_of, refuse_fp8
-
-_OPTIONS: Final = "ScalarType? out_dtype=None, str? precision=None"
+from tritile.ops.operators.products import refuse_fp8
 
 
 def composed(
@@ -28,14 +26,6 @@ def composed(
         return product(residual)
     y = activated(product(None), activation)
     return y if residual is None else (y + residual).to(y.dtype)
-
-
-def _fake_linear(
-    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, *,
-    out_dtype: Any = None, precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    of = fused.linear_of(input, weight, bias, residual, activation)
-    return fake_of(of, out, out_dtype, precision)
 
 
 def _record_linear(
@@ -50,14 +40,7 @@ def _record_linear(
     return composed(product, activation, residual)
 
 
-LINEAR = define(
-    "linear",
-    "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
-    f"*, {_OPTIONS}",
-    fused.eager_linear,
-    _fake_linear,
-    into=True,
-)
+LINEAR = define("linear", fused.eager_linear, fused.linear_of)
 differentiate(LINEAR, _record_linear)
 batch(LINEAR, batched_linear)
 autocast(LINEAR, "input", "weight")
@@ -67,18 +50,8 @@ def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
     """Define "addmm" or "baddbmm"."""
     of_a, of_b = (name_of_role(op, role) for role in "ab")
 
-    def fake(
-        input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, activation: Any = None,
-        out_dtype: Any = None, precision: Any = None, out: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        of = fused.weighted_of(op, input, a, b, beta, alpha, activation)
-        return fake_of(of, out, out_dtype, precision)
-
     kernel = functools.partial(fused.eager_weighted, op)
-    weights = "Scalar beta=1, Scalar alpha=1, str? activation=None"
-    overload = define(
-        op, f"Tensor input, Tensor {of_a}, Tensor {of_b}, *, {weights}, {_OPTIONS}", kernel, fake, into=True
-    )
+    overload = define(op, kernel, functools.partial(fused.weighted_of, op))
 
     def record(
         input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *options: Any
@@ -97,33 +70,20 @@ _define_weighted("addmm", batched_addmm)
 _define_weighted("baddbmm", batched_baddbmm)
 
 
-def _fake_gated(
-    input: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, *, out_dtype: Any = None, precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    of = gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)
-    return fake_of(of, out, out_dtype, precision)
-
-
 def _record_gated(
     input: Any, weight_gate: Any, weight_up: Any, activation: Any, bias_gate: Any, bias_up: Any,
     out_dtype: Any, precision: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Compute both products, whose values the derivative needs."""
-    gated_of((input, weight_gate, weight_up, bias_gate, bias_up), activation, precision)  # its checks
+    gated_of(
+        input, weight_gate, weight_up, activation, bias_gate, bias_up, out_dtype, precision
+    )  # its checks
     options = {"out_dtype": out_dtype, "precision": precision}
     gate, up = LINEAR(input, weight_gate, bias_gate, **options), LINEAR(input, weight_up, bias_up, **options)
     return activated(gate, activation or "") * up
 
 
-GATED_LINEAR = define(
-    "gated_linear",
-    'Tensor input, Tensor weight_gate, Tensor weight_up, str? activation="silu", Tensor? bias_gate=None, '
-    f"Tensor? bias_up=None, *, {_OPTIONS}",
-    eager_gated,
-    _fake_gated,
-    into=True,
-)
+GATED_LINEAR = define("gated_linear", eager_gated, gated_of)
 differentiate(GATED_LINEAR, _record_gated)
 batch(GATED_LINEAR, batched_gated)
 autocast(GATED_LINEAR, "input", "weight_gate", "weight_up")

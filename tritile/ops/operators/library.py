@@ -9,6 +9,7 @@ An operator consists of its schema and
 Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -33,7 +34,10 @@ from tritile.core.of_torch import (
 )
 from tritile.core.settings import rules, under
 from tritile.errors import GradientError
+from tritile.ops.asked import Asked
 from tritile.ops.dispatch import register_shardings
+from tritile.ops.operators.planning import fake_of
+from tritile.ops.signatures import SCHEMAS
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # A call that is planned while it is traced is planned for the strides that it has there.
@@ -44,17 +48,21 @@ _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torc
 Kernel = Callable[..., Any]
 
 
-def define(name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False) -> OpOverload:
-    """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
+def define(name: str, kernel: Kernel, asked: Callable[..., Asked]) -> OpOverload:
+    """Define `tritile::name`, and its overload that writes to out where `kernel` takes one.
 
-    Tensors come before the `*` of `arguments`: torch redistributes no sharded tensors among keywords.
-    `kernel` and `fake` take the arguments as the schema names them, with `into` also out. Returns the
-    first overload.
+    `kernel` takes the arguments as the schema names them. `asked` takes all arguments in the order of the
+    schema. Returns the first overload.
     """
+    arguments = SCHEMAS[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
-    _implement(name, kernel, fake)
     packet = getattr(torch.ops.tritile, name)
-    if into:
+
+    def fake(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        return fake_of(asked(*values_of(packet.default, args, kwargs)), out)
+
+    _implement(name, kernel, fake)
+    if "out" in inspect.signature(kernel).parameters:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
         _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
