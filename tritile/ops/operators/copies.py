@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from tritile.core.of_torch import OpOverload
 from tritile.ops.operators.batches import Batched
-from tritile.ops.operators.library import Formula, batch, define, differentiate
+from tritile.ops.operators.library import Formula, define
 from tritile.ops.permute import eager, permute_of
 
 
@@ -38,6 +39,10 @@ def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> 
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 
 
-PERMUTE = define("permute", functools.partial(eager, "permute"), permute_of)
-differentiate(PERMUTE, lambda input, dims: Permute.of(PERMUTE, input, dims))
-batch(PERMUTE, _batched)
+PERMUTE: OpOverload = define(
+    "permute",
+    functools.partial(eager, "permute"),
+    permute_of,
+    lambda input, dims: Permute.of(PERMUTE, input, dims),
+    _batched,
+)

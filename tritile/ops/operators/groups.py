@@ -7,8 +7,7 @@ import torch
 from tritile.ops.grouped import eager, grouped_of
 from tritile.ops.groups import OP
 from tritile.ops.operators.gradients import added, tangent_terms
-from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
-from tritile.ops.operators.products import refuse_fp8
+from tritile.ops.operators.library import Formula, define, refuse
 
 
 class Grouped(Formula):
@@ -45,11 +44,8 @@ class Grouped(Formula):
 
 
 def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *options: Any) -> torch.Tensor:
-    refuse_fp8(OP, a=a, b=b)
     refuse(OP, ("scale_a", scale_a), ("scale_b", scale_b))
     return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *options)
 
 
-GROUPED_MATMUL = define(OP, eager, grouped_of)
-differentiate(GROUPED_MATMUL, _record)
-autocast(GROUPED_MATMUL, "a", "b")
+GROUPED_MATMUL = define(OP, eager, grouped_of, _record, operands=("a", "b"))

@@ -37,7 +37,7 @@ from tritile.errors import GradientError
 from tritile.ops.asked import Asked
 from tritile.ops.dispatch import register_shardings
 from tritile.ops.operators.planning import fake_of
-from tritile.ops.signatures import SCHEMAS
+from tritile.ops.signatures import NAMES, SCHEMAS
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # A call that is planned while it is traced is planned for the strides that it has there.
@@ -48,11 +48,25 @@ _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torc
 Kernel = Callable[..., Any]
 
 
-def define(name: str, kernel: Kernel, asked: Callable[..., Asked]) -> OpOverload:
+def define(
+    name: str,
+    kernel: Kernel,
+    asked: Callable[..., Asked],
+    record: Kernel,
+    rule: Callable[..., tuple[torch.Tensor, int]] | None = None,
+    operands: tuple[str, ...] = (),
+) -> OpOverload:
     """Define `tritile::name`, and its overload that writes to out where `kernel` takes one.
 
-    `kernel` takes the arguments as the schema names them. `asked` takes all arguments in the order of the
-    schema. Returns the first overload.
+    Args:
+        name: the operator's name, of `tritile.ops.signatures.SCHEMAS`.
+        kernel: the plain call, which takes the arguments as the schema names them.
+        asked: takes all arguments in the order of the schema.
+        record: makes the result where a gradient is wanted, as `differentiate` says.
+        rule: for a batch of torch.vmap's, as `batch` says.
+        operands: what torch.autocast casts, and what has no gradient in fp8.
+
+    Returns the first overload.
     """
     arguments = SCHEMAS[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
@@ -61,13 +75,24 @@ def define(name: str, kernel: Kernel, asked: Callable[..., Asked]) -> OpOverload
     def fake(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         return fake_of(asked(*values_of(packet.default, args, kwargs)), out)
 
+    def recorded(*values: Any) -> Any:
+        given = dict(zip(NAMES[name], values, strict=True))  # rounding to fp8 has no gradient
+        refuse(name, *((each, given[each]) for each in operands if given[each].dtype.itemsize == 1))
+        return record(*values)
+
     _implement(name, kernel, fake)
     if "out" in inspect.signature(kernel).parameters:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
         _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
         _refuse_gradients(packet.out)
-    return packet.default
+    differentiate(packet.default, recorded)
+    if rule is not None:
+        batch(packet.default, rule)
+    if operands:
+        autocast(packet.default, *operands)
+    overload: OpOverload = packet.default
+    return overload
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:

@@ -9,9 +9,9 @@ from tritile.errors import UnsupportedError
 from tritile.ops import linear as weights
 from tritile.ops.fused import check_activation
 from tritile.ops.operators.batches import Batched, finished, first
-from tritile.ops.operators.epilogues import composed
 from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
-from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
+from tritile.ops.operators.library import Formula, autocast, define, refuse
+from tritile.ops.operators.products import composed
 from tritile.ops.scaled import eager, scaled_of
 from tritile.ops.signatures import NAMED
 
@@ -55,8 +55,7 @@ def _record_scaled(
     return composed(product, activation, residual)
 
 
-SCALED_MATMUL = define(_SCALED, eager, scaled_of)
-differentiate(SCALED_MATMUL, _record_scaled)
+SCALED_MATMUL = define(_SCALED, eager, scaled_of, _record_scaled)
 
 
 def _quantized(
@@ -125,7 +124,5 @@ def _batched_quantized(
     return finished(sums, first(bias, of_bias, rank), "", None), 0
 
 
-LINEAR_QUANTIZED = define("linear_quantized", _quantized, _asked)
-differentiate(LINEAR_QUANTIZED, _record_quantized)
-batch(LINEAR_QUANTIZED, _batched_quantized)
+LINEAR_QUANTIZED = define("linear_quantized", _quantized, _asked, _record_quantized, _batched_quantized)
 autocast(LINEAR_QUANTIZED, "input", dtype_of="scales")
