@@ -747,21 +747,16 @@ class Bomb:
         return os.system, (f"touch {CANARY}",)
 
 
-NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, 2**62, float("inf"), -float("inf"), "x" * 200_000]
+NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, float("inf"), "x" * 200_000]
 PROBLEM_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "9" * 5000, "null",
-    json.dumps({"op": ["matmul"]}), problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "NaN"),
-    problem_key(PROBLEM).replace("257", "1" + "0" * 4000), "x" * 200_000, b"\xff\xfe", b"\xed\xa0\x80",
+    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, "9" * 5000, "null", json.dumps({"op": ["matmul"]}),
+    problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "1" + "0" * 4000), b"\xed\xa0\x80",
 ]  # fmt: skip
+WARPS = config(5).key.replace('"num_warps":4', '"num_warps":{}')
 CONFIG_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "[" * 50_000, "{}", "1e999", config(5).key + " ",
-    config(5).key.replace('"num_warps":4', '"num_warps":-4'),
-    config(5).key.replace('"num_warps":4', '"num_warps":"4"'),
-    config(5).key.replace('"num_warps":4', '"num_warps":true'),
-    config(5).key.replace('"num_warps":4', f'"num_warps":{"4" * 4200}'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":1e999'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":Infinity'),
+    EVIL, "[" * 50_000, "1e999", config(5).key + " ", config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
+    *(WARPS.replace("{}", value) for value in ("-4", '"4"', "true", "4" * 4200)),
+    *(config(5).key.replace("64", value) for value in ("1e999", "Infinity")),
     config(5).key.replace('"BLOCK_M":64', '"x;import os":64'),
     config(5).key.replace('"family":""', '"family":"x;import os"'),
     config(5).key.replace('"family":""', '"family":[]'), config(5).key.replace('"family":"",', ""),
@@ -790,8 +785,6 @@ def plant(store: Store, column: str, value: Any) -> None:
 def test_a_bad_row_is_skipped_and_hides_no_good_one(
     store: Store, monkeypatch: pytest.MonkeyPatch, column: str, value: Any
 ) -> None:
-    if column in ("spread", "error") and value == 2**62:
-        value = float("inf")
     monkeypatch.chdir(store.path.parent.parent)
     plant(store, column, value)
     with one_warning("not valid"):
@@ -824,13 +817,6 @@ def test_a_bad_environment_is_skipped(store: Store, setting: str) -> None:
         connection.execute(f"UPDATE environments SET {setting} WHERE kernel = 'other'")
     with one_warning("not valid"):
         assert [found for _, found in store.everything()] == [trial(10.0)]
-
-
-def test_a_bad_row_is_replaced_by_a_good_one(store: Store) -> None:
-    plant(store, "us", "soon")
-    store.add(KERNEL, trial(1.0, 5))
-    assert store.best(KERNEL, PROBLEM) == trial(1.0, 5)
-    assert len(store.trials(KERNEL, PROBLEM)) == 2
 
 
 # --- Merging ---
