@@ -102,11 +102,7 @@ CALLS: Final[dict[Key, Ready]] = new_memo()
 # torch's setting where it counts, and the launch by the addresses of the tensors tested and of out.
 _LEARNT: Final[dict[Key, list[Any]]] = new_memo()
 _MOST: Final = 8
-NEVER_PREPARED: Final = (
-    RuntimeError,
-    AttributeError,
-    TypeError,
-)  # raised by what is never prepared
+NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
 
 
 def default_precision() -> str:

@@ -11,12 +11,7 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops.asked import Asked, Change, Result, run_unprepared, unchanged
-from tritile.ops.checks import (
-    check_out,
-    check_out_memory,
-    check_tensor,
-    same_memory,
-)
+from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, recall
 from tritile.ops.run import interpret
