@@ -1,5 +1,7 @@
 """Wrong calls: each raises its own error, which says what came and what is wanted, before any launch."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -22,36 +24,15 @@ def typed(dtype, *shape):
     return torch.zeros(shape or (3, 3), dtype=dtype)
 
 
-def matmul(*args, **kwargs):
-    return lambda: tritile.matmul(*args, **kwargs)
+def later(function):
+    """A function that returns its call, to be made later."""
+    return lambda *args, **kwargs: functools.partial(function, *args, **kwargs)
 
 
-def transpose(*args, **kwargs):
-    return lambda: tritile.transpose(*args, **kwargs)
-
-
-def permute(*args, **kwargs):
-    return lambda: tritile.permute(*args, **kwargs)
-
-
-def linear(*args, **kwargs):
-    return lambda: tritile.linear(*args, **kwargs)
-
-
-def addmm(*args, **kwargs):
-    return lambda: tritile.addmm(*args, **kwargs)
-
-
-def baddbmm(*args, **kwargs):
-    return lambda: tritile.baddbmm(*args, **kwargs)
-
-
-def scaled(*args, **kwargs):
-    return lambda: tritile.scaled_matmul(*args, **kwargs)
-
-
-def gated(*args, **kwargs):
-    return lambda: tritile.gated_linear(*args, **kwargs)
+matmul, transpose, permute = map(later, (tritile.matmul, tritile.transpose, tritile.permute))
+linear, addmm, baddbmm, scaled, gated = map(
+    later, (tritile.linear, tritile.addmm, tritile.baddbmm, tritile.scaled_matmul, tritile.gated_linear)
+)
 
 
 @pytest.fixture(autouse=True)
